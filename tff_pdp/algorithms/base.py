@@ -1,0 +1,78 @@
+"""What a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
+
+An algorithm knows nothing of noise, of TFF or of the runtime. It receives a `grad_fn` that may sample, clip and add
+noise, and the values it releases go through an aggregator that may do the same. What leaves a client is exactly what
+`released` names; how often a local step touches the data is `data_passes`. The privacy plan reads those two fields.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import tensorflow as tf
+
+from tff_pdp.models.base import Weights
+
+# A nest of named tensors; an empty mapping where an algorithm keeps nothing.
+State = Mapping[str, Any]
+AggregationKind = Literal["mean", "sum"]
+
+
+class ClientData(NamedTuple):
+    """One client's training examples: `x` float32 `[n, *input_shape]` and `y` int64 `[n]`."""
+
+    x: tf.Tensor
+    y: tf.Tensor
+
+
+class ClientResult(NamedTuple):
+    """What a client step returns: the state it keeps, and the named values it releases."""
+
+    state: State
+    released: Mapping[str, Weights]
+
+
+# (weights, data, step) -> gradient with the structure of the weights. `step` is the int32 index of the local step; a
+# gradient function that draws randomness derives it from the step, so two calls with the same step draw the same.
+GradFn = Callable[[Weights, ClientData, tf.Tensor], Weights]
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A personalised federated algorithm.
+
+    Attributes:
+      name: its name in `tff_pdp.registry.ALGORITHMS`.
+      hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
+        so that every client may have its own value without another compilation.
+      released: what leaves a client, and how the server combines it.
+      data_passes: number of gradient computations on local data for each local step (2 for Ditto).
+      init_server: `initial weights -> server state`.
+      broadcast: `server state -> what every client receives`.
+      init_client: `broadcast -> state of a client that takes part for the first time`.
+      client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
+      server_update: `(server state, aggregates by released name) -> server state`.
+      personalise: `(broadcast, client state) -> weights of that client's model`.
+      global_model: `server state -> weights of the shared model`, or None where the method has none.
+    """
+
+    name: str
+    hparams: Mapping[str, float | int]
+    released: Mapping[str, AggregationKind]
+    data_passes: int
+    init_server: Callable[[Weights], State]
+    broadcast: Callable[[State], State]
+    init_client: Callable[[State], State]
+    client_update: Callable[[State, State, ClientData, GradFn, Mapping[str, tf.Tensor]], ClientResult]
+    server_update: Callable[[State, Mapping[str, Weights]], State]
+    personalise: Callable[[State, State], Weights]
+    global_model: Callable[[State], Weights] | None
+
+
+def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weights:
+    """Applies `function` to the tensors of the same name, in the order of the first argument."""
+    first, *others = weights
+    return collections.OrderedDict(
+        (name, function(tensor, *(other[name] for other in others))) for name, tensor in first.items()
+    )

@@ -1,0 +1,45 @@
+"""MR-MTL: mean-regularised multi-task learning (Liu et al., "On Privacy and Personalization in Cross-Silo Federated
+Learning", NeurIPS 2022).
+
+Each client keeps its own weights and trains them with a pull of strength lambda (`prox_weight`) to the mean of all
+clients' weights; it releases how far it moved, and the server moves the mean by the average. lambda = 0 is local
+training; a large lambda approaches FedAvg. Between the two, a client's DP noise is averaged away in the mean while
+its own data still shapes its own model.
+"""
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.local_sgd import local_sgd
+
+
+def build_mr_mtl() -> Algorithm:
+    """Builds MR-MTL. Server state: the mean. Client state: the client's weights. Released: its movement, averaged."""
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        weights = local_sgd(
+            client_state["weights"],
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+            anchor=broadcast["mean"],
+            prox_weight=hparams["prox_weight"],
+        )
+        movement = map_weights(lambda new, old: new - old, weights, client_state["weights"])
+        return ClientResult(state={"weights": weights}, released={"movement": movement})
+
+    return Algorithm(
+        name="mr_mtl",
+        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        released={"movement": "mean"},
+        data_passes=1,
+        init_server=lambda weights: {"mean": weights},
+        broadcast=lambda state: {"mean": state["mean"]},
+        # Everyone starts at the mean, so that the server's running mean is the mean of the clients' weights.
+        init_client=lambda broadcast: {"weights": broadcast["mean"]},
+        client_update=client_update,
+        server_update=lambda state, aggregates: {
+            "mean": map_weights(lambda mean, moved: mean + moved, state["mean"], aggregates["movement"])
+        },
+        personalise=lambda broadcast, client_state: client_state["weights"],
+        global_model=lambda state: state["mean"],
+    )

@@ -1,0 +1,216 @@
+"""Experiments as YAML: frozen dataclasses, unknown keys are errors, and the resolved form is saved with the run."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tff_pdp.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where examples come from, and how they become a client dataset.
+
+    Attributes:
+      input: folder of LEAF JSON files (`.json`, `.json.gz`).
+      image_shape: height, width, channels of one example.
+      num_classes: labels are integers in `[0, num_classes)`.
+      validation_fraction: share of each client's examples for choosing settings.
+      test_fraction: share of each client's examples for the final figures only.
+      min_examples_per_client: smaller clients are left out, and counted.
+      num_shards: number of output files.
+      seed: decides the splits.
+      max_bad_fraction: preparing fails when more than this share of the examples cannot be used.
+    """
+
+    input: str
+    image_shape: tuple[int, ...] = (28, 28, 1)
+    num_classes: int = 62
+    validation_fraction: float = 0.2
+    test_fraction: float = 0.2
+    min_examples_per_client: int = 10
+    num_shards: int = 2
+    seed: int = 0
+    max_bad_fraction: float = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The model: a name from the registry, and the arguments of its builder besides the shapes."""
+
+    name: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyConfig:
+    """What is promised to whom.
+
+    Attributes:
+      plan: `silo_example`, or `none` for a comparison without privacy.
+      budgets: epsilon and delta for each silo; forms in `tff_pdp.privacy.budgets`.
+      clip_norm: L2 bound on each example's gradient.
+      batch_size: expected size of a Poisson batch.
+    """
+
+    plan: str
+    batch_size: int
+    clip_norm: float = 1.0
+    budgets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How long to train, and how.
+
+    Attributes:
+      rounds: planned rounds; the noise is calibrated for them.
+      evaluate_every: validation metrics each so many rounds.
+      checkpoint_every: a checkpoint each so many rounds.
+      engine: a name from `tff_pdp.runtime.engines.ENGINES`.
+      device: where the engine computes.
+      test_only_seed: fixes all randomness; reports then say "not private".
+    """
+
+    rounds: int
+    evaluate_every: int = 5
+    checkpoint_every: int = 10
+    engine: str = "native"
+    device: str = "cpu"
+    test_only_seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """Which trained method is exported, under which name. Named here, not chosen by a metric: a choice costs budget."""
+
+    algorithm: str
+    model_name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """One experiment: one data set, one model, one privacy plan, and the methods trained under it.
+
+    Attributes:
+      output: folder everything is written under.
+      algorithms: hyper-parameters by method name.
+    """
+
+    title: str
+    output: str
+    data: DataConfig
+    model: ModelConfig
+    privacy: PrivacyConfig
+    training: TrainingConfig
+    algorithms: Mapping[str, Mapping[str, float | int]]
+    export: ExportConfig
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clients_folder(self) -> Path:
+        """The client dataset."""
+        return Path(self.output) / "clients"
+
+    def algorithm_folder(self, algorithm: str) -> Path:
+        """State, metrics and ledger of one method."""
+        return Path(self.output) / algorithm
+
+    @property
+    def export_folder(self) -> Path:
+        """The model's base path, as TensorFlow Serving calls it."""
+        return Path(self.output).resolve() / "export" / self.export.model_name
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved experiment as plain data, defaults filled in."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def hash(self, algorithm: str, data_hash: str) -> str:
+        """A digest of everything that decides the bits of one method's training, its data set included."""
+        content = self.to_dict()
+        decisive = {key: content[key] for key in ("model", "privacy")}
+        decisive["data"] = data_hash
+        decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
+        decisive["training"] = {
+            key: value for key, value in content["training"].items() if key in ("rounds", "engine", "device")
+        }
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """Reads an experiment.
+
+    Args:
+      path: a YAML file.
+      overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's.
+
+    Raises:
+      ConfigError: the file is missing or not YAML, or a key is unknown, missing or of the wrong type.
+    """
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    for key, value in (overrides or {}).items():
+        *parents, last = key.split(".")
+        target = content
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    return _build(ExperimentConfig, content, str(path), "")
+
+
+def _build(kind: type, content: Any, source: str, key: str) -> Any:
+    """Builds a dataclass from a mapping, naming the full key in every error."""
+    place = f"{source}: {key or 'the file'}"
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{place} must be a mapping, not {content!r}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    for name in content:
+        if name not in fields:
+            close = difflib.get_close_matches(str(name), fields, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
+            raise ConfigError(f"{source}: unknown key {_join(key, name)!r}; {hint}")
+    values = {}
+    for name, field in fields.items():
+        if name in content:
+            values[name] = _convert(hints[name], content[name], source, _join(key, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{source}: missing key {_join(key, name)!r}")
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, source, key)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        options = [option for option in arguments if option is not type(None)]
+        return None if value is None else _convert(options[0], value, source, key)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(arguments[0], member, source, key) for member in value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
+        return value
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return dict(value)
+    wanted = getattr(origin or hint, "__name__", str(hint)).lower()
+    raise ConfigError(f"{source}: {key!r} must be a {wanted}, not {value!r}")
+
+
+def _join(key: str, name: object) -> str:
+    return f"{key}.{name}" if key else str(name)

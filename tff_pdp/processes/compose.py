@@ -1,0 +1,184 @@
+"""Algorithm + model + privacy -> TensorFlow Federated computations with client state going in and coming out.
+
+`tff.learning.templates.LearningProcess` cannot carry client state, so `next` is a plain federated computation:
+
+    initialize  : ( -> server_state@SERVER)
+    init_client : (server_state@SERVER -> client_state@SERVER), the state of a client that has not taken part yet
+    next        : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
+                  -> (server_state@SERVER, client_states@CLIENTS, metrics@SERVER)
+    personalise : (server_state@SERVER, client_states@CLIENTS) -> weights@CLIENTS
+    evaluate    : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS
+
+Everything that differs between clients (mechanism, hyper-parameters, random seed) is a scalar in `client_params`, so
+one compiled computation serves silos with different budgets.
+"""
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.algorithms.base import Algorithm, ClientData
+from tff_pdp.models.base import Model
+from tff_pdp.privacy.dp_sgd import build_dp_sgd_grad_fn
+from tff_pdp.privacy.plan import SiloMechanism
+from tff_pdp.processes.evaluate import build_evaluate, build_personalise
+
+AGGREGATORS = {
+    # The values are already private when they arrive, and counted uniformly: plain mean and sum, no zeroing or
+    # clipping that would read them un-noised.
+    "mean": _tff.UnweightedMeanFactory,
+    "sum": _tff.SumFactory,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalizedProcess:
+    """The TFF computations of one personalised method; signatures in the module's docstring."""
+
+    initialize: _tff.Computation
+    init_client: _tff.Computation
+    next: _tff.Computation
+    personalise: _tff.Computation
+    evaluate: _tff.Computation
+    has_global_model: bool
+
+
+def compose(algorithm: Algorithm, model: Model, *, model_seed: int = 0) -> PersonalizedProcess:
+    """Builds the computations of `algorithm` training `model`.
+
+    Args:
+      algorithm: what clients and server do.
+      model: what they train.
+      model_seed: of the initial weights, which are public.
+
+    Returns:
+      Computations that run unchanged on every engine.
+    """
+
+    @_tff.tensorflow_computation
+    def init_server():
+        initial = collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(model_seed).items())
+        return _plain(algorithm.init_server(initial))
+
+    server_type = init_server.type_signature.result
+
+    @_tff.tensorflow_computation(server_type)
+    def broadcast(server):
+        return _plain(algorithm.broadcast(server))
+
+    broadcast_type = broadcast.type_signature.result
+
+    @_tff.tensorflow_computation(server_type)
+    def new_client(server):
+        return _plain(algorithm.init_client(algorithm.broadcast(server)))
+
+    state_type = new_client.type_signature.result
+    data_type = client_data_type(model)
+    params_type = client_params_type(algorithm)
+
+    @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
+    def client_work(message, state, data, params):
+        grad_fn = build_dp_sgd_grad_fn(model, seed=params["seed"], **params["mechanism"])
+        result = algorithm.client_update(message, state, ClientData(**data), grad_fn, params["hparams"])
+        return collections.OrderedDict(state=_plain(result.state), released=_plain(result.released))
+
+    released_type = client_work.type_signature.result["released"]
+    aggregators = collections.OrderedDict(
+        (name, AGGREGATORS[kind]().create(released_type[name])) for name, kind in algorithm.released.items()
+    )
+    aggregates_type = collections.OrderedDict(
+        (name, aggregator.next.type_signature.result.result.member) for name, aggregator in aggregators.items()
+    )
+
+    @_tff.tensorflow_computation(server_type, aggregates_type)
+    def server_work(server, aggregates):
+        return _plain(algorithm.server_update(server, aggregates))
+
+    @_tff.tensorflow_computation(aggregates_type)
+    def release_norms(aggregates):
+        # A function of what was released, so it costs nothing more to publish.
+        return collections.OrderedDict(
+            (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(value))) for name, value in aggregates.items()
+        )
+
+    @_tff.federated_computation
+    def initialize():
+        return _at_server(
+            algorithm=_tff.federated_eval(init_server, _tff.SERVER),
+            aggregators=_at_server(**{name: aggregator.initialize() for name, aggregator in aggregators.items()}),
+        )
+
+    server_state_type = initialize.type_signature.result
+
+    @_tff.federated_computation(server_state_type)
+    def init_client(server_state):
+        return _tff.federated_map(new_client, server_state["algorithm"])
+
+    @_tff.federated_computation(
+        server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
+    )
+    def next_round(server_state, client_states, client_data, client_params):
+        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
+        result = _tff.federated_map(client_work, (message, client_states, client_data, client_params))
+        outputs = {
+            name: aggregator.next(server_state["aggregators"][name], result["released"][name])
+            for name, aggregator in aggregators.items()
+        }
+        aggregates = _at_server(**{name: output.result for name, output in outputs.items()})
+        new_server_state = _at_server(
+            algorithm=_tff.federated_map(server_work, (server_state["algorithm"], aggregates)),
+            aggregators=_at_server(**{name: output.state for name, output in outputs.items()}),
+        )
+        return new_server_state, result["state"], _tff.federated_map(release_norms, aggregates)
+
+    return PersonalizedProcess(
+        initialize=initialize,
+        init_client=init_client,
+        next=next_round,
+        personalise=build_personalise(algorithm, server_state_type, broadcast, state_type),
+        evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, state_type, data_type),
+        has_global_model=algorithm.global_model is not None,
+    )
+
+
+def client_data_type(model: Model) -> Any:
+    """TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?]>`."""
+    return _tff.to_type(
+        collections.OrderedDict(
+            x=_tff.TensorType(np.float32, [None, *model.input_shape]), y=_tff.TensorType(np.int64, [None])
+        )
+    )
+
+
+def client_params_type(algorithm: Algorithm) -> Any:
+    """TFF type of what tells one client how to train: mechanism, hyper-parameters and this round's secret seed."""
+    return _tff.to_type(
+        collections.OrderedDict(
+            mechanism=collections.OrderedDict(
+                (field.name, _tff.TensorType(np.float32)) for field in dataclasses.fields(SiloMechanism)
+            ),
+            hparams=collections.OrderedDict(
+                (name, _tff.TensorType(np.int32 if isinstance(default, int) else np.float32))
+                for name, default in algorithm.hparams.items()
+            ),
+            seed=_tff.TensorType(np.int64, [2]),
+        )
+    )
+
+
+def _at_server(**values: Any) -> Any:
+    """Zips federated values at the server into one; an empty zip is a constant."""
+    if not values:
+        return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
+    return _tff.federated_zip(collections.OrderedDict(values))
+
+
+def _plain(state: Any) -> Any:
+    """Mappings as OrderedDicts, the form TFF types keep the order of."""
+    if isinstance(state, collections.abc.Mapping):
+        return collections.OrderedDict((name, _plain(value)) for name, value in state.items())
+    return state

@@ -1,0 +1,74 @@
+"""The computations that use trained state: each client's personal weights, and their metrics on held-out data."""
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.models.base import Model, Weights
+
+
+def build_personalise(
+    algorithm: Algorithm, server_state_type: Any, broadcast: _tff.Computation, state_type: Any
+) -> _tff.Computation:
+    """Builds `(server_state@SERVER, client_states@CLIENTS) -> weights@CLIENTS`, run on the client."""
+
+    @_tff.tensorflow_computation(broadcast.type_signature.result, state_type)
+    def personalise_one(message, state):
+        return algorithm.personalise(message, state)
+
+    @_tff.federated_computation(server_state_type, _tff.at_clients(state_type))
+    def personalise(server_state, client_states):
+        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
+        return _tff.federated_map(personalise_one, (message, client_states))
+
+    return personalise
+
+
+def build_evaluate(
+    algorithm: Algorithm,
+    model: Model,
+    server_state_type: Any,
+    broadcast: _tff.Computation,
+    state_type: Any,
+    data_type: Any,
+) -> _tff.Computation:
+    """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS`.
+
+    The metrics are `personal` and, where the method has a shared model, `global`, each with `accuracy` and `loss`
+    (float32). They are exact functions of held-out data: not private, for simulation and for the silo itself.
+    """
+    server_type = broadcast.type_signature.parameter
+
+    @_tff.tensorflow_computation(server_type)
+    def global_weights(server):
+        return algorithm.global_model(server) if algorithm.global_model else collections.OrderedDict()
+
+    @_tff.tensorflow_computation(
+        broadcast.type_signature.result, global_weights.type_signature.result, state_type, data_type
+    )
+    def evaluate_one(message, shared, state, data):
+        metrics = collections.OrderedDict(personal=_metrics(model, algorithm.personalise(message, state), data))
+        if algorithm.global_model:
+            metrics["global"] = _metrics(model, shared, data)
+        return metrics
+
+    @_tff.federated_computation(server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type))
+    def evaluate(server_state, client_states, client_data):
+        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
+        shared = _tff.federated_broadcast(_tff.federated_map(global_weights, server_state["algorithm"]))
+        return _tff.federated_map(evaluate_one, (message, shared, client_states, client_data))
+
+    return evaluate
+
+
+def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, tf.Tensor]:
+    logits = model.predict(weights, data["x"])
+    correct = tf.equal(tf.argmax(logits, axis=-1), data["y"])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=data["y"], logits=logits)
+    # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
+    return collections.OrderedDict(
+        accuracy=tf.reduce_mean(tf.cast(correct, tf.float32)), loss=tf.reduce_mean(losses)
+    )

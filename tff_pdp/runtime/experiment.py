@@ -1,0 +1,126 @@
+"""From an experiment's configuration to the values a run works with."""
+
+import collections
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.config import ExperimentConfig
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.base import Model
+from tff_pdp.privacy.plan import PrivacyPlan
+from tff_pdp.processes.compose import PersonalizedProcess, compose
+from tff_pdp.registry import ALGORITHMS, MODELS, PLANS
+from tff_pdp.runtime.run_key import RunKey
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One method of an experiment, ready to run: what trains, on whose data, under which privacy."""
+
+    clients: ClientDataset
+    algorithm: Algorithm
+    hparams: Mapping[str, float | int]
+    model: Model
+    plan: PrivacyPlan
+    process: PersonalizedProcess
+    config_hash: str
+
+    def client_data(self, split: str) -> list[collections.OrderedDict[str, np.ndarray]]:
+        """Every client's examples of one split, in the order of `clients.client_ids`."""
+        return [as_client_data(self.clients, client_id, split) for client_id in self.clients.client_ids]
+
+    def client_params(self, run_key: RunKey, round_number: int) -> list[Any]:
+        """Every client's mechanism, hyper-parameters and seed for one round."""
+        return [
+            collections.OrderedDict(
+                mechanism=collections.OrderedDict(
+                    (name, np.float32(value))
+                    for name, value in dataclasses.asdict(self.plan.mechanisms[client_id]).items()
+                ),
+                hparams=collections.OrderedDict(
+                    (name, (np.int32 if isinstance(default, int) else np.float32)(self.hparams[name]))
+                    for name, default in self.algorithm.hparams.items()
+                ),
+                seed=run_key.client_seed(round_number, client_id),
+            )
+            for client_id in self.clients.client_ids
+        ]
+
+
+def build_method(config: ExperimentConfig, name: str) -> Method:
+    """Builds one method of an experiment.
+
+    Raises:
+      ConfigError: the method, model or plan is unknown, or a hyper-parameter is.
+      DataError: the client dataset has not been prepared or is damaged.
+      BudgetError: a silo's budget cannot be met.
+    """
+    if name not in config.algorithms:
+        raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
+    algorithm = lookup(ALGORITHMS, name, "algorithms")()
+    hparams = _hparams(algorithm, config.algorithms[name])
+    clients = ClientDataset.open(config.clients_folder)
+    model = build_model(config)
+    plan = lookup(PLANS, config.privacy.plan, "privacy.plan")(
+        config.privacy,
+        {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids},
+        gradients_per_round=int(hparams["local_steps"]) * algorithm.data_passes,
+        rounds=config.training.rounds,
+    )
+    data_hash = hashlib.sha256((config.clients_folder / "manifest.json").read_bytes()).hexdigest()
+    return Method(
+        clients=clients,
+        algorithm=algorithm,
+        hparams=hparams,
+        model=model,
+        plan=plan,
+        process=compose(algorithm, model, model_seed=config.model.seed),
+        config_hash=config.hash(name, data_hash),
+    )
+
+
+def build_model(config: ExperimentConfig) -> Model:
+    """Builds the experiment's model.
+
+    Raises:
+      ConfigError: the model or one of its arguments is unknown.
+    """
+    builder = lookup(MODELS, config.model.name, "model.name")
+    try:
+        return builder(config.data.image_shape, config.data.num_classes, **config.model.arguments)
+    except TypeError as error:
+        raise ConfigError(f"model.arguments: {error}") from None
+
+
+def as_client_data(clients: ClientDataset, client_id: str, split: str) -> collections.OrderedDict[str, np.ndarray]:
+    """One client's examples in the form the computations take."""
+    examples = clients.load(client_id, split)
+    return collections.OrderedDict(x=examples.x, y=examples.y)
+
+
+def lookup(registry: Mapping[str, Any], name: str, key: str) -> Any:
+    """Returns a registered builder.
+
+    Raises:
+      ConfigError: the name is not registered; the message lists those that are.
+    """
+    if name not in registry:
+        raise ConfigError(f"{key}: {name!r} is not known; known: {', '.join(sorted(registry))}")
+    return registry[name]
+
+
+def _hparams(algorithm: Algorithm, given: Mapping[str, Any]) -> Mapping[str, float | int]:
+    for name, value in given.items():
+        key = f"algorithms.{algorithm.name}.{name}"
+        if name not in algorithm.hparams:
+            raise ConfigError(f"unknown key {key!r}; {algorithm.name} has: {', '.join(algorithm.hparams)}")
+        wanted = int if isinstance(algorithm.hparams[name], int) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, wanted) or value < 0:
+            raise ConfigError(f"{key!r} must be a number that is not negative, not {value!r}")
+    return {**algorithm.hparams, **given}

@@ -1,0 +1,137 @@
+"""The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from tff_pdp.config import ExperimentConfig
+from tff_pdp.errors import ConfigError
+from tff_pdp.runtime import checkpoint as checkpoints
+from tff_pdp.runtime.checkpoint import Checkpoint
+from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.experiment import Method, build_method
+from tff_pdp.runtime.run_key import RunKey
+
+
+def train(
+    config: ExperimentConfig, name: str, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+) -> Checkpoint:
+    """Trains one method of an experiment and returns its final state.
+
+    A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
+    batches and the same noise, so repeating it releases nothing new.
+
+    Args:
+      config: the experiment.
+      name: which of its methods.
+      resume: continue from the newest checkpoint, where there is one.
+      overwrite: start again where a run exists.
+      progress: show a progress bar.
+
+    Raises:
+      ConfigError: a run exists already and neither `resume` nor `overwrite` is given, or its settings were others.
+      BudgetError: a round would overspend a silo's budget; it is not run.
+      DataError, EngineError: as their parts raise.
+    """
+    folder = config.algorithm_folder(name)
+    if overwrite:
+        shutil.rmtree(folder, ignore_errors=True)
+    method = build_method(config, name)
+    with build_engine(config.training.engine, device=config.training.device).install():
+        state = _start_or_resume(config, method, folder, resume)
+        train_data, validation_data = method.client_data("train"), method.client_data("validation")
+        rounds = range(state.round_number + 1, config.training.rounds + 1)
+        total, done = config.training.rounds, state.round_number
+        for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
+            state = run_round(method, state, round_number, train_data)
+            is_last = round_number == config.training.rounds
+            if is_last or round_number % config.training.evaluate_every == 0:
+                _append_metrics(folder, round_number, _validation_metrics(method, state, validation_data))
+            if is_last or round_number % config.training.checkpoint_every == 0:
+                checkpoints.save(folder / "checkpoints", state)
+    return state
+
+
+def run_round(method: Method, state: Checkpoint, round_number: int, data: list[Any]) -> Checkpoint:
+    """Charges one round to the ledger, runs it, and returns the state after it."""
+    if state.ledger is not None:
+        method.plan.charge_round(state.ledger)
+    client_ids = method.clients.client_ids
+    server_state, client_states, _ = method.process.next(
+        state.server_state,
+        [state.client_states[client_id] for client_id in client_ids],
+        data,
+        method.client_params(state.run_key, round_number),
+    )
+    return dataclasses.replace(
+        state,
+        round_number=round_number,
+        server_state=server_state,
+        client_states=dict(zip(client_ids, client_states, strict=True)),
+    )
+
+
+def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, resume: bool) -> Checkpoint:
+    saved = checkpoints.load_latest(folder / "checkpoints")
+    if saved is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2))
+        (folder / "metrics.jsonl").write_text("")
+        first = _first_state(config, method)
+        # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
+        checkpoints.save(folder / "checkpoints", first)
+        return first
+    if not resume:
+        raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
+    if saved.config_hash != method.config_hash:
+        raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
+    # Rounds after the checkpoint are run again, and write their metrics again.
+    rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return saved
+
+
+def _first_state(config: ExperimentConfig, method: Method) -> Checkpoint:
+    server_state = method.process.initialize()
+    client_state = method.process.init_client(server_state)
+    seed = config.training.test_only_seed
+    return Checkpoint(
+        round_number=0,
+        server_state=server_state,
+        client_states=dict.fromkeys(method.clients.client_ids, client_state),
+        ledger=method.plan.build_ledger(),
+        run_key=RunKey.from_entropy() if seed is None else RunKey.from_test_seed(seed),
+        config_hash=method.config_hash,
+    )
+
+
+def evaluate_clients(method: Method, state: Checkpoint, data: list[Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine."""
+    client_ids = method.clients.client_ids
+    states = [state.client_states[client_id] for client_id in client_ids]
+    metrics = method.process.evaluate(state.server_state, states, data)
+    return dict(zip(client_ids, metrics, strict=True))
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Reads the validation metrics a run has written: one row for each evaluated round."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _validation_metrics(method: Method, state: Checkpoint, data: list[Any]) -> dict[str, float]:
+    metrics = evaluate_clients(method, state, data).values()
+    accuracies = [float(client["personal"]["accuracy"]) for client in metrics]
+    # Clients without validation examples have no accuracy.
+    return {"mean_accuracy": float(np.mean([value for value in accuracies if not math.isnan(value)]))}
+
+
+def _append_metrics(folder: Path, round_number: int, metrics: Mapping[str, float]) -> None:
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"round": round_number, "split": "validation", **metrics}) + "\n")
