@@ -1,0 +1,51 @@
+"""How one request fails: a gRPC status code, the HTTP status it maps to, and a message of bounded length."""
+
+import grpc
+
+MAX_MESSAGE_CHARACTERS = 4096
+
+HTTP_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+
+_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class RequestError(Exception):
+    """A request that cannot be answered.
+
+    Attributes:
+      code: the gRPC status code.
+      message: what the caller is told.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str):
+        super().__init__(message)
+        self.code = code
+        self.message = message[:MAX_MESSAGE_CHARACTERS]
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status TensorFlow Serving answers for this code; 500 for codes it does not list."""
+        return HTTP_STATUS.get(self.code, 500)
+
+
+def invalid_argument(message: str) -> RequestError:
+    """Builds the error of a request that is wrong in itself."""
+    return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def code_from_number(number: int) -> grpc.StatusCode:
+    """Returns the gRPC code of a numeric status, such as `tf.errors.OpError.error_code`."""
+    return _CODE_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
