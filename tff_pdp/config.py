@@ -98,6 +98,14 @@ class ExportConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TuningConfig:
+    """What was chosen by looking at results on these data, and how often one looked; reports repeat it."""
+
+    tuned: tuple[str, ...] = ()
+    configurations_tried: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
     """One experiment: one data set, one model, one privacy plan, and the methods trained under it.
 
@@ -114,7 +122,7 @@ class ExperimentConfig:
     training: TrainingConfig
     algorithms: Mapping[str, Mapping[str, float | int]]
     export: ExportConfig
-    notes: tuple[str, ...] = ()
+    tuning: TuningConfig = TuningConfig()
 
     @property
     def clients_folder(self) -> Path:
@@ -167,7 +175,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         *parents, last = key.split(".")
         target = content
         for parent in parents:
-            target = target[parent]
+            target = target.setdefault(parent, {}) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            raise ConfigError(f"{path}: there is no key {key!r} to set")
         target[last] = value
     return _build(ExperimentConfig, content, str(path), "")
 

@@ -44,6 +44,7 @@ class Algorithm:
 
     Attributes:
       name: its name in `tff_pdp.registry.ALGORITHMS`.
+      title: its name for a reader.
       hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
         so that every client may have its own value without another compilation.
       released: what leaves a client, and how the server combines it.
@@ -58,6 +59,7 @@ class Algorithm:
     """
 
     name: str
+    title: str
     hparams: Mapping[str, float | int]
     released: Mapping[str, AggregationKind]
     data_passes: int

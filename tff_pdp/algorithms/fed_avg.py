@@ -25,6 +25,7 @@ def build_fed_avg() -> Algorithm:
 
     return Algorithm(
         name="fed_avg",
+        title="FedAvg",
         hparams={"learning_rate": 0.1, "local_steps": 1},
         released={"update": "mean"},
         data_passes=1,

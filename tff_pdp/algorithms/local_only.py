@@ -23,6 +23,7 @@ def build_local_only() -> Algorithm:
 
     return Algorithm(
         name="local_only",
+        title="Local only",
         hparams={"learning_rate": 0.1, "local_steps": 1},
         released={},
         data_passes=1,

@@ -29,6 +29,7 @@ def build_mr_mtl() -> Algorithm:
 
     return Algorithm(
         name="mr_mtl",
+        title="MR-MTL",
         hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
         released={"movement": "mean"},
         data_passes=1,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,13 @@ def train(
         rounds = range(state.round_number + 1, config.training.rounds + 1)
         total, done = config.training.rounds, state.round_number
         for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
+            started = time.monotonic()
             state = run_round(method, state, round_number, train_data)
+            seconds = time.monotonic() - started
             is_last = round_number == config.training.rounds
             if is_last or round_number % config.training.evaluate_every == 0:
-                _append_metrics(folder, round_number, _validation_metrics(method, state, validation_data))
+                metrics = _validation_metrics(method, state, validation_data)
+                _append_metrics(folder, round_number, {"seconds": seconds, **metrics})
             if is_last or round_number % config.training.checkpoint_every == 0:
                 checkpoints.save(folder / "checkpoints", state)
     return state

@@ -1,0 +1,125 @@
+"""What each command does: read the experiment, call the part that does the work, say where the outputs are."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tff_pdp.config import ExperimentConfig, load_config
+from tff_pdp.errors import ConfigError
+
+
+def prepare(options: argparse.Namespace) -> int:
+    """Runs the preprocessing job of the experiment."""
+    from tff_pdp.runtime.prepare import prepare_clients
+
+    summary = prepare_clients(_config(options), overwrite=options.overwrite)
+    _show(options, summary, "\n".join(f"{key}: {value}" for key, value in summary.items()))
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    """Trains the chosen methods, one after the other."""
+    from tff_pdp.runtime.train import train as train_method
+
+    config = _config(options)
+    done: dict[str, Any] = {}
+    for name in options.algorithm or config.algorithms:
+        state = train_method(config, name, resume=options.resume, overwrite=options.overwrite)
+        done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
+    _show(options, done, "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()))
+    return 0
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Tests the personal models and writes the report."""
+    from tff_pdp.runtime.results import evaluate_experiment, summary_table
+
+    config = _config(options)
+    summary = evaluate_experiment(config, options.algorithm)
+    _show(options, summary, f"{summary_table(summary)}\nreport: {Path(config.output) / 'report.html'}")
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Exports the experiment's chosen method."""
+    from serving.tf_serving import docker_command, write_models_config
+    from tff_pdp.runtime.export import export_experiment
+
+    config = _config(options)
+    version = export_experiment(config)
+    models_config = write_models_config(version.parent, config.export.model_name)
+    content = {"version": str(version), "models_config": str(models_config)}
+    _show(
+        options,
+        content,
+        f"exported: {version}\nserve it here: tff-pdp serve --model-base-path {version.parent}\n"
+        f"in production: {docker_command(version.parent, config.export.model_name)}",
+    )
+    return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serves an export until interrupted."""
+    from serving.server import EmbeddedServer
+
+    base_path = Path(options.model_base_path)
+    name = options.model_name or base_path.resolve().name
+    with EmbeddedServer(base_path, name, rest_port=options.rest_port, grpc_port=options.grpc_port) as server:
+        server.wait()
+    return 0
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Sends some test examples to a server and prints what comes back."""
+    from serving.client import GrpcClient, RestClient
+    from tff_pdp.data.client_dataset import ClientDataset
+
+    config = _config(options)
+    clients = ClientDataset.open(config.clients_folder)
+    examples = clients.load(options.examples_of or options.client_id, "test")
+    x, y = examples.x[: options.num_examples], examples.y[: options.num_examples]
+    client = GrpcClient(options.address) if options.grpc else RestClient(options.address)
+    prediction = client.predict(config.export.model_name, [options.client_id] * len(x), x)
+    rows = [
+        {"label": int(label), "predicted": int(row.argmax()), "probability": float(row.max()), "personalized": bool(own)}
+        for label, row, own in zip(y, prediction.probabilities, prediction.personalized, strict=True)
+    ]
+    _show(
+        options,
+        {"client_id": options.client_id, "predictions": rows},
+        "\n".join(
+            f"label {row['label']}: predicted {row['predicted']} with probability {row['probability']:.3f} by the "
+            f"{'personal' if row['personalized'] else 'global'} model"
+            for row in rows
+        ),
+    )
+    return 0
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Runs the whole demo."""
+    from tff_pdp.demo import run_demo
+
+    summary, text = run_demo(Path(options.output), options.data)
+    _show(options, summary, text)
+    return 0 if summary["served_equals_in_process"] else 1
+
+
+def _config(options: argparse.Namespace) -> ExperimentConfig:
+    overrides = {}
+    for assignment in options.set:
+        key, separator, value = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {assignment!r}: write KEY=VALUE")
+        overrides[key] = yaml.safe_load(value)
+    return load_config(options.config, overrides)
+
+
+def _show(options: argparse.Namespace, content: Any, text: str) -> None:
+    """Prints figures for programs or for people; progress goes to standard error either way."""
+    print(json.dumps(content) if options.json else text)
+    sys.stdout.flush()

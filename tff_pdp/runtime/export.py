@@ -1,0 +1,87 @@
+"""A trained method -> one SavedModel that holds every client's personal model."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.export import export_personalized
+from tff_pdp.config import ExperimentConfig
+from tff_pdp.privacy.ledger import Ledger
+from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.experiment import Method
+from tff_pdp.runtime.results import load_trained
+
+NUM_EXAMPLE_INPUTS = 8
+
+
+def export_experiment(config: ExperimentConfig) -> Path:
+    """Exports the experiment's chosen method and returns the version's folder.
+
+    Raises:
+      ConfigError: the method has not been trained.
+      ServingError: the export failed its checks; nothing was published.
+    """
+    method, state = load_trained(config, config.export.algorithm)
+    with build_engine(config.training.engine, device=config.training.device).install():
+        personal = personal_weights(method, state)
+    return export_personalized(
+        config.export_folder,
+        method.model,
+        _global_weights(method, state, personal),
+        personal,
+        # Public inputs: a served file must not carry anyone's examples.
+        example_inputs=np.random.default_rng(0)
+        .uniform(size=(NUM_EXAMPLE_INPUTS, *method.model.input_shape))
+        .astype(np.float32),
+        model_name=config.export.model_name,
+        privacy_report=_privacy_report(config, method, state.ledger),
+        model_card={
+            "title": config.title,
+            "algorithm": method.algorithm.name,
+            "model": {"name": method.model.name, "parameters": method.model.num_parameters()},
+            "rounds": state.round_number,
+            "clients": len(personal),
+            "client_ids": "in plain text, as in the client dataset",
+            "unknown_clients": "answered by the global model, with personalized = false",
+        },
+    )
+
+
+def personal_weights(method: Method, state: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Returns each client's personal weights by client id. Needs an engine."""
+    client_ids = method.clients.client_ids
+    weights = method.process.personalise(
+        state.server_state, [state.client_states[client_id] for client_id in client_ids]
+    )
+    return {
+        client_id: {name: np.asarray(array) for name, array in one.items()}
+        for client_id, one in zip(client_ids, weights, strict=True)
+    }
+
+
+def _global_weights(method: Method, state: Any, personal: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What unknown clients get: the shared model, or, for a method that has none, the mean of the released ones."""
+    if method.algorithm.global_model is not None:
+        shared = method.algorithm.global_model(state.server_state["algorithm"])
+        return {name: np.asarray(array) for name, array in shared.items()}
+    # Each personal model is private for its own silo's records, so their mean is post-processing.
+    names = next(iter(personal.values()))
+    return {name: np.mean([one[name] for one in personal.values()], axis=0) for name in names}
+
+
+def _privacy_report(config: ExperimentConfig, method: Method, ledger: Ledger | None) -> dict[str, Any]:
+    is_test_only = config.training.test_only_seed is not None
+    return {
+        "unit": method.plan.unit,
+        "adjacency": method.plan.adjacency.name,
+        "claim": "none" if is_test_only else method.plan.claim,
+        "claim_reason": "all noise follows from a fixed seed" if is_test_only else method.plan.claim_reason,
+        "silos": [
+            {"id": client_id, "epsilon": ledger.epsilon(client_id).best, "delta": budget.delta}
+            for client_id, budget in method.plan.budgets.items()
+        ]
+        if ledger
+        else [],
+        "not_covered": "validation and test examples, the choice of hyper-parameters, other methods trained beside it",
+    }

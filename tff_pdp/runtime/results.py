@@ -1,0 +1,185 @@
+"""Test metrics of trained methods, and the report made of them."""
+
+import datetime
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.config import ExperimentConfig
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.ledger import compose_worst_case
+from tff_pdp.reports.content import AlgorithmResult, Report, SiloResult
+from tff_pdp.reports.html import write_report
+from tff_pdp.reports.privacy_statement import build_privacy_statement
+from tff_pdp.reports.summary import spread, worst_decile
+from tff_pdp.runtime import checkpoint as checkpoints
+from tff_pdp.runtime.checkpoint import Checkpoint
+from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.experiment import Method, build_method
+from tff_pdp.runtime.train import evaluate_clients, read_metrics
+
+Trained = tuple[Method, Checkpoint]
+
+
+def load_trained(config: ExperimentConfig, name: str) -> Trained:
+    """Returns a method and its final state.
+
+    Raises:
+      ConfigError: the method has not been trained to its last round with these settings.
+    """
+    folder = config.algorithm_folder(name)
+    state = checkpoints.load_latest(folder / "checkpoints")
+    if state is None or state.round_number < config.training.rounds:
+        done = state.round_number if state else 0
+        raise ConfigError(
+            f"{name} has {done} of {config.training.rounds} rounds in {folder}: run `tff-pdp train --resume` first"
+        )
+    method = build_method(config, name)
+    if state.config_hash != method.config_hash:
+        raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
+    return method, state
+
+
+def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
+
+    Raises:
+      ConfigError: a method has not been trained.
+    """
+    trained = {name: load_trained(config, name) for name in names or config.algorithms}
+    metrics = {}
+    with build_engine(config.training.engine, device=config.training.device).install():
+        for name, (method, state) in trained.items():
+            metrics[name] = evaluate_clients(method, state, method.client_data("test"))
+    algorithms = tuple(_algorithm_result(config, *trained[name], metrics[name]) for name in trained)
+    silos = _silo_results(list(trained.values()), metrics)
+    report = Report(
+        title=config.title,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        algorithms=algorithms,
+        silos=silos,
+        privacy=_statement(config, list(trained.values()), algorithms, silos),
+        config=config.to_dict(),
+    )
+    write_report(report, Path(config.output) / "report.html")
+    summary = _summary(report)
+    write_json(Path(config.output) / "summary.json", summary)
+    return summary
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """The headline figures as a small text table."""
+    lines = [f"{'method':<12} {'mean accuracy':>14} {'worst decile':>13} {'global model':>13}"]
+    for name, row in summary["algorithms"].items():
+        shared = row["global_mean_accuracy"]
+        lines.append(
+            f"{name:<12} {row['mean_accuracy']:>14.3f} {row['worst_decile_accuracy']:>13.3f} "
+            f"{'-' if shared is None else format(shared, '.3f'):>13}"
+        )
+    spent = [silo["epsilon_spent"] for silo in summary["silos"]]
+    lines.append(f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file in one move."""
+    staging = path.with_name(f".{path.name}.tmp")
+    staging.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(staging, path)
+
+
+def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoint, metrics: Any) -> AlgorithmResult:
+    personal = [float(client["personal"]["accuracy"]) for client in metrics.values()]
+    shared = [float(client["global"]["accuracy"]) for client in metrics.values() if "global" in client]
+    history = read_metrics(config.algorithm_folder(method.algorithm.name))
+    return AlgorithmResult(
+        name=method.algorithm.name,
+        title=method.algorithm.title,
+        mean_accuracy=float(np.nanmean(personal)),
+        worst_decile_accuracy=worst_decile(personal),
+        spread=spread(personal).standard_deviation,
+        global_mean_accuracy=float(np.nanmean(shared)) if shared else None,
+        history=tuple((row["round"], row["mean_accuracy"]) for row in history),
+        rounds=state.round_number,
+        seconds_per_round=float(np.median([row["seconds"] for row in history])),
+        claim=method.plan.claim,
+        claim_reason=method.plan.claim_reason,
+        exported=method.algorithm.name == config.export.algorithm,
+    )
+
+
+def _silo_results(trained: Sequence[Trained], metrics: Any) -> tuple[SiloResult, ...]:
+    """One row per silo; where methods spent differently, the one that spent most."""
+    return tuple(_silo_result(client_id, trained, metrics) for client_id in trained[0][0].clients.client_ids)
+
+
+def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> SiloResult:
+    def spent(pair: Trained) -> float:
+        return pair[1].ledger.epsilon(client_id).best if pair[1].ledger else math.inf
+
+    method, state = max(trained, key=spent)
+    mechanism = method.plan.mechanisms[client_id]
+    budget = method.plan.budgets.get(client_id)
+    bounds = state.ledger.epsilon(client_id) if state.ledger else None
+    return SiloResult(
+        id=client_id,
+        num_train=method.clients.num_examples(client_id, "train"),
+        num_test=method.clients.num_examples(client_id, "test"),
+        epsilon_target=budget.epsilon if budget else math.inf,
+        epsilon_spent=bounds.best if bounds else math.inf,
+        epsilon_rdp=_number(bounds.rdp if bounds else math.inf),
+        epsilon_pld=_number(bounds.pld if bounds else math.inf),
+        delta=budget.delta if budget else 0.0,
+        noise_multiplier=mechanism.noise_multiplier,
+        sampling_rate=mechanism.sampling_rate,
+        accuracy={name: float(rows[client_id]["personal"]["accuracy"]) for name, rows in metrics.items()},
+        global_accuracy={
+            name: float(rows[client_id]["global"]["accuracy"]) if "global" in rows[client_id] else None
+            for name, rows in metrics.items()
+        },
+    )
+
+
+def _statement(
+    config: ExperimentConfig,
+    trained: Sequence[Trained],
+    algorithms: Sequence[AlgorithmResult],
+    silos: Sequence[SiloResult],
+) -> dict[str, Any]:
+    ledgers = [state.ledger for _, state in trained if state.ledger]
+    composed = max((compose_worst_case(ledgers, silo.id).best for silo in silos), default=None) if ledgers else None
+    return build_privacy_statement(
+        algorithms=algorithms,
+        silos=silos,
+        clip=config.privacy.clip_norm,
+        steps=max(method.plan.gradients_per_round * method.plan.rounds for method, _ in trained),
+        tuned=config.tuning.tuned,
+        configurations_tried=config.tuning.configurations_tried,
+        composed_epsilon=composed,
+        composed_delta=max(silo.delta for silo in silos) if ledgers else None,
+        test_seed=config.training.test_only_seed,
+    )
+
+
+def _summary(report: Report) -> dict[str, Any]:
+    content = report.to_dict()
+    return {
+        "title": report.title,
+        "algorithms": {
+            row["name"]: {key: value for key, value in row.items() if key not in ("name", "history", "title")}
+            for row in content["algorithms"]
+        },
+        "silos": content["silos"],
+        "privacy": {
+            key: content["privacy"][key] for key in ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
+        },
+    }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
