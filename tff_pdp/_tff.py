@@ -1,0 +1,158 @@
+"""The one door to TensorFlow Federated: quiet import, version check, and stable names for what tff_pdp uses.
+
+TFF moves its public symbols between releases. Every other module imports them from here, so a new release is met in
+this file alone. Importing this module also takes down the execution context that TFF installs behind the caller's
+back; computations run only inside an engine (`tff_pdp.runtime.engines`).
+"""
+
+import gc
+import importlib.metadata
+import inspect
+import logging
+import os
+import pathlib
+import sys
+from typing import NoReturn
+
+from tff_pdp.errors import EngineError
+
+SUPPORTED_PYTHON = (3, 11)
+SUPPORTED_TFF = "0.87."
+
+
+def check_versions(python: tuple[int, int], federated: str | None) -> None:
+    """Refuses a Python or a TFF that this package was not built for.
+
+    Args:
+        python: Major and minor version of the running interpreter.
+        federated: The installed version of tensorflow-federated, None where it is not installed.
+
+    Raises:
+        EngineError: Naming the version found and the one required.
+    """
+    if python != SUPPORTED_PYTHON:
+        raise EngineError(f"tff_pdp needs Python 3.11, not {python[0]}.{python[1]}.")
+    if federated is None:
+        raise EngineError("tensorflow-federated is not installed: run `pip install --no-deps -r requirements.txt`.")
+    if not federated.startswith(SUPPORTED_TFF):
+        raise EngineError(f"tff_pdp needs tensorflow-federated 0.87, not {federated}: install requirements.txt.")
+
+
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _is_not_spam(record: logging.LogRecord) -> bool:
+    # TFF's secure sums leave assertion ops unused in Python though the graph runs them; TensorFlow logs each of them
+    # as an ERROR with a stack trace, hundreds of lines per computation. Nothing else is dropped at this level.
+    return "Object was never used" not in str(record.msg)
+
+
+# 3 silences the C++ library's notes about CPU features, oneDNN and absent GPUs. Failures of operations do not pass
+# through this log: they are raised as Python exceptions. A user who has set the variable keeps their choice.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Warnings from these two are addressed to TensorFlow's developers (pfor fallbacks, AutoGraph, retracing). ERROR stays.
+logging.getLogger("absl").setLevel(logging.ERROR)
+logging.getLogger("tensorflow").setLevel(logging.ERROR)
+logging.getLogger("tensorflow").addFilter(_is_not_spam)
+
+check_versions(sys.version_info[:2], _installed_version("tensorflow-federated"))
+
+import tensorflow_federated as tff  # noqa: E402
+
+CLIENTS = tff.CLIENTS
+SERVER = tff.SERVER
+
+federated_computation = tff.federated_computation
+tensorflow_computation = tff.tensorflow.computation
+
+federated_aggregate = tff.federated_aggregate
+federated_broadcast = tff.federated_broadcast
+federated_eval = tff.federated_eval
+federated_map = tff.federated_map
+federated_max = tff.federated_max
+federated_mean = tff.federated_mean
+federated_min = tff.federated_min
+federated_sum = tff.federated_sum
+federated_value = tff.federated_value
+federated_zip = tff.federated_zip
+# TFF 0.87 has no `federated_collect`: values of all clients reach the server only concatenated.
+concat_factory = tff.aggregators.concat_factory
+
+Computation = tff.Computation
+FederatedType = tff.FederatedType
+FunctionType = tff.FunctionType
+SequenceType = tff.SequenceType
+StructType = tff.StructType
+StructWithPythonType = tff.StructWithPythonType
+TensorType = tff.TensorType
+Type = tff.Type
+to_type = tff.to_type
+Struct = tff.structure.Struct
+
+AggregationProcess = tff.templates.AggregationProcess
+IterativeProcess = tff.templates.IterativeProcess
+MeasuredProcess = tff.templates.MeasuredProcess
+MeasuredProcessOutput = tff.templates.MeasuredProcessOutput
+UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
+WeightedAggregationFactory = tff.aggregators.WeightedAggregationFactory
+DifferentiallyPrivateFactory = tff.aggregators.DifferentiallyPrivateFactory
+MeanFactory = tff.aggregators.MeanFactory
+SumFactory = tff.aggregators.SumFactory
+UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
+
+AsyncExecutionContext = tff.framework.AsyncExecutionContext
+ExecutorFactory = tff.framework.ExecutorFactory
+RemoteExecutor = tff.framework.RemoteExecutor
+RemoteExecutorGrpcStub = tff.framework.RemoteExecutorGrpcStub
+SyncContext = tff.framework.SyncContext
+compile_to_native = tff.backends.native.desugar_and_transform_to_native
+transform_args = tff.tensorflow.transform_args
+transform_result = tff.tensorflow.transform_result
+get_context_stack = tff.framework.get_context_stack
+set_default_context = tff.framework.set_default_context
+
+
+def at_clients(member: object) -> tff.FederatedType:
+    """The type of one value per client, from anything `to_type` accepts."""
+    return tff.FederatedType(tff.to_type(member), tff.CLIENTS)
+
+
+def at_server(member: object) -> tff.FederatedType:
+    """The type of one value at the server, from anything `to_type` accepts."""
+    return tff.FederatedType(tff.to_type(member), tff.SERVER)
+
+
+def worker_binary() -> pathlib.Path:
+    """Where TFF's wheel keeps its C++ worker."""
+    return pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
+
+
+# `AsyncExecutionContext.invoke` starts again for ever where the connection fails; this is one attempt of it.
+invoke_once = inspect.unwrap(AsyncExecutionContext.invoke)
+
+
+class NoEngineContext(SyncContext):
+    """What runs a computation called outside any engine: nothing, with a message that says what to do."""
+
+    def invoke(self, comp: object, arg: object) -> NoReturn:
+        """Refuses the call.
+
+        Raises:
+            EngineError: Always.
+        """
+        del comp, arg
+        raise EngineError(
+            "No engine is installed in this thread: call the computation inside "
+            "`with tff_pdp.runtime.engines.build_engine('native').install():`."
+        )
+
+
+# At import TFF installs a context that starts its C++ worker at the first call and stops it from `__del__`. At
+# interpreter exit that `__del__` finds its modules already gone: it prints an AttributeError and leaves the worker
+# running with our stdout open. Replacing the context here, and collecting it now, means that worker never exists.
+set_default_context(NoEngineContext())
+gc.collect()

@@ -1,0 +1,40 @@
+"""Engines: how a TFF computation is executed. `build_engine(name)` is the way in."""
+
+from collections.abc import Callable
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.runtime.engines.base import Engine
+
+__all__ = ["ENGINES", "Engine", "build_engine"]
+
+
+def _build_native(device: str, **options: object) -> Engine:
+    # Imported on use: an engine brings TensorFlow and TFF with it, which take seconds to import.
+    from tff_pdp.runtime.engines.native import build_native_engine
+
+    return build_native_engine(device=device, **options)  # type: ignore[arg-type]
+
+
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "native": _build_native,
+}
+
+
+def build_engine(name: str = "native", device: str = "cpu", **options: object) -> Engine:
+    """Builds and starts an engine.
+
+    Args:
+        name: One of `ENGINES`.
+        device: Where the engine computes; a device that is absent is refused, never replaced.
+        **options: Passed to the engine's own builder.
+
+    Returns:
+        The engine, running. Use it as `with build_engine("native").install(): ...`.
+
+    Raises:
+        ConfigError: If no engine has this name.
+        EngineError: If the engine cannot use the device, or does not start.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"engine: unknown name {name!r}; known engines: {', '.join(sorted(ENGINES))}.")
+    return ENGINES[name](device=device, **options)

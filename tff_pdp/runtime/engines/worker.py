@@ -1,0 +1,143 @@
+"""The C++ worker in TFF's wheel as a child process that starts in time or not at all, and never outlives us."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from tff_pdp.errors import EngineError
+
+_POLL_SECONDS = 0.05
+_LOG_TAIL_BYTES = 2000
+
+# Runs between fork and the worker, in a bare interpreter that is replaced by the worker at once. The kernel then kills
+# the worker when we die, even by SIGKILL, where no Python of ours runs. Had we died before prctl, our child would have
+# been adopted, hence the check of the parent. A `preexec_fn` would do the same but is unsafe beside gRPC's threads.
+_EXEC_BOUND_TO_PARENT = """
+import ctypes, os, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent process has gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class WorkerProcess:
+    """One running `worker_binary` with its port and its log.
+
+    Must be constructed by a thread that lives as long as the worker shall: the kernel ties the worker to the life of
+    the *thread* that forked it, not of the process.
+    """
+
+    def __init__(self, binary: pathlib.Path, flags: Sequence[str]):
+        """Starts the process without waiting for it to listen.
+
+        Args:
+            binary: The worker's executable.
+            flags: Its flags other than the port.
+
+        Raises:
+            EngineError: If there is no such executable.
+        """
+        if not os.access(binary, os.X_OK) or binary.is_dir():
+            raise EngineError(f"TFF's worker {binary} is missing or not executable: reinstall tensorflow-federated.")
+        self._reservation = _reserve_port()
+        self.port: int = self._reservation.getsockname()[1]
+        # The worker must not inherit our output: a reader of our stdout would wait for the worker as well. The file
+        # has no name, so nothing is left behind however we end.
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="tff-worker-")  # noqa: SIM115 - open as long as self
+        command = [str(binary), f"--port={self.port}", *flags]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _EXEC_BOUND_TO_PARENT, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            # Errors only, into the log; its notes about CPU features would fill the tail that we show.
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            # Ctrl-C in the terminal is for us to handle; we stop the worker afterwards.
+            start_new_session=True,
+        )
+        # Also runs when this object is collected and when the interpreter exits.
+        self.stop = weakref.finalize(self, _stop, self._process, self._reservation, os.getpid())
+
+    @property
+    def process_id(self) -> int:
+        """The process id of the worker."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is still running."""
+        return self._process.poll() is None
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_seconds: float) -> None:
+        """Waits for the worker to serve; a worker that does not is stopped.
+
+        Args:
+            is_ready: Tells whether a connection to the worker stands.
+            timeout_seconds: How long to wait.
+
+        Raises:
+            EngineError: If the worker exits first, or the time is up.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not is_ready():
+            if not self.is_alive:
+                raise EngineError(f"TFF's worker did not start: {self.describe_end()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise EngineError(
+                    f"TFF's worker was not ready within {timeout_seconds:g} s; allow more with start_timeout_seconds. "
+                    f"{self._log_tail()}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def describe_end(self) -> str:
+        """How a dead worker ended, with the last lines it wrote."""
+        if not self.stop.alive:
+            return "it was stopped together with its engine."
+        return f"it {_describe_status(self._process.poll())}. {self._log_tail()}"
+
+    def _log_tail(self) -> str:
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_TAIL_BYTES))
+        tail = self._log.read().decode(errors="replace").strip()
+        return f"The end of its log:\n{tail}" if tail else "Its log is empty."
+
+
+def _reserve_port() -> socket.socket:
+    """Takes a free port and keeps it ours while the worker lives.
+
+    The worker's gRPC server opens its port with SO_REUSEPORT: where two workers picked the same free port, both would
+    start and share its connections. A bound socket that does not listen gets no connection, lets our worker (same
+    user, same option) use the port, and keeps the kernel from giving it to anyone else.
+    """
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reservation.bind(("127.0.0.1", 0))
+    return reservation
+
+
+def _stop(process: subprocess.Popen[bytes], reservation: socket.socket, owner: int) -> None:
+    if os.getpid() != owner:  # A forked copy of us is not to stop the worker we still use.
+        return
+    # The worker keeps no state that an orderly end would save.
+    process.kill()
+    process.wait()
+    reservation.close()
+
+
+def _describe_status(status: int | None) -> str:
+    if status is None:
+        return "is still running"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"
