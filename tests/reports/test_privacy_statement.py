@@ -1,0 +1,106 @@
+import dataclasses
+import json
+import math
+
+import pytest
+import report_samples as samples
+
+from tff_pdp import errors
+from tff_pdp.reports import privacy_statement
+
+KEY_SENTENCES = [
+    "Unit: one example of one silo.",
+    "adding or removing one record of one silo, all other silos unchanged",
+    "Claim: formal-conditional",
+    "Reason: Formal if the sizes of the silos are public.",
+    "A person with records in several silos gets the sum of the ε and the sum of the δ over those silos",
+    "that is ε = 7.88",
+    "clipped to L2 norm 1 over all weights jointly",
+    "(Poisson sampling). The accounting assumes exactly this.",
+    "ε spent by one method is between 0.985 and 3.94 over silos, targets are between 1 and 4, δ is 1e-05.",
+    "Rényi (RDP) and privacy loss distribution (PLD)",
+    "the guarantee is ε = 11.9 at δ = 3e-05 for the silo that spent most (the sum over methods, an upper bound)",
+    "Chosen by looking at results: lambda, among 4 configurations. This tuning is not in the ε.",
+    "The number of training records of each silo (n_k) is treated as public",
+    "computed on held-out examples without noise and is not private",
+    "Held-out examples are not covered by the training guarantee",
+    "The noise is a float32 Gaussian.",
+    "The noise is added inside the silo: the server need not be trusted.",
+]
+
+
+def test_key_sentences():
+    statement = samples.sample_statement(samples.sample_silos(12), tuned=("lambda",), configurations_tried=4)
+    text = privacy_statement.statement_text(statement)
+    assert statement["private"]
+    assert "not private. Reason" not in text
+    assert [sentence for sentence in KEY_SENTENCES if sentence not in text] == []
+    json.dumps(statement, allow_nan=False)
+
+
+def test_test_seed_is_not_private():
+    statement = samples.sample_statement(samples.sample_silos(3), test_seed=0)
+    text = privacy_statement.statement_text(statement)
+    assert (statement["claim"], statement["private"]) == ("none", False)
+    assert "This run is not private. Reason: Test mode: all noise follows from the fixed seed 0" in text
+    assert "need not be trusted" not in text
+    assert "No finite ε holds" in text
+    json.dumps(statement, allow_nan=False)
+
+
+def test_one_silo_without_noise_takes_the_claim_away():
+    first, *others = samples.sample_silos(3)
+    bare = dataclasses.replace(first, epsilon_target=math.inf, epsilon_spent=math.inf, noise_multiplier=0.0)
+    statement = samples.sample_statement((bare, *others))
+    assert statement["claim"] == "none"
+    assert "1 of 3 silos trained without noise, for example silo-000" in statement["claim_reason"]
+    json.dumps(statement, allow_nan=False)
+
+
+def test_no_noise_at_all_says_nothing_about_a_mechanism():
+    silos = [
+        dataclasses.replace(silo, epsilon_spent=math.inf, noise_multiplier=0.0) for silo in samples.sample_silos(2)
+    ]
+    text = privacy_statement.statement_text(samples.sample_statement(tuple(silos)))
+    assert "No silo added noise." in text
+    assert "DP-SGD" not in text
+
+
+def test_the_claim_is_the_weakest_of_what_is_exported():
+    silos = samples.sample_silos(2)
+    weak, middle, strong = samples.sample_algorithms(silos)
+    weak = dataclasses.replace(weak, claim="none")
+    strong = dataclasses.replace(strong, claim="formal", claim_reason="Everything is counted")
+    exported = samples.sample_statement(silos, algorithms=(weak, middle, strong))
+    assert (exported["claim"], exported["claim_reason"]) == ("formal", "Everything is counted.")
+    assert exported["composed"]["epsilon"] == "inf"  # Releasing the unprotected method too would void everything.
+    kept = dataclasses.replace(strong, exported=False)
+    assert samples.sample_statement(silos, algorithms=(middle, kept))["claim"] == "formal-conditional"
+
+
+def test_spending_over_the_target_and_a_ledger_composition_are_stated():
+    first, second = samples.sample_silos(2)
+    over = dataclasses.replace(first, epsilon_spent=1.2)
+    statement = samples.sample_statement((over, second), composed_epsilon=5.001, composed_delta=1e-5)
+    text = privacy_statement.statement_text(statement)
+    assert "Over their target: 1 of 2 silos, for example silo-000." in text
+    assert "ε = 5.01 at δ = 1e-05 for the silo that spent most (the ledger's bound)" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [({"sampler": "shuffle"}, 'Unknown sampler "shuffle"'), ({"silos": ()}, "at least one method and one silo")],
+)
+def test_impossible_requests_are_named(overrides, message):
+    with pytest.raises(errors.ConfigError, match=message):
+        samples.sample_statement(samples.sample_silos(1), **overrides)
+
+
+def test_an_empirical_claim_promises_no_protection():
+    silos = samples.sample_silos(2)
+    algorithms = [dataclasses.replace(entry, claim="empirical") for entry in samples.sample_algorithms(silos)]
+    statement = samples.sample_statement(silos, algorithms=algorithms)
+    text = privacy_statement.statement_text(statement)
+    assert not statement["private"]
+    assert "differential privacy, with ε" not in text
+    assert "need not be trusted" not in text

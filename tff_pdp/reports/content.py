@@ -1,0 +1,174 @@
+"""What a report is made of: frozen values that survive a trip through JSON unchanged."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+from tff_pdp import errors
+
+# JSON has no infinities and no NaN; a budget without bound must not turn into an unreadable file.
+_NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloResult:
+    """What one silo paid and what it got.
+
+    Attributes:
+      id: the silo's name.
+      num_train: number of training examples; treated as public.
+      num_test: number of held-out test examples.
+      epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
+      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below.
+      epsilon_rdp: upper bound from Rényi accounting.
+      epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
+      delta: the delta of all three epsilons.
+      noise_multiplier: standard deviation of the noise over the clip norm.
+      sampling_rate: probability that one record takes part in one step.
+      accuracy: method name to test accuracy of this silo's personal model.
+      global_accuracy: method name to test accuracy of the shared model in this silo; `None` where there is none.
+    """
+
+    id: str
+    num_train: int
+    num_test: int
+    epsilon_target: float
+    epsilon_spent: float
+    epsilon_rdp: float
+    epsilon_pld: float
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
+    accuracy: Mapping[str, float]
+    global_accuracy: Mapping[str, float | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`."""
+        return json_safe(dataclasses.asdict(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls(**_checked(cls, _decode(data)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmResult:
+    """What one method reached over all silos.
+
+    Attributes:
+      name: the method's name in the registry.
+      title: the method's name for a reader.
+      mean_accuracy: mean over silos of the personal model's test accuracy.
+      worst_decile_accuracy: mean over the worst tenth of the silos.
+      spread: standard deviation over silos.
+      global_mean_accuracy: mean over silos of the shared model's test accuracy; `None` where there is none.
+      history: pairs (round, mean validation accuracy).
+      rounds: number of rounds trained.
+      seconds_per_round: mean wall-clock seconds of a round.
+      claim: `formal`, `formal-conditional`, `empirical` or `none`.
+      claim_reason: one line that says why.
+      exported: whether this method's models were written for serving.
+    """
+
+    name: str
+    title: str
+    mean_accuracy: float
+    worst_decile_accuracy: float
+    spread: float
+    global_mean_accuracy: float | None
+    history: tuple[tuple[int, float], ...]
+    rounds: int
+    seconds_per_round: float
+    claim: str
+    claim_reason: str
+    exported: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`."""
+        return json_safe(dataclasses.asdict(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        values = _checked(cls, _decode(data))
+        values["history"] = tuple((int(number), accuracy) for number, accuracy in values["history"])
+        return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything a report shows.
+
+    Attributes:
+      title: heading of the page.
+      created: when the run ended, as text.
+      algorithms: the compared methods, in the order to show them.
+      silos: one entry per silo.
+      privacy: what `privacy_statement.build_privacy_statement` returned.
+      config: the resolved configuration of the run.
+      notes: remarks for the reader, one sentence each.
+      baseline: name of the method that learns in each silo alone; gains are measured against it.
+    """
+
+    title: str
+    created: str
+    algorithms: tuple[AlgorithmResult, ...]
+    silos: tuple[SiloResult, ...]
+    privacy: Mapping[str, Any]
+    config: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    baseline: str = "local_only"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`."""
+        return json_safe(dataclasses.asdict(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        values = _checked(cls, data)
+        values["algorithms"] = tuple(AlgorithmResult.from_dict(entry) for entry in values["algorithms"])
+        values["silos"] = tuple(SiloResult.from_dict(entry) for entry in values["silos"])
+        values["notes"] = tuple(values["notes"])
+        return cls(**values)
+
+
+def _checked(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(set(data) - set(fields))
+    missing = sorted(
+        name for name, field in fields.items() if name not in data and field.default is dataclasses.MISSING
+    )
+    if unknown or missing:
+        raise errors.DataError(
+            f"{cls.__name__} in a report file: unknown keys {unknown}, missing keys {missing}. "
+            "The file was written by another version; write the report again from its run."
+        )
+    return dict(data)
+
+
+def json_safe(value: Any) -> Any:
+    """The value with tuples as lists and with infinities and NaN as words, which every JSON reader accepts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {key: json_safe(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(entry) for entry in value]
+    return value
+
+
+def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns the non-finite words back into numbers, except in text fields, where a silo may be called "nan"."""
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: decode(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [decode(entry) for entry in value]
+        return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+    text = {"id", "name", "title", "claim", "claim_reason"}
+    return {key: value if key in text else decode(value) for key, value in values.items()}

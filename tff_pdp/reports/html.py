@@ -1,0 +1,117 @@
+"""Writes the report as one HTML file that needs nothing from outside."""
+
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jinja2
+import markupsafe
+
+from tff_pdp.reports import content, numbers, plots, privacy_texts, summary
+
+_TEMPLATE = "report.html.jinja"
+
+
+def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
+    """Writes the page in one move: a reader sees the old file or the whole new one, never a part.
+
+    Args:
+      report: what to show.
+      path: the file to write; missing folders are created.
+
+    Returns:
+      The path written.
+    """
+    target = pathlib.Path(path)
+    page = render_report(report)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(page)
+        # mkstemp keeps the file to its owner; a report is meant to be as readable as any file written here.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def render_report(report: content.Report) -> str:
+    """The page as text."""
+    # Autoescape is named outright: jinja2's guess from the file name does not know ".jinja".
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(plain=numbers.plain, upper=numbers.upper, percent=numbers.percent, points=numbers.points)
+    return environment.get_template(_TEMPLATE).render(_page(report))
+
+
+def _page(report: content.Report) -> dict[str, Any]:
+    """Everything the template prints."""
+    rows = summary.comparison_rows(report.algorithms, report.silos, report.baseline)
+    featured = summary.featured_algorithm(report.algorithms, report.baseline)
+    return {
+        "report": report,
+        "rows": rows,
+        "featured": next((row for row in rows if row.algorithm is featured), None),
+        "privacy": report.privacy,
+        "claims": privacy_texts.CLAIMS,
+        "epsilon_maximum": max((silo.epsilon_spent for silo in report.silos), default=math.nan),
+        "config": list(_flat(report.config)),
+        "figures": _figures(report, featured),
+    }
+
+
+def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
+    """The figures that have something to show, each with a caption that says whether its numbers are private."""
+    drawn = [
+        (
+            plots.history_figure(report.algorithms),
+            "Validation accuracy per round, mean over silos.",
+            "Not private: computed on held-out validation examples without noise.",
+        ),
+        (
+            plots.epsilon_figure(report.silos),
+            "ε spent by each silo for one method, against its target.",
+            "Public: follows from public settings, costs nothing to show."
+            + ("" if report.privacy["private"] else " This run is not private: the numbers are no guarantee."),
+        ),
+    ]
+    if featured is not None:
+        accuracy = (
+            plots.accuracy_figure(report.silos, featured, report.baseline),
+            f"Test accuracy of each silo under {featured.title}.",
+            "Not private: computed on held-out test examples without noise.",
+        )
+        drawn.insert(1, accuracy)
+    return [
+        # The SVG is ours, and every text in it was escaped when it was drawn.
+        {"svg": markupsafe.Markup(svg), "caption": caption, "privacy": privacy}
+        for svg, caption, privacy in drawn
+        if svg
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as (dotted name, text) pairs."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def _umask() -> int:
+    # The only way to read the process's umask is to set it.
+    current = os.umask(0o022)
+    os.umask(current)
+    return current

@@ -1,0 +1,65 @@
+"""How the report writes numbers, the same in text, tables and figures."""
+
+import math
+from collections.abc import Callable, Sequence
+
+MISSING = "–"
+
+
+def plain(value: float | None) -> str:
+    """Three significant digits; `∞` without bound, a dash where there is no number.
+
+    >>> plain(3.14159), plain(1e-05), plain(float("inf")), plain(None)
+    ('3.14', '1e-05', '∞', '–')
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def upper(value: float | None) -> str:
+    """Like `plain`, but rounded up: a privacy bound must not shrink by being printed.
+
+    >>> upper(2.0001), upper(2.0), upper(0.12345)
+    ('2.01', '2', '0.124')
+    """
+    if value is None or not math.isfinite(value) or value <= 0:
+        return plain(value)
+    exponent = math.floor(math.log10(value)) - 2
+    # The tolerance keeps 0.3, stored as 0.30000000000000004 by some sum, from becoming 0.301.
+    steps = math.ceil(value / 10.0**exponent * (1 - 1e-12))
+    return plain(steps * 10.0**exponent)
+
+
+def percent(value: float | None) -> str:
+    """A share as per cent with one decimal.
+
+    >>> percent(0.8125)
+    '81.2 %'
+    """
+    return MISSING if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def points(value: float | None) -> str:
+    """A difference of shares as signed percentage points.
+
+    >>> points(0.031), points(-0.002)
+    ('+3.1', '-0.2')
+    """
+    return MISSING if value is None or math.isnan(value) else f"{100 * value:+.1f}"
+
+
+def between(values: Sequence[float], write: Callable[[float], str] = plain) -> str:
+    """The range of some numbers, or the one number if they are all printed alike.
+
+    Args:
+      values: at least one number.
+      write: how one number is printed.
+
+    >>> between([1.0, 2.0, 4.0]), between([3.0, 3.0])
+    ('between 1 and 4', '3')
+    """
+    low, high = write(min(values)), write(max(values))
+    return low if low == high else f"between {low} and {high}"

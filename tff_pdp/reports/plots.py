@@ -1,0 +1,162 @@
+"""The report's figures, as SVG text: learning curves, accuracy per silo, privacy spent per silo."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_pdp.reports import content, summary, svg
+
+# Okabe and Ito's colours: told apart under every common colour blindness, and readable on white and on black.
+# Each series also has its own marker or line, so that the figures survive a black-and-white print.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_LINES = ("-", "--", "-.", ":")
+
+_WIDTH = 7.6
+_MOST_NAMED_SILOS = 40
+_LONGEST_NAME = 24
+
+
+def history_figure(algorithms: Sequence[content.AlgorithmResult]) -> str:
+    """Mean validation accuracy against rounds, one line per method; empty text where no method has a history."""
+    drawn = [algorithm for algorithm in algorithms if algorithm.history]
+    if not drawn:
+        return ""
+    with svg.style("history"):
+        figure, axes = _figure(3.4)
+        for index, algorithm in enumerate(drawn):
+            rounds, accuracies = zip(*algorithm.history, strict=True)
+            axes.plot(
+                rounds,
+                accuracies,
+                color=_COLOURS[index % len(_COLOURS)],
+                linestyle=_LINES[index % len(_LINES)],
+                marker=_MARKERS[index % len(_MARKERS)],
+                markevery=max(1, len(rounds) // 12),
+                markersize=4,
+                label=_short(algorithm.title),
+            )
+        axes.set_xlabel("round")
+        axes.set_ylabel("validation accuracy, mean over silos")
+        _legend(axes)
+        names = ", ".join(algorithm.title for algorithm in drawn)
+        return svg.render(figure, f"Mean validation accuracy per round of {names}.")
+
+
+def accuracy_figure(
+    silos: Sequence[content.SiloResult], algorithm: content.AlgorithmResult, baseline: str = "local_only"
+) -> str:
+    """Test accuracy of every silo: personal model, model learnt alone, shared model.
+
+    Up to 40 silos are named, sorted by personal accuracy, the lowest at the bottom; more are shown as curves in which
+    each model's silos are sorted by that model's own accuracy.
+    """
+    series = [("personal model", summary.personal_accuracies(silos, algorithm.name))]
+    if algorithm.name != baseline:
+        series.append(("learnt alone", summary.personal_accuracies(silos, baseline)))
+    series.append(("shared model", summary.global_accuracies(silos, algorithm.name)))
+    series = [(label, values) for label, values in series if not all(map(math.isnan, values))]
+    if not series:
+        return ""
+    with svg.style("accuracy"):
+        figure = _accuracy_by_name(silos, series) if len(silos) <= _MOST_NAMED_SILOS else _accuracy_curves(series)
+        what = ", ".join(f"{label} {np.nanmean(values):.3f}" for label, values in series)
+        return svg.render(figure, f"Test accuracy over {len(silos)} silos under {algorithm.title}; means: {what}.")
+
+
+def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
+    """Privacy spent by each silo against its target; silos without a finite epsilon are left out."""
+    protected = sorted(
+        (silo for silo in silos if math.isfinite(silo.epsilon_spent)),
+        key=lambda silo: (silo.epsilon_target, silo.epsilon_spent),
+    )
+    if not protected:
+        return ""
+    spent = np.array([silo.epsilon_spent for silo in protected])
+    targets = np.array([silo.epsilon_target for silo in protected])
+    with svg.style("epsilon"):
+        if len(protected) <= _MOST_NAMED_SILOS:
+            figure, axes = _named_figure([silo.id for silo in protected])
+            places = np.arange(len(protected))
+            axes.barh(places, spent, height=0.55, color=_COLOURS[0], label="spent")
+            axes.plot(targets, places, "|", color=_COLOURS[1], markersize=11, markeredgewidth=2.5, label="target")
+            axes.set_xlabel("ε")
+            axes.set_xlim(left=0)
+        else:
+            figure, axes = _figure(3.4)
+            places = np.arange(1, len(protected) + 1)
+            axes.step(places, targets, where="mid", color=_COLOURS[1], linewidth=2, label="target")
+            axes.plot(places, spent, ".", color=_COLOURS[0], markersize=4, label="spent")
+            axes.set_xlim(0, len(protected) + 1)
+            axes.set_xlabel("silos, sorted by target")
+            axes.set_ylabel("ε")
+            if spent.min() > 0 and spent.max() / spent.min() > 20:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
+        _legend(axes)
+        return svg.render(figure, f"ε spent and target of {len(protected)} silos; most spent {spent.max():.3g}.")
+
+
+def _accuracy_by_name(silos: Sequence[content.SiloResult], series: list[tuple[str, list[float]]]) -> Figure:
+    order = np.argsort(np.nan_to_num(series[0][1], nan=-1.0), kind="stable")
+    figure, axes = _named_figure([silos[index].id for index in order])
+    places = np.arange(len(silos))
+    table = np.array([values for _, values in series])[:, order]
+    filled = ~np.all(np.isnan(table), axis=0)
+    axes.hlines(
+        places[filled],
+        np.nanmin(table[:, filled], axis=0),
+        np.nanmax(table[:, filled], axis=0),
+        color=svg.INK,
+        alpha=0.25,
+    )
+    # The personal model is drawn last, on top: it is what the reader looks for.
+    for index in reversed(range(len(series))):
+        axes.plot(
+            table[index], places, _MARKERS[index], color=_COLOURS[index], label=series[index][0], markersize=7 - index
+        )
+    axes.set_xlabel("test accuracy")
+    _legend(axes, reverse=True)
+    return figure
+
+
+def _accuracy_curves(series: list[tuple[str, list[float]]]) -> Figure:
+    figure, axes = _figure(3.8)
+    axes.axvspan(0, 10, color=svg.INK, alpha=0.08, linewidth=0)
+    axes.text(1, 0.97, "worst tenth", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
+    for index, (label, values) in enumerate(series):
+        ordered = np.sort([value for value in values if not math.isnan(value)])
+        shares = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
+        axes.plot(shares, ordered, color=_COLOURS[index], linestyle=_LINES[index], linewidth=2, label=label)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("silos, worst to best, in per cent (each model sorted by itself)")
+    axes.set_ylabel("test accuracy")
+    _legend(axes)
+    return figure
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    return figure, axes
+
+
+def _named_figure(names: Sequence[str]) -> tuple[Figure, Axes]:
+    figure, axes = _figure(1.3 + 0.24 * len(names))
+    axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize=9)
+    axes.set_ylim(-0.7, len(names) - 0.3)
+    return figure, axes
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def _legend(axes: Axes, reverse: bool = False) -> None:
+    axes.legend(reverse=reverse, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2)

@@ -1,0 +1,158 @@
+"""The privacy statement: what is protected, against whom, at what cost, and what is not protected at all."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pdp import errors
+from tff_pdp.reports import content, privacy_texts
+
+
+def build_privacy_statement(
+    *,
+    algorithms: Sequence[content.AlgorithmResult],
+    silos: Sequence[content.SiloResult],
+    clip: float,
+    steps: int,
+    sampler: str = "poisson",
+    tuned: Sequence[str] = (),
+    configurations_tried: int = 1,
+    composed_epsilon: float | None = None,
+    composed_delta: float | None = None,
+    test_seed: int | None = None,
+) -> dict[str, Any]:
+    """Builds the statement for silo-example privacy.
+
+    The claim in the headline is the weakest over the exported methods, or over all methods where none was exported. It
+    falls to `none` in test mode and where any silo trained without protection: the headline must hold for every reader.
+
+    Args:
+      algorithms: the compared methods with their own claims.
+      silos: what every silo spent, for one method.
+      clip: L2 norm to which each record's gradient is clipped, over all weights jointly.
+      steps: noisy gradient computations of one method in one silo, the largest number over the methods.
+      sampler: a key of `privacy_texts.SAMPLERS`.
+      tuned: names of the settings that were chosen by looking at results.
+      configurations_tried: how many configurations were looked at for that choice, the chosen one included.
+      composed_epsilon: largest epsilon over silos if the models of all compared methods are released, from a ledger;
+        without it the sum over methods is stated, which is always an upper bound.
+      composed_delta: the delta of `composed_epsilon`.
+      test_seed: the fixed seed of a test run; such a run is not private.
+
+    Returns:
+      A JSON-able dict. `paragraphs` is a list of `{"heading", "text"}`, meant to be shown in order; the other keys hold
+      the same facts as data.
+    """
+    if sampler not in privacy_texts.SAMPLERS:
+        raise errors.ConfigError(
+            f'Unknown sampler "{sampler}" in a privacy statement; known: {", ".join(privacy_texts.SAMPLERS)}.'
+        )
+    if not algorithms or not silos:
+        raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
+    covered = [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
+    claim, reason = _claim(covered, silos, test_seed)
+    composed = _composed(algorithms, silos, composed_epsilon, composed_delta, test_seed)
+    spent = [silo.epsilon_spent for silo in silos]
+    paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, spent))]
+    if all(silo.noise_multiplier == 0 for silo in silos):
+        paragraphs.append(("What is protected", privacy_texts.unprotected_text()))
+    else:
+        paragraphs += [
+            ("Unit of protection", privacy_texts.unit_text()),
+            ("One person in several silos", privacy_texts.sum_text(spent)),
+            ("Mechanism", privacy_texts.mechanism_text(silos, clip, steps, sampler)),
+            ("What it cost", privacy_texts.cost_text(silos)),
+            ("If all compared methods are released", privacy_texts.composed_text(composed)),
+            ("Tuning", privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms))),
+            ("What is treated as public", privacy_texts.public_text()),
+            ("What is not private", privacy_texts.not_private_text()),
+            ("Limits of the implementation", privacy_texts.limits_text()),
+        ]
+    statement = {
+        "unit": "silo example",
+        "adjacency": "add or remove one record of one silo",
+        "claim": claim,
+        "claim_reason": reason,
+        "private": claim in ("formal", "formal-conditional"),
+        "test_seed": test_seed,
+        "covered_methods": [algorithm.name for algorithm in covered],
+        "sampler": sampler,
+        "clip": clip,
+        "steps": steps,
+        "epsilon_minimum": min(spent),
+        "epsilon_maximum": max(spent),
+        "delta_maximum": max(silo.delta for silo in silos),
+        "silos": [_silo_costs(silo) for silo in silos],
+        "composed": composed,
+        "tuning": {"tuned": list(tuned), "configurations_tried": configurations_tried, "in_epsilon": False},
+        "who_sees": privacy_texts.who_sees(claim),
+        "paragraphs": [{"heading": heading, "text": text} for heading, text in paragraphs],
+    }
+    return content.json_safe(statement)
+
+
+def statement_text(statement: Mapping[str, Any]) -> str:
+    """The statement as plain text, for a terminal or a file beside a model."""
+    sections = [f"{paragraph['heading']}\n{paragraph['text']}" for paragraph in statement["paragraphs"]]
+    rows = [f"- {row['who']}: {row['sees']}. {row['guarantee']}" for row in statement["who_sees"]]
+    sections.insert(2, "Who sees what\n" + "\n".join(rows))
+    return "\n\n".join(sections) + "\n"
+
+
+def _claim(
+    covered: Sequence[content.AlgorithmResult], silos: Sequence[content.SiloResult], test_seed: int | None
+) -> tuple[str, str]:
+    unknown = [algorithm.claim for algorithm in covered if algorithm.claim not in privacy_texts.CLAIMS]
+    if unknown:
+        raise errors.ConfigError(f'Unknown privacy claim "{unknown[0]}"; known: {", ".join(privacy_texts.CLAIMS)}.')
+    if test_seed is not None:
+        return "none", f"Test mode: all noise follows from the fixed seed {test_seed}, so anyone can subtract it."
+    bare = [silo.id for silo in silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier > 0)]
+    if bare:
+        return "none", f"{len(bare)} of {len(silos)} silos trained without noise, for example {bare[0]}."
+    weakest = max(covered, key=lambda algorithm: list(privacy_texts.CLAIMS).index(algorithm.claim))
+    return weakest.claim, _sentence(weakest.claim_reason)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _composed(
+    algorithms: Sequence[content.AlgorithmResult],
+    silos: Sequence[content.SiloResult],
+    epsilon: float | None,
+    delta: float | None,
+    test_seed: int | None,
+) -> dict[str, Any]:
+    methods = len(algorithms)
+    if test_seed is not None:
+        return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "the fixed test seed"}
+    if any(algorithm.claim in ("empirical", "none") for algorithm in algorithms):
+        return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "a method without a proof"}
+    if epsilon is not None and delta is not None:
+        return {"methods": methods, "epsilon": epsilon, "delta": delta, "source": "ledger"}
+    worst = max(silos, key=lambda silo: silo.epsilon_spent)
+    if not math.isfinite(worst.epsilon_spent):
+        return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "silos without noise"}
+    largest_delta = max(silo.delta for silo in silos)
+    return {
+        "methods": methods,
+        "epsilon": methods * worst.epsilon_spent,
+        "delta": methods * largest_delta,
+        "source": "sum over methods",
+    }
+
+
+def _silo_costs(silo: content.SiloResult) -> dict[str, Any]:
+    return {
+        "id": silo.id,
+        "epsilon_target": silo.epsilon_target,
+        "epsilon_spent": silo.epsilon_spent,
+        "epsilon_rdp": silo.epsilon_rdp,
+        "epsilon_pld": silo.epsilon_pld,
+        "delta": silo.delta,
+        "noise_multiplier": silo.noise_multiplier,
+        "sampling_rate": silo.sampling_rate,
+    }

@@ -1,0 +1,193 @@
+"""The sentences of the privacy statement, each written so that it can be read alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pdp.reports import content, numbers
+
+# From the strongest claim to the weakest.
+CLAIMS: dict[str, str] = {
+    "formal": "every output of training that depends on training records is covered by the accounting",
+    "formal-conditional": "the guarantee holds only under the condition named in the reason",
+    "empirical": "no proof covers this method; at most attacks were tried against it",
+    "none": "not private",
+}
+
+SAMPLERS: dict[str, str] = {
+    "poisson": "In every step each record of a silo takes part independently with the silo's sampling rate, drawn "
+    "inside the silo and never shown to anyone (Poisson sampling). The accounting assumes exactly this.",
+    "full": "Every record of a silo takes part in every step; the accounting claims no amplification by sampling.",
+}
+
+
+def claim_text(claim: str, reason: str, covered: Sequence[content.AlgorithmResult], spent: Sequence[float]) -> str:
+    """The headline: how strong the guarantee is, for which methods, and why."""
+    titles = ", ".join(algorithm.title for algorithm in covered)
+    if claim == "none":
+        return (
+            f"This run is not private. Reason: {reason} Whatever follows describes the mechanism and its accounting; "
+            "it is not a guarantee."
+        )
+    parts = [f"Claim: {claim} ({CLAIMS[claim]}). It covers: {titles}. Reason: {reason}"]
+    if claim != "empirical":
+        parts.append(
+            f"Each silo's training records are protected by (ε, δ)-differential privacy, "
+            f"with ε {numbers.between(spent, numbers.upper)} for the models of one method."
+        )
+    return " ".join(parts)
+
+
+def unit_text() -> str:
+    """What one guarantee is about, and when two data sets count as neighbours."""
+    return (
+        "Unit: one example of one silo. Two data sets are neighbours if they differ by adding or removing one record "
+        "of one silo, all other silos unchanged. The statement is about any one training record, not about a silo as "
+        "a whole."
+    )
+
+
+def sum_text(spent: Sequence[float]) -> str:
+    """What a person gets whose records lie in more than one silo."""
+    text = (
+        "The guarantee of a record that lives in one silo is that silo's ε and δ. A person with records in several "
+        "silos gets the sum of the ε and the sum of the δ over those silos, and a person with several records in one "
+        "silo gets less protection still: the guarantee is for one record."
+    )
+    if len(spent) > 1 and all(map(math.isfinite, spent)):
+        both = sum(sorted(spent)[-2:])
+        text += f" With one record in each of the two silos that spent most, that is ε = {numbers.upper(both)}."
+    return text
+
+
+def mechanism_text(silos: Sequence[content.SiloResult], clip: float, steps: int, sampler: str) -> str:
+    """Clipping, noise and sampling."""
+    noise = [silo.noise_multiplier for silo in silos]
+    rates = [silo.sampling_rate for silo in silos]
+    return (
+        f"DP-SGD inside each silo, at most {steps} noisy gradients for each method: every record's gradient is clipped "
+        f"to L2 norm {clip:g} over all weights jointly, and Gaussian noise of standard deviation (noise multiplier × "
+        f"{clip:g}) is added to the sum before anything leaves the silo. Noise multipliers are set for each silo "
+        f"({numbers.between(noise)}), sampling rates too ({numbers.between(rates)}). {SAMPLERS[sampler]}"
+    )
+
+
+def cost_text(silos: Sequence[content.SiloResult]) -> str:
+    """Epsilon and delta over silos, spent and targeted."""
+    spent = numbers.between([silo.epsilon_spent for silo in silos], numbers.upper)
+    targets = numbers.between([silo.epsilon_target for silo in silos])
+    deltas = numbers.between([silo.delta for silo in silos])
+    over = [silo.id for silo in silos if silo.epsilon_spent > silo.epsilon_target]
+    text = (
+        f"ε spent by one method is {spent} over silos, targets are {targets}, δ is {deltas}. Each ε is the smaller of "
+        "two upper bounds, Rényi (RDP) and privacy loss distribution (PLD); the table of silos has both."
+    )
+    if over:
+        text += f" Over their target: {len(over)} of {len(silos)} silos, for example {over[0]}."
+    return text
+
+
+def composed_text(composed: Mapping[str, Any]) -> str:
+    """What it costs to release the models of every compared method, not only one."""
+    methods, epsilon = composed["methods"], composed["epsilon"]
+    if methods == 1:
+        return "Only one method was trained; nothing is added."
+    if not math.isfinite(epsilon):
+        return f"No finite ε holds for the models of all {methods} methods together, because of {composed['source']}."
+    how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over methods, an upper bound"
+    delta = numbers.plain(composed["delta"])
+    return (
+        f"All {methods} methods were trained on the same records, and each spends its own ε. Towards someone who sees "
+        f"the models of all of them, the guarantee is ε = {numbers.upper(epsilon)} at δ = {delta} for the silo that "
+        f"spent most ({how})."
+    )
+
+
+def tuning_text(tuned: Sequence[str], configurations_tried: int, methods: int) -> str:
+    """What was chosen by looking at results."""
+    if tuned:
+        text = (
+            f"Chosen by looking at results: {', '.join(tuned)}, among {configurations_tried} configurations. "
+            "This tuning is not in the ε."
+        )
+    else:
+        text = "No setting was declared as tuned. Any tuning that was done all the same is not in the ε."
+    if methods > 1:
+        text += f" Nor is a choice among the {methods} compared methods by their accuracy."
+    return text
+
+
+def public_text() -> str:
+    """What an observer is assumed to know anyway."""
+    return (
+        "The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
+        "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "
+        "removing a record n_k is strictly private: where it must stay secret, this statement does not hold."
+    )
+
+
+def unprotected_text() -> str:
+    """What stands in place of mechanism and cost where no silo added noise."""
+    return (
+        "No silo added noise. Models, updates and metrics may reveal any record of any silo; keep them where the raw "
+        "data may be kept."
+    )
+
+
+def not_private_text() -> str:
+    """What carries no guarantee at all."""
+    return (
+        "Every validation and test metric in this report is computed on held-out examples without noise and is not "
+        "private; accuracies of single silos with few test examples reveal most. Held-out examples are not covered by "
+        "the training guarantee: it protects training records only. Preprocessing that looked at the data, and how "
+        "long steps took, are not covered either."
+    )
+
+
+def limits_text() -> str:
+    """Where the program departs from the mathematics."""
+    return (
+        "The noise is a float32 Gaussian. The accounting is for exact real numbers; attacks that read the low-order "
+        "bits of floating-point noise are known, and are not defended against. The noise comes from a pseudo-random "
+        "generator seeded by the operating system: who obtains the run's key can subtract the noise."
+    )
+
+
+def who_sees(claim: str) -> list[dict[str, str]]:
+    """Each observer, what reaches them, and what protects the records of others from them."""
+    if claim == "none":
+        protection = ("Not private in this run.",) * 3
+    else:
+        protection = (
+            "The noise is added inside the silo: the server need not be trusted.",
+            "Post-processing of the noisy updates: same ε and δ for each silo.",
+            "The personal model is itself (ε, δ)-private in that silo's records, so it may leave the silo.",
+        )
+    return [
+        {
+            "who": "The server",
+            "sees": "each silo's updates in every round, and what is listed as public",
+            "guarantee": protection[0],
+        },
+        {"who": "Other silos", "sees": "what the server sends to all", "guarantee": protection[1]},
+        {
+            "who": "Users of a silo's personal model",
+            "sees": "that model's weights or answers",
+            "guarantee": protection[2],
+        },
+        {
+            "who": "The silo itself",
+            "sees": "its own raw records",
+            "guarantee": "Not protected from itself.",
+        },
+        {
+            "who": "Whoever runs all silos in one program",
+            "sees": "everything, the key of the noise included",
+            "guarantee": "Not protected: there the guarantee is about what is passed on.",
+        },
+        {
+            "who": "Readers of this report",
+            "sees": "accuracies of every silo on held-out examples",
+            "guarantee": "Not private: these numbers carry no noise.",
+        },
+    ]
