@@ -89,7 +89,10 @@ def test_spending_over_the_target_and_a_ledger_composition_are_stated():
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [({"sampler": "shuffle"}, 'Unknown sampler "shuffle"'), ({"silos": ()}, "at least one method and one silo")],
+    [
+        ({"sampler": "shuffle"}, 'Unknown sampler "shuffle"'),
+        ({"algorithms": ()}, "at least one method and one silo"),
+    ],
 )
 def test_impossible_requests_are_named(overrides, message):
     with pytest.raises(errors.ConfigError, match=message):

@@ -51,8 +51,8 @@ def sum_text(spent: Sequence[float]) -> str:
     """What a person gets whose records lie in more than one silo."""
     text = (
         "The guarantee of a record that lives in one silo is that silo's ε and δ. A person with records in several "
-        "silos gets the sum of the ε and the sum of the δ over those silos, and a person with several records in one "
-        "silo gets less protection still: the guarantee is for one record."
+        "silos gets the sum of the ε and the sum of the δ over those silos, and several records in one silo weaken "
+        "it further: the guarantee is for one record."
     )
     if len(spent) > 1 and all(map(math.isfinite, spent)):
         both = sum(sorted(spent)[-2:])
@@ -155,8 +155,8 @@ def limits_text() -> str:
 
 def who_sees(claim: str) -> list[dict[str, str]]:
     """Each observer, what reaches them, and what protects the records of others from them."""
-    if claim == "none":
-        protection = ("Not private in this run.",) * 3
+    if claim in ("empirical", "none"):
+        protection = ("No guarantee in this run.",) * 3
     else:
         protection = (
             "The noise is added inside the silo: the server need not be trusted.",
