@@ -1,0 +1,180 @@
+"""What was released, as `dp_accounting.DpEvent` values: builders, additions the library lacks, and a stable text form.
+
+Events carry no data and no adjacency of their own; `tff_pdp.privacy.accountants` turns them into epsilon.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import attr
+import dp_accounting
+import numpy as np
+from dp_accounting import dp_event, pld, rdp
+from dp_accounting.pld import privacy_loss_distribution
+
+from tff_pdp.errors import ConfigError
+
+
+class CustomDpEvent(dp_accounting.DpEvent):
+    """Base of mechanisms that dp_accounting has no event for; subclasses are `attr.s(frozen=True, slots=True)`."""
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """An upper bound on the Renyi divergence at each order, for one application."""
+        raise NotImplementedError
+
+    def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
+        """A privacy loss distribution that dominates one application, or None where none is known."""
+        return None
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ExponentialMechanismDpEvent(CustomDpEvent):
+    """One choice by the exponential mechanism (or report-noisy-max with Gumbel noise) that is epsilon-DP.
+
+    It must not be recorded as the Gaussian event with the same concentrated-DP parameter: that equality holds for RDP
+    only, and PLD or the exact Gaussian formula would then claim too little.
+
+    Source: Cesar and Rogers, "Bounding, concentrating, and truncating", 2021 (concentrated DP with rho = epsilon^2/8).
+    """
+
+    epsilon: float
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """rho * order with rho = epsilon^2 / 8, and never more than epsilon itself."""
+        return np.minimum(self.epsilon**2 / 8 * orders, self.epsilon)
+
+    def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Randomised response with the same epsilon dominates every epsilon-DP mechanism."""
+        parameters = privacy_loss_distribution.common.DifferentialPrivacyParameters(self.epsilon, 0)
+        return privacy_loss_distribution.from_privacy_parameters(
+            parameters, value_discretization_interval=discretisation
+        )
+
+
+class RdpAccountant(rdp.RdpAccountant):
+    """The library's accountant, extended by `CustomDpEvent`."""
+
+    def _maybe_compose(self, event, count, do_compose):
+        if not isinstance(event, CustomDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose:
+            self._rdp = self._rdp + count * event.rdp(self._orders)
+        return None
+
+
+class PldAccountant(pld.PLDAccountant):
+    """The library's accountant, extended by those `CustomDpEvent` that have a privacy loss distribution."""
+
+    def _maybe_compose(self, event, count, do_compose):
+        if not isinstance(event, CustomDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        loss = event.pld(self._value_discretization_interval)
+        if loss is None:
+            return self.CompositionErrorDetails(event, "No privacy loss distribution is known.")
+        if do_compose:
+            self._pld = self._pld.compose(loss.self_compose(count))
+        return None
+
+
+def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+    """The event of `steps` noisy sums, each over a fresh Poisson sample.
+
+    Guarantee: with `epsilon_bounds`, covers DP-SGD inside a silo (one record) and user-level averaging (one user).
+    Assumes: every record is drawn independently with probability `sampling_rate` in each step (shuffled or fixed-size
+    batches are a different event), contributions are clipped jointly to norm C, the noise has standard deviation
+    `noise_multiplier * C`, and the sum is divided by a constant rather than by the realised batch size.
+
+    Args:
+      sampling_rate: probability in [0, 1] that one record takes part in one step.
+      noise_multiplier: noise standard deviation / clip norm; 0 means not private (epsilon is infinite).
+      steps: number of noisy sums released.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    require(0 <= sampling_rate <= 1, "sampling_rate", sampling_rate, "a probability between 0 and 1")
+    require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "zero or positive, and finite")
+    require(steps >= 0 and steps == int(steps), "steps", steps, "a whole number, zero or more")
+    if steps == 0 or sampling_rate == 0:
+        return dp_accounting.NoOpDpEvent()
+    if noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    event = dp_accounting.GaussianDpEvent(float(noise_multiplier))
+    if sampling_rate < 1:
+        event = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), event)
+    return event if steps == 1 else dp_accounting.SelfComposedDpEvent(event, int(steps))
+
+
+def flatten_event(event: dp_accounting.DpEvent) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
+    """Nested compositions as sorted (single event, count) pairs, so that equal histories give identical figures."""
+    counts: Counter[dp_accounting.DpEvent] = Counter()
+    pending = [(event, 1)]
+    while pending:
+        current, count = pending.pop()
+        if isinstance(current, dp_accounting.SelfComposedDpEvent):
+            pending.append((current.event, current.count * count))
+        elif isinstance(current, dp_accounting.ComposedDpEvent):
+            pending.extend((part, count) for part in current.events)
+        elif count and not isinstance(current, dp_accounting.NoOpDpEvent):
+            counts[hashable(current)] += count
+    return tuple(sorted(counts.items(), key=repr))
+
+
+def releases_without_noise(event: dp_accounting.DpEvent) -> bool:
+    """Whether any part of the event has a noise multiplier of 0 or is marked as not private."""
+    inner = getattr(event, "event", None)
+    if inner is not None:
+        return releases_without_noise(inner)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return any(releases_without_noise(part) for part in event.events)
+    return isinstance(event, dp_accounting.NonPrivateDpEvent) or getattr(event, "noise_multiplier", 1.0) == 0
+
+
+def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """The event by class name and numbers, ready for JSON; `event_from_dict` restores it exactly."""
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, dp_event.DpEvent):
+            return event_to_dict(value)
+        return [encode(part) for part in value] if isinstance(value, list | tuple) else value
+
+    fields = {field.name: encode(getattr(event, field.name)) for field in attr.fields(type(event))}
+    return {"name": type(event).__name__, **fields}
+
+
+def event_from_dict(stored: Mapping[str, Any]) -> dp_accounting.DpEvent:
+    """The event that `event_to_dict` wrote.
+
+    Raises:
+      ConfigError: the name is not that of a known event. A `CustomDpEvent` is known once its module is imported.
+    """
+    known = {kind.__name__: kind for kind in [*dp_event.DpEvent.__subclasses__(), *CustomDpEvent.__subclasses__()]}
+    if stored.get("name") not in known:
+        raise ConfigError(f"Stored privacy event has the unknown name {stored.get('name')!r}.")
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return event_from_dict(value)
+        return tuple(decode(part) for part in value) if isinstance(value, list) else value
+
+    return known[stored["name"]](**{key: decode(value) for key, value in stored.items() if key != "name"})
+
+
+def hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """The same event with its lists as tuples: attrs hashes field by field, and lists cannot be hashed."""
+    changes = {}
+    for field in attr.fields(type(event)):
+        value = getattr(event, field.name)
+        if isinstance(value, dp_event.DpEvent):
+            changes[field.name] = hashable(value)
+        elif isinstance(value, list | tuple):
+            changes[field.name] = tuple(hashable(v) if isinstance(v, dp_event.DpEvent) else v for v in value)
+    return attr.evolve(event, **changes)
+
+
+def require(holds: bool, name: str, value: float, wanted: str) -> None:
+    """Raises a ConfigError that names the value unless `holds`."""
+    if not holds:
+        raise ConfigError(f"{name} is {value!r}; it must be {wanted}.")
