@@ -3,7 +3,7 @@ import json
 import math
 
 import pytest
-import report_samples as samples
+from tests.reports import report_samples as samples
 
 from tff_pdp import errors
 from tff_pdp.reports import privacy_statement

@@ -2,7 +2,7 @@ import dataclasses
 import math
 
 import pytest
-import report_samples as samples
+from tests.reports import report_samples as samples
 
 from tff_pdp.reports import summary
 

@@ -1,0 +1,73 @@
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tff_pdp.config import load_config
+from tff_pdp.errors import ConfigError
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_config_loads(path):
+    config = load_config(path)
+    assert config.export.algorithm in config.algorithms
+    epsilons = config.privacy.budgets.get("cycle", [math.inf])
+    assert max(epsilons) <= 8
+
+
+@pytest.fixture
+def content():
+    return yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+
+
+def write(tmp_path, content):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_unknown_key_is_named_with_the_nearest_known_one(tmp_path, content):
+    content["training"]["ronds"] = 3
+    with pytest.raises(ConfigError, match=r"unknown key 'training.ronds'; did you mean 'rounds'"):
+        load_config(write(tmp_path, content))
+
+
+def test_missing_key_is_named(tmp_path, content):
+    del content["training"]["rounds"]
+    with pytest.raises(ConfigError, match=r"missing key 'training.rounds'"):
+        load_config(write(tmp_path, content))
+
+
+@pytest.mark.parametrize("value", ["many", True, 2.5, None])
+def test_wrong_type_is_named(tmp_path, content, value):
+    content["training"]["rounds"] = value
+    with pytest.raises(ConfigError, match=r"'training.rounds' must be a int"):
+        load_config(write(tmp_path, content))
+
+
+def test_not_yaml_and_not_there(tmp_path):
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: [1")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.yaml")
+
+
+def test_overrides_replace_values_by_dotted_key(tmp_path, content):
+    config = load_config(write(tmp_path, content), {"training.rounds": 7, "output": "elsewhere"})
+    assert config.training.rounds == 7
+    assert config.output == "elsewhere"
+    with pytest.raises(ConfigError, match="unknown key 'training.speed'"):
+        load_config(write(tmp_path, content), {"training.speed": 1})
+
+
+def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
+    path = write(tmp_path, content)
+    base = load_config(path).hash("mr_mtl", "data")
+    assert load_config(path, {"training.checkpoint_every": 3, "output": "x"}).hash("mr_mtl", "data") == base
+    assert load_config(path, {"privacy.clip_norm": 2.0}).hash("mr_mtl", "data") != base
+    assert load_config(path).hash("mr_mtl", "other data") != base

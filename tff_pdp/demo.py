@@ -1,0 +1,123 @@
+"""The demo: raw digits -> client dataset -> three methods -> report -> SavedModel -> one REST and one gRPC answer."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from serving.client import GrpcClient, RestClient
+from serving.server import EmbeddedServer
+from serving.tf_serving import docker_command, write_models_config
+from tff_pdp.config import ExperimentConfig, load_config
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.sources import write_digits_leaf
+from tff_pdp.errors import ConfigError
+from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.experiment import build_model
+from tff_pdp.runtime.export import export_experiment, personal_weights
+from tff_pdp.runtime.prepare import prepare_clients
+from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table, write_json
+from tff_pdp.runtime.train import train
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+MARKER = ".tff_pdp_demo"
+NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.3, 0
+# Served and in-process answers may differ by the rounding of another order of additions, not by more.
+TOLERANCE = 1e-5
+NUM_EXAMPLES = 4
+
+
+def run_demo(output: Path, data: str | None) -> tuple[dict[str, Any], str]:
+    """Runs everything and returns the summary and the text to print.
+
+    Args:
+      output: folder for all results; what an earlier demo wrote there is replaced.
+      data: folder of LEAF FEMNIST JSON; None for scikit-learn's digits.
+
+    Raises:
+      ConfigError: `output` holds something that is not a demo's.
+    """
+    started = time.monotonic()
+    _fresh_folder(output)
+    config = _config(output, data)
+    _announce(1, "prepare: raw LEAF JSON to a client dataset (Apache Beam)")
+    prepare_clients(config)
+    _announce(2, f"train: {', '.join(config.algorithms)}, each silo under its own budget")
+    for name in config.algorithms:
+        train(config, name)
+    _announce(3, "evaluate: personal models on each silo's test examples")
+    summary = evaluate_experiment(config)
+    _announce(4, "export: all personal models as one SavedModel")
+    version = export_experiment(config)
+    write_models_config(version.parent, config.export.model_name)
+    _announce(5, "serve: one REST and one gRPC prediction, compared with the in-process model")
+    difference = _largest_difference(config)
+    summary["served_difference"] = difference
+    summary["served_equals_in_process"] = difference <= TOLERANCE
+    summary["seconds"] = round(time.monotonic() - started, 1)
+    write_json(output / "summary.json", summary)
+    return summary, _closing_text(config, output, version, summary)
+
+
+def _config(output: Path, data: str | None) -> ExperimentConfig:
+    if data is not None:
+        return load_config(CONFIGS / "demo_femnist.yaml", {"output": str(output), "data.input": data})
+    source = output / "leaf"
+    write_digits_leaf(source, num_clients=NUM_SILOS, concentration=LABEL_SKEW, seed=PARTITION_SEED)
+    return load_config(CONFIGS / "demo.yaml", {"output": str(output), "data.input": str(source)})
+
+
+def _fresh_folder(output: Path) -> None:
+    if output.exists() and any(output.iterdir()) and not (output / MARKER).exists():
+        raise ConfigError(f"{output} holds something that no demo wrote: name another folder with --output")
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (output / MARKER).touch()
+
+
+def _largest_difference(config: ExperimentConfig) -> float:
+    """Serves the export, and compares its answers for every client and a stranger with the in-process models."""
+    method, state = load_trained(config, config.export.algorithm)
+    with build_engine(config.training.engine, device=config.training.device).install():
+        weights = personal_weights(method, state)
+    model, clients = build_model(config), ClientDataset.open(config.clients_folder)
+    base_path, name = config.export_folder, config.export.model_name
+    differences = []
+    with EmbeddedServer(base_path, name, rest_port=0, grpc_port=0) as server:
+        addresses = (f"127.0.0.1:{server.rest_port}", f"127.0.0.1:{server.grpc_port}")
+        for client in (RestClient(addresses[0]), GrpcClient(addresses[1])):
+            for client_id in clients.client_ids:
+                x = clients.load(client_id, "test").x[:NUM_EXAMPLES]
+                if not len(x):
+                    continue
+                expected = tf.nn.softmax(model.predict(weights[client_id], tf.constant(x))).numpy()
+                answer = client.predict(name, [client_id] * len(x), x)
+                if not np.all(answer.personalized):
+                    return float("inf")
+                differences.append(float(np.max(np.abs(answer.probabilities - expected))))
+    return max(differences)
+
+
+def _announce(number: int, text: str) -> None:
+    print(f"[{number}/5] {text}", flush=True)
+
+
+def _closing_text(config: ExperimentConfig, output: Path, version: Path, summary: dict[str, Any]) -> str:
+    verdict = "equal" if summary["served_equals_in_process"] else "NOT equal"
+    return "\n".join(
+        [
+            "",
+            summary_table(summary),
+            f"served and in-process predictions are {verdict} (largest difference {summary['served_difference']:.1e})",
+            f"took {summary['seconds']} s",
+            "",
+            f"report:      {output / 'report.html'}",
+            f"summary:     {output / 'summary.json'}",
+            f"saved model: {version}",
+            f"serve it:    tff-pdp serve --model-base-path {version.parent}",
+            f"production:  {docker_command(version.parent, config.export.model_name)}",
+        ]
+    )
