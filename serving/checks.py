@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 from serving import layout
@@ -89,12 +88,14 @@ def check_graph(export_dir: Path) -> None:
 def _check_asset(export_dir: Path, filename: str) -> None:
     # Loaders join this name to the assets directory unchecked: "../../secret" would be read as a vocabulary.
     if filename in ("", ".", "..") or "/" in filename or "\\" in filename:
-        raise ServingError(f"{export_dir} names the asset {filename!r}, which is outside its assets directory; refused.")
+        raise ServingError(
+            f"{export_dir} names the asset {filename!r}, which is outside its assets directory; refused."
+        )
     if not (export_dir / layout.ASSETS_DIRECTORY / filename).is_file():
         raise ServingError(f"{export_dir} lacks the asset {filename!r}; copy the export again.")
 
 
-def _nodes(graph) -> Iterator[node_def_pb2.NodeDef]:
+def _nodes(graph) -> Iterator:
     yield from graph.node
     for function in graph.library.function:
         yield from function.node_def

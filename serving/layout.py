@@ -29,7 +29,8 @@ def check_model_name(model_name: str) -> None:
     """
     if not _MODEL_NAME.fullmatch(model_name):
         raise ServingError(
-            f"Model name {model_name!r} cannot be served: use letters, digits, '_', '-' and '.', not starting with '-' or '.'."
+            f"Model name {model_name!r} cannot be served: use letters, digits, '_', '-' and '.', and start "
+            "with a letter, a digit or '_'."
         )
 
 

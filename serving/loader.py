@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -67,12 +67,12 @@ class Servable:
         """
         name = name or layout.SIGNATURE_NAMES[0]
         if name not in self._callables:
-            raise RequestError(
-                grpc.StatusCode.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.'
-            )
+            raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.')
         return self.signatures[name]
 
-    def predict(self, signature_name: str, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str] = ()) -> Tensors:
+    def predict(
+        self, signature_name: str, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str] = ()
+    ) -> Tensors:
         """Runs one signature.
 
         Args:
@@ -99,6 +99,25 @@ class Servable:
         return {key: named[key] for key in output_filter} if output_filter else named
 
 
+def check_input_names(signature: meta_graph_pb2.SignatureDef, names: Iterable[str]) -> None:
+    """Compares the names of the inputs sent with those the signature has.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT naming what is missing or extra.
+    """
+    required, sent = set(signature.inputs), set(names)
+    if len(sent) != len(required):
+        raise invalid_argument(
+            f"input size does not match signature: {len(sent)}!={len(required)} len({_braced(sent)}) != "
+            f"len({_braced(required)}). Sent extra: {_braced(sent - required)}. "
+            f"Missing but required: {_braced(required - sent)}."
+        )
+    for name in sorted(sent - required):
+        raise invalid_argument(
+            f"input tensor alias not found in signature: {name}. Inputs expected to be in the set {_braced(required)}."
+        )
+
+
 @contextlib.contextmanager
 def _without_deprecation_warnings() -> Iterator[None]:
     """Hides one warning: the session loader is deprecated for programs, but is how TensorFlow Serving works."""
@@ -123,23 +142,14 @@ def _make_callable(session: tf.compat.v1.Session, signature: meta_graph_pb2.Sign
 
 
 def _check_inputs(signature: meta_graph_pb2.SignatureDef, inputs: Mapping[str, np.ndarray]) -> None:
-    required, sent = set(signature.inputs), set(inputs)
-    if len(sent) != len(required):
-        raise invalid_argument(
-            f"input size does not match signature: {len(sent)}!={len(required)} len({_braced(sent)}) != "
-            f"len({_braced(required)}). Sent extra: {_braced(sent - required)}. "
-            f"Missing but required: {_braced(required - sent)}."
-        )
+    check_input_names(signature, inputs)
     for key, array in inputs.items():
-        if key not in required:
-            raise invalid_argument(
-                f"input tensor alias not found in signature: {key}. Inputs expected to be in the set {_braced(required)}."
-            )
         expected, actual = tf.as_dtype(signature.inputs[key].dtype), tf.as_dtype(array.dtype)
         if actual != expected:
             # The session would cast in silence; the C++ server does not.
             raise invalid_argument(f"Expects arg[{key}] to be {expected.name} but {actual.name} is provided")
-        shape = tf.TensorShape(signature.inputs[key].tensor_shape)
+        declared = signature.inputs[key].tensor_shape
+        shape = tf.TensorShape(declared)  # pyright: ignore[reportArgumentType]
         if not shape.is_compatible_with(array.shape):
             raise invalid_argument(f"input {key} has shape {list(array.shape)}, but the signature has {shape}")
 
@@ -155,5 +165,5 @@ def _check_output_filter(signature: meta_graph_pb2.SignatureDef, output_filter: 
             raise invalid_argument(f"duplicate output tensor alias: {key}")
 
 
-def _braced(keys) -> str:
+def _braced(keys: Iterable[str]) -> str:
     return "{" + ",".join(sorted(keys)) + "}"

@@ -42,9 +42,11 @@ class PersonalizedModule(tf.Module):
         self._model = model
         clients = list(personal_weights.values())
         owned = set(clients[0]) if clients else set()
-        self._shared = {name: tf.Variable(value) for name, value in global_weights.items() if name not in owned}
+        self._shared = {
+            name: tf.Variable(tf.constant(value)) for name, value in global_weights.items() if name not in owned
+        }
         self._stacked = {
-            name: tf.Variable(np.stack([global_weights[name], *(client[name] for client in clients)]))
+            name: tf.Variable(tf.stack([global_weights[name], *(client[name] for client in clients)]))
             for name in sorted(owned)
         }
         # A file, not constants: a graph over 2 GB cannot be saved, and ids in a file can be inspected.

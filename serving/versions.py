@@ -32,8 +32,8 @@ def staged_version(base_path: Path, version: int | None = None) -> Iterator[tupl
     version = last + 1 if version is None else version
     if not last < version <= layout.MAX_VERSION:
         raise ServingError(
-            f"Version {version} cannot be published under {base_path}: version {last} was, and a number is never reused "
-            "nor lowered, because servers pick the highest. Leave the version out to get the next one."
+            f"Version {version} cannot be published under {base_path}: version {last} was, and a number is never "
+            "reused nor lowered, because servers pick the highest. Leave the version out to get the next one."
         )
     staging = base_path / f"{version}{STAGING_SUFFIX}"
     try:

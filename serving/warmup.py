@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from serving import layout
