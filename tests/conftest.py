@@ -1,5 +1,7 @@
 """What several test folders share: one native engine, and one small client dataset written through the real job."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -11,3 +13,44 @@ def native_engine():
     engine = build_engine("native")
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def client_folder(tmp_path_factory):
+    """A prepared client dataset of three silos of digits."""
+    from tff_pdp.data.sources import write_digits_leaf
+    from tff_pdp.runtime.prepare import prepare_clients
+
+    folder = tmp_path_factory.mktemp("three_silos")
+    write_digits_leaf(folder / "leaf", num_clients=3, concentration=1.0, seed=0)
+    config = _load_demo({"output": str(folder), "data.input": str(folder / "leaf")})
+    prepare_clients(config)
+    return config.clients_folder
+
+
+@pytest.fixture
+def experiment(client_folder, tmp_path):
+    """A function that builds a small experiment on those silos, under this test's own folder."""
+
+    def build(name="run", **overrides):
+        output = tmp_path / name
+        output.mkdir(exist_ok=True)
+        if not (output / "clients").exists():
+            (output / "clients").symlink_to(client_folder)
+        settings = {
+            "output": str(output),
+            "data.input": str(client_folder.parent / "leaf"),
+            "training.rounds": 6,
+            "training.checkpoint_every": 2,
+            "training.evaluate_every": 3,
+            "training.test_only_seed": 1,
+        }
+        return _load_demo({**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
+
+    return build
+
+
+def _load_demo(overrides):
+    from tff_pdp.config import load_config
+
+    return load_config(Path(__file__).parent.parent / "configs" / "demo.yaml", overrides)
