@@ -1,6 +1,7 @@
 """Exporting a personalised model: one SavedModel for all clients, checked before any server can see it."""
 
 import datetime
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,12 @@ def _check_example_inputs(model: Model, example_inputs: np.ndarray) -> np.ndarra
 def _write_saved_model(
     staging: Path, model: Model, global_weights: Arrays, personal_weights: Mapping[str, Arrays]
 ) -> None:
-    vocabulary = staging / VOCABULARY_FILE
-    vocabulary.write_text("".join(f"{client_id}\n" for client_id in (GLOBAL_ID, *personal_weights)), encoding="utf-8")
-    module = PersonalizedModule(model, global_weights, personal_weights, vocabulary)
-    tf.saved_model.save(module, str(staging), signatures=build_signatures(module, model.input_shape))
-    # Saving copied it into the assets directory, which is where servers read it.
-    vocabulary.unlink()
+    # TensorFlow names the table after this path, so it must be unique and say nothing about this machine.
+    with tempfile.TemporaryDirectory() as scratch:
+        vocabulary = Path(scratch) / VOCABULARY_FILE
+        vocabulary.write_text("".join(f"{name}\n" for name in (GLOBAL_ID, *personal_weights)), encoding="utf-8")
+        module = PersonalizedModule(model, global_weights, personal_weights, vocabulary)
+        tf.saved_model.save(module, str(staging), signatures=build_signatures(module, model.input_shape))
 
 
 def _details(model: Model, model_name: str, version: int, num_clients: int) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""One small exported model and one running server for every test that only reads them."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from serving.export import export_personalized
+from serving.server import EmbeddedServer
+from tff_pdp.models.base import Model
+from tff_pdp.models.mlp import build_mlp
+
+MODEL_NAME = "toy"
+MAX_BYTES = 1 << 16
+MAX_ELEMENTS = 1 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Exporter:
+    """A model with weights, and how to export them."""
+
+    model: Model
+    global_weights: dict[str, np.ndarray]
+    personal_weights: dict[str, dict[str, np.ndarray]]
+    x: np.ndarray
+
+    def export(self, base_path: Path, **changes) -> Path:
+        arguments = {
+            "global_weights": self.global_weights,
+            "personal_weights": self.personal_weights,
+            "example_inputs": self.x,
+            "model_name": MODEL_NAME,
+            "privacy_report": {"claim": "none"},
+            "model_card": {"purpose": "test"},
+        }
+        return export_personalized(base_path, self.model, **{**arguments, **changes})
+
+    def expected(self, client_ids: list[str], x: np.ndarray) -> np.ndarray:
+        """Probabilities of the model in this process, example by example."""
+        rows = []
+        for client_id, example in zip(client_ids, x, strict=True):
+            weights = {**self.global_weights, **self.personal_weights.get(client_id, {})}
+            rows.append(tf.nn.softmax(self.model.predict(weights, tf.constant(example[np.newaxis])))[0].numpy())
+        return np.array(rows)
+
+
+@pytest.fixture(scope="session")
+def exporter() -> Exporter:
+    model = build_mlp((3, 2), num_classes=4, hidden_units=(5,))
+    return Exporter(
+        model=model,
+        global_weights=model.init(0),
+        personal_weights={"alice": model.init(1), "bob": model.init(2), "é ü": model.init(3)},
+        x=np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32),
+    )
+
+
+@pytest.fixture(scope="session")
+def export_dir(exporter, tmp_path_factory) -> Path:
+    return exporter.export(tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture(scope="session")
+def server(export_dir):
+    with EmbeddedServer(
+        export_dir.parent, MODEL_NAME, poll_seconds=60, max_bytes=MAX_BYTES, max_elements=MAX_ELEMENTS
+    ) as running:
+        yield running
