@@ -24,7 +24,7 @@ from tff_pdp.runtime.train import train
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 MARKER = ".tff_pdp_demo"
-NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.3, 0
+NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.5, 0
 # Served and in-process answers may differ by the rounding of another order of additions, not by more.
 TOLERANCE = 1e-5
 NUM_EXAMPLES = 4

@@ -11,7 +11,7 @@ from tff_pdp.models.base import InitialWeights, Model, Weights
 def build_mlp(input_shape: Sequence[int], num_classes: int, hidden_units: Sequence[int] = (64,)) -> Model:
     """Builds dense layers with ReLU between them, over the flattened example.
 
-    Kernels are Glorot-uniform, biases zero. The last layer is the head.
+    Kernels are Glorot-uniform (zero without hidden layers), biases zero. The last layer is the head.
     """
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes]
     layers = range(len(sizes) - 1)
@@ -21,7 +21,8 @@ def build_mlp(input_shape: Sequence[int], num_classes: int, hidden_units: Sequen
         weights: InitialWeights = {}
         for layer in layers:
             fan_in, fan_out = sizes[layer], sizes[layer + 1]
-            limit = np.sqrt(6.0 / (fan_in + fan_out))
+            # Without hidden layers the problem is convex and zero is as good a start as any, with no noise of its own.
+            limit = np.sqrt(6.0 / (fan_in + fan_out)) if hidden_units else 0.0
             weights[f"dense_{layer}/kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
             weights[f"dense_{layer}/bias"] = np.zeros(fan_out, np.float32)
         return weights
