@@ -107,6 +107,14 @@ class RestHandler(http.server.BaseHTTPRequestHandler):
         """Predict."""
         self._answer(self._post)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answers what the base class refuses, such as other methods, in JSON instead of its HTML page."""
+        self.close_connection = True
+        if code == 501:
+            self._send_error(400, f"Malformed request: {self.command} {self.path}")
+        else:
+            self._send_error(code, message or "Bad request")
+
     def log_message(self, format: str, *args) -> None:
         """Requests go to the debug log, without their bodies."""
         _LOGGER.debug(format, *args)

@@ -71,6 +71,7 @@ def test_status_and_metadata(call):
         ("POST", "/v1/models/toy:explode", 400, "Malformed request: POST /v1/models/toy:explode"),
         ("GET", "/v1/models/toy:predict", 400, "Malformed request: GET /v1/models/toy:predict"),
         ("POST", "/v1/models/toy", 400, "Malformed request: POST /v1/models/toy"),
+        ("DELETE", "/v1/models/toy", 400, "Malformed request: DELETE /v1/models/toy"),
         ("GET", "/elsewhere", 404, "Not found"),
     ],
 )

@@ -1,8 +1,10 @@
+import contextlib
 import json
 import shutil
 import socket
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -106,8 +108,11 @@ def test_a_new_version_is_picked_up_and_a_corrupt_one_keeps_the_old(exporter, ex
     with EmbeddedServer(tmp_path, "toy", poll_seconds=0.05) as server:
         client = RestClient(f"127.0.0.1:{server.rest_port}")
         changed = {"alice": exporter.personal_weights["bob"]}
-        exporter.export(tmp_path, personal_weights=changed)
-        _wait_for_state(server, 2, "AVAILABLE")
+        with _hammer(client, exporter.x) as answers:
+            exporter.export(tmp_path, personal_weights=changed)
+            _wait_for_state(server, 2, "AVAILABLE")
+        assert len(answers) > 1
+        assert not [answer for answer in answers if isinstance(answer, ServingError)]
         answer = client.predict("toy", ["alice"], exporter.x[:1])
         np.testing.assert_allclose(answer.probabilities, exporter.expected(["bob"], exporter.x[:1]), atol=1e-6)
 
@@ -130,9 +135,28 @@ def test_a_slow_copy_is_tried_again_when_it_is_complete(export_dir, tmp_path):
     assert manager.servable("toy")[0] == 1
 
 
-def _wait_for_state(server, version, state):
-    import urllib.request
+@contextlib.contextmanager
+def _hammer(client, x):
+    """Calls the server without a pause while the block runs, and collects what comes back."""
+    answers, done = [], threading.Event()
 
+    def call():
+        while not done.is_set():
+            try:
+                answers.append(client.predict("toy", ["alice"] * len(x), x))
+            except ServingError as error:
+                answers.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        done.set()
+        thread.join()
+
+
+def _wait_for_state(server, version, state):
     url = f"http://127.0.0.1:{server.rest_port}/v1/models/toy"
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
