@@ -19,7 +19,7 @@ class Engine(Protocol):
         """Sends the TFF computations called inside the `with` block to this engine.
 
         TFF keeps its contexts per thread: only the thread that enters the block is affected, and a thread started
-        inside it has no engine until it calls `install` itself. Blocks may be nested and entered again.
+        inside it has no engine ("No default context installed", says TFF) until it calls `install` itself. Blocks may be nested and entered again.
         """
         ...
 
