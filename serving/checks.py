@@ -46,8 +46,8 @@ ALLOWED_OPS = frozenset(
 )
 
 
-def check_export(export_dir: Path) -> dict:
-    """Runs every check on an export and returns its manifest. Nothing of the export is executed.
+def check_export(export_dir: Path) -> None:
+    """Runs every check on an export. Nothing of the export is executed.
 
     The checks catch damage and well-known abuse; they are no sandbox, so serve only exports from someone you trust.
 
@@ -55,9 +55,8 @@ def check_export(export_dir: Path) -> dict:
       ServingError: naming the first file, asset or op that is refused.
     """
     check_no_links(export_dir)
-    manifest = check_manifest(export_dir)
+    check_manifest(export_dir)
     check_graph(export_dir)
-    return manifest
 
 
 def check_no_links(export_dir: Path) -> None:

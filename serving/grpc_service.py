@@ -82,8 +82,9 @@ def _check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise ServingError(_port_message(host, port, error.strerror or str(error))) from error
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ServingError(_port_message(host, port, reason)) from error
 
 
 def _port_message(host: str, port: int, reason: str) -> str:

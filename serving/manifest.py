@@ -30,16 +30,15 @@ def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
     )
 
 
-def check_manifest(export_dir: Path) -> dict[str, Any]:
-    """Compares an export with its manifest and returns the manifest.
+def check_manifest(export_dir: Path) -> None:
+    """Compares the files of an export with its manifest.
 
     Raises:
       ServingError: if the manifest is missing or malformed, or a file is missing, added or changed.
     """
     path = export_dir / layout.MANIFEST_FILE
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        expected = dict(manifest["files"])
+        expected = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
     except FileNotFoundError as error:
         raise ServingError(f"{export_dir} has no {layout.MANIFEST_FILE}: it is not a complete export.") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -52,7 +51,6 @@ def check_manifest(export_dir: Path) -> dict[str, Any]:
     for name, file in present.items():
         if sha256(file) != expected[name]:
             raise ServingError(f"{file} does not match the SHA-256 in its manifest; copy the export again.")
-    return manifest
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

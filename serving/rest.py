@@ -57,9 +57,10 @@ class RestServer(http.server.ThreadingHTTPServer):
         self._connections_lock = threading.Lock()
         try:
             super().__init__((host, port), RestHandler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ServingError(
-                f"REST port {port} on {host} cannot be used ({error.strerror}); choose another, or 0."
+                f"REST port {port} on {host} cannot be used ({reason}); choose another, or 0."
             ) from error
 
     def process_request(self, request, client_address) -> None:
