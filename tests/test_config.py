@@ -61,7 +61,7 @@ def test_overrides_replace_values_by_dotted_key(tmp_path, content):
     config = load_config(write(tmp_path, content), {"training.rounds": 7, "output": "elsewhere"})
     assert config.training.rounds == 7
     assert config.output == "elsewhere"
-    with pytest.raises(ConfigError, match="unknown key 'training.speed'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'training.speed'"):
         load_config(write(tmp_path, content), {"training.speed": 1})
 
 

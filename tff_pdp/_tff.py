@@ -12,7 +12,7 @@ import logging
 import os
 import pathlib
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tff_pdp.errors import EngineError
 
@@ -66,8 +66,9 @@ import tensorflow_federated as tff  # noqa: E402
 CLIENTS = tff.CLIENTS
 SERVER = tff.SERVER
 
-federated_computation = tff.federated_computation
-tensorflow_computation = tff.tensorflow.computation
+# Typed as Any: their own annotations do not say that a decorated function becomes a Computation.
+federated_computation: Any = tff.federated_computation
+tensorflow_computation: Any = tff.tensorflow.computation
 
 federated_aggregate = tff.federated_aggregate
 federated_broadcast = tff.federated_broadcast

@@ -87,7 +87,6 @@ def build_parser() -> argparse.ArgumentParser:
     predict.add_argument("--num-examples", type=int, default=3, metavar="N", help="how many; default 3")
     predict.add_argument("--address", default="localhost:8501", metavar="HOST:PORT", help="default localhost:8501")
     predict.add_argument("--grpc", action="store_true", help="speak gRPC; the address is then the gRPC port's")
-    _add_json(predict)
     predict.set_defaults(run=_lazily("predict"))
 
     demo = _command(commands, "demo", "Everything at once, on real digits or on your own FEMNIST folder.")

@@ -85,7 +85,12 @@ def predict(options: argparse.Namespace) -> int:
     client = GrpcClient(options.address) if options.grpc else RestClient(options.address)
     prediction = client.predict(config.export.model_name, [options.client_id] * len(x), x)
     rows = [
-        {"label": int(label), "predicted": int(row.argmax()), "probability": float(row.max()), "personalized": bool(own)}
+        {
+            "label": int(label),
+            "predicted": int(row.argmax()),
+            "probability": float(row.max()),
+            "personalized": bool(own),
+        }
         for label, row, own in zip(y, prediction.probabilities, prediction.personalized, strict=True)
     ]
     _show(

@@ -52,9 +52,7 @@ def test_each_step_gets_its_own_index():
 def test_fed_avg_releases_the_difference_and_adds_the_mean():
     algorithm = ALGORITHMS["fed_avg"]()
     message = {"weights": weights(1.0)}
-    result = algorithm.client_update(
-        message, {}, NO_DATA, pull_to(5.0), hparams(learning_rate=0.5, local_steps=1)
-    )
+    result = algorithm.client_update(message, {}, NO_DATA, pull_to(5.0), hparams(learning_rate=0.5, local_steps=1))
     np.testing.assert_array_equal(result.released["update"]["w"], [2.0])
     server = algorithm.server_update({"weights": weights(1.0)}, {"update": weights(2.0)})
     np.testing.assert_array_equal(server["weights"]["w"], [3.0])

@@ -1,4 +1,4 @@
-"""What every registered algorithm must do, whatever its method: new entries in the registry are tested with no new code."""
+"""What every registered algorithm must do, whatever its method; a new entry is tested with no new code."""
 
 import collections
 import math
@@ -103,9 +103,7 @@ def test_a_round_keeps_types_and_shapes(algorithm, process, native_engine):
         assert (before.dtype, before.shape) == (after.dtype, after.shape)
 
 
-def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(
-    algorithm, process, native_engine, tmp_path
-):
+def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algorithm, process, native_engine, tmp_path):
     with native_engine.install():
         whole = run(process, algorithm, rounds=3)
         server, clients = run(process, algorithm, rounds=1)

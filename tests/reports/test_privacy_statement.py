@@ -3,8 +3,8 @@ import json
 import math
 
 import pytest
-from tests.reports import report_samples as samples
 
+from tests.reports import report_samples as samples
 from tff_pdp import errors
 from tff_pdp.reports import privacy_statement
 

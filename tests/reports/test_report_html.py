@@ -4,8 +4,8 @@ import math
 import re
 
 import pytest
-from tests.reports import report_samples as samples
 
+from tests.reports import report_samples as samples
 from tff_pdp.reports import html as report_html
 from tff_pdp.reports import plots
 

@@ -2,8 +2,8 @@ import dataclasses
 import math
 
 import pytest
-from tests.reports import report_samples as samples
 
+from tests.reports import report_samples as samples
 from tff_pdp.reports import summary
 
 

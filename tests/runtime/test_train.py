@@ -114,7 +114,7 @@ def test_unknown_names_are_listed_with_the_known_ones(experiment):
         train(experiment(), "fedavg", progress=False)
     with pytest.raises(ConfigError, match=r"model.name: 'transformer' is not known; known: linear, mlp"):
         train(experiment(model__name="transformer"), "fed_avg", progress=False)
-    with pytest.raises(ConfigError, match="unknown key 'algorithms.fed_avg.momentum'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
         train(experiment(algorithms={"fed_avg": {"momentum": 0.9}}), "fed_avg", progress=False)
     with pytest.raises(ConfigError, match="engine"):
         train(experiment(training__engine="warp"), "fed_avg", progress=False)

@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-Weights = Mapping[str, tf.Tensor]
+# By name: tensors inside a computation, arrays outside.
+Weights = Mapping[str, Any]
 InitialWeights = dict[str, np.ndarray]
 
 

@@ -40,15 +40,15 @@ def build_dp_sgd_grad_fn(
     """
 
     def grad_fn(weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
-        step_seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, seed.dtype))
-        batch_seed, noise_seed = tf.unstack(tf.random.experimental.stateless_split(step_seed, 2))
+        step_seed = tf.random.fold_in(seed, tf.cast(step, seed.dtype))
+        batch_seed, noise_seed = tf.unstack(tf.random.split(step_seed, 2))
         sampled = poisson_mask(batch_seed, tf.shape(data.y)[0], sampling_rate)
         x, y = tf.boolean_mask(data.x, sampled), tf.boolean_mask(data.y, sampled)
         factors = clip_factors(per_example_norms(model, weights, x, y), clip_norm)
         clipped_sum = _weighted_gradient(model, weights, x, y, factors)
         # z = 0 means no noise, also where C is infinite and z * C would be NaN.
         stddev = tf.math.multiply_no_nan(clip_norm, noise_multiplier)
-        noise_seeds = tf.unstack(tf.random.experimental.stateless_split(noise_seed, len(clipped_sum)))
+        noise_seeds = tf.unstack(tf.random.split(noise_seed, len(clipped_sum)))
         return collections.OrderedDict(
             (name, (total + stddev * tf.random.stateless_normal(tf.shape(total), tensor_seed)) / expected_batch_size)
             for (name, total), tensor_seed in zip(clipped_sum.items(), noise_seeds, strict=True)

@@ -18,4 +18,4 @@ def poisson_mask(seed: tf.Tensor, num_examples: tf.Tensor, sampling_rate: tf.Ten
     Returns:
       bool `[num_examples]`.
     """
-    return tf.random.stateless_uniform([num_examples], seed) < sampling_rate
+    return tf.random.stateless_uniform(tf.reshape(num_examples, [1]), seed) < sampling_rate

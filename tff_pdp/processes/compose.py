@@ -15,6 +15,7 @@ one compiled computation serves silos with different budgets.
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,6 @@ def _at_server(**values: Any) -> Any:
 
 def _plain(state: Any) -> Any:
     """Mappings as OrderedDicts, the form TFF types keep the order of."""
-    if isinstance(state, collections.abc.Mapping):
+    if isinstance(state, Mapping):
         return collections.OrderedDict((name, _plain(value)) for name, value in state.items())
     return state

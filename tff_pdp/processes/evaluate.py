@@ -69,6 +69,4 @@ def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDi
     correct = tf.equal(tf.argmax(logits, axis=-1), data["y"])
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=data["y"], logits=logits)
     # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
-    return collections.OrderedDict(
-        accuracy=tf.reduce_mean(tf.cast(correct, tf.float32)), loss=tf.reduce_mean(losses)
-    )
+    return collections.OrderedDict(accuracy=tf.reduce_mean(tf.cast(correct, tf.float32)), loss=tf.reduce_mean(losses))

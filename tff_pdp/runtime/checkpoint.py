@@ -97,7 +97,9 @@ def load_latest(folder: Path) -> Checkpoint | None:
             server_state = _unflatten(structure["server"], arrays)
             client_states = {client: _unflatten(state, arrays) for client, state in structure["clients"].items()}
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{latest}: the checkpoint cannot be read ({error}); remove that folder to use the one before")
+        raise DataError(
+            f"{latest}: the checkpoint cannot be read ({error}); remove that folder to use the one before"
+        ) from None
     if content["format_version"] != FORMAT_VERSION:
         raise DataError(f"{latest}: checkpoint format {content['format_version']}, this version reads {FORMAT_VERSION}")
     return Checkpoint(

@@ -23,6 +23,9 @@ from tff_pdp.runtime.engines import build_engine
 from tff_pdp.runtime.experiment import Method, build_method
 from tff_pdp.runtime.train import evaluate_clients, read_metrics
 
+# What the summary repeats of the report's privacy statement.
+PRIVACY_KEYS = ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
+
 Trained = tuple[Method, Checkpoint]
 
 
@@ -175,9 +178,7 @@ def _summary(report: Report) -> dict[str, Any]:
             for row in content["algorithms"]
         },
         "silos": content["silos"],
-        "privacy": {
-            key: content["privacy"][key] for key in ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
-        },
+        "privacy": {key: content["privacy"][key] for key in PRIVACY_KEYS},
     }
 
 
