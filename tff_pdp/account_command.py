@@ -76,8 +76,9 @@ def _account(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.epsilon is not None and not 0 < args.epsilon < math.inf:
         raise ConfigError(f"--epsilon is {args.epsilon}; it must be positive and finite.")
-    noise_multiplier = args.noise_multiplier
-    if noise_multiplier is None:
+    if args.epsilon is None:
+        noise_multiplier = args.noise_multiplier
+    else:
         noise_multiplier = calibrate_noise_multiplier(args.epsilon, args.delta, args.sampling_rate, args.steps)
     bounds = epsilon_bounds(poisson_gaussian_event(args.sampling_rate, noise_multiplier, args.steps), args.delta)
     target = {} if args.epsilon is None else {"epsilon_target": args.epsilon}
@@ -102,7 +103,7 @@ def _finite(value: float | None) -> float | None:
 
 def _text(result: dict[str, Any]) -> str:
     def shown(name: str) -> str:
-        # Rounded up: a printed epsilon must not be smaller than the one that was proved.
+        # Rounded up: a printed epsilon must not be smaller than the one proved, nor printed noise smaller than needed.
         value = result[name]
         return "none" if value is None else f"{math.ceil(value * 1e4) / 1e4:.4f}"
 
@@ -111,7 +112,7 @@ def _text(result: dict[str, Any]) -> str:
         f"(RDP {shown('epsilon_rdp')}, PLD {shown('epsilon_pld')})",
         f"unit: {result['unit']}, that is {_UNITS[result['unit']]}",
         f"plan: {result['steps']} Gaussian sums, Poisson sampling rate {result['sampling_rate']:g}, "
-        f"noise multiplier {result['noise_multiplier']:.6g}",
+        f"noise multiplier {math.ceil(result['noise_multiplier'] * 1e5) / 1e5:.8g}",
     ]
     if result["epsilon"] is None:
         lines[0] = "epsilon is infinite: nothing is protected, because there is no noise"

@@ -69,6 +69,7 @@ def serve(options: argparse.Namespace) -> int:
     base_path = Path(options.model_base_path)
     name = options.model_name or base_path.resolve().name
     with EmbeddedServer(base_path, name, rest_port=options.rest_port, grpc_port=options.grpc_port) as server:
+        print(server.banner, flush=True)
         server.wait()
     return 0
 

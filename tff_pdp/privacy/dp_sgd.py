@@ -6,6 +6,7 @@ bit, the gradient of the plain loss.
 """
 
 import collections
+from typing import Any
 
 import tensorflow as tf
 
@@ -40,7 +41,8 @@ def build_dp_sgd_grad_fn(
     """
 
     def grad_fn(weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
-        step_seed = tf.random.fold_in(seed, tf.cast(step, seed.dtype))
+        # The type stubs know only Python integers here.
+        step_seed: Any = tf.random.fold_in(seed, tf.cast(step, seed.dtype))  # pyright: ignore[reportArgumentType]
         batch_seed, noise_seed = tf.unstack(tf.random.split(step_seed, 2))
         sampled = poisson_mask(batch_seed, tf.shape(data.y)[0], sampling_rate)
         x, y = tf.boolean_mask(data.x, sampled), tf.boolean_mask(data.y, sampled)

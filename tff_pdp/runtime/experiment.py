@@ -65,7 +65,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
     algorithm = lookup(ALGORITHMS, name, "algorithms")()
     hparams = _hparams(algorithm, config.algorithms[name])
-    clients = ClientDataset.open(config.clients_folder)
+    clients = _open_clients(config)
     model = build_model(config)
     plan = lookup(PLANS, config.privacy.plan, "privacy.plan")(
         config.privacy,
@@ -113,6 +113,18 @@ def lookup(registry: Mapping[str, Any], name: str, key: str) -> Any:
     if name not in registry:
         raise ConfigError(f"{key}: {name!r} is not known; known: {', '.join(sorted(registry))}")
     return registry[name]
+
+
+def _open_clients(config: ExperimentConfig) -> ClientDataset:
+    clients = ClientDataset.open(config.clients_folder)
+    features = clients.manifest.features
+    expected = (config.data.image_shape, config.data.num_classes)
+    if (features.shape, features.num_classes) != expected:
+        raise ConfigError(
+            f"{config.clients_folder} holds examples of shape {features.shape} in {features.num_classes} classes, but "
+            f"data.image_shape and data.num_classes are {expected}: prepare it again with --overwrite"
+        )
+    return clients
 
 
 def _hparams(algorithm: Algorithm, given: Mapping[str, Any]) -> Mapping[str, float | int]:

@@ -18,8 +18,9 @@ class Engine(Protocol):
     def install(self) -> AbstractContextManager[Self]:
         """Sends the TFF computations called inside the `with` block to this engine.
 
-        TFF keeps its contexts per thread: only the thread that enters the block is affected, and a thread started
-        inside it has no engine ("No default context installed", says TFF) until it calls `install` itself. Blocks may be nested and entered again.
+        TFF keeps its contexts per thread: only the thread that enters the block is affected. A thread started inside
+        it has no engine ("No default context installed", says TFF) until it calls `install` itself. Blocks may be
+        nested and entered again.
         """
         ...
 

@@ -1,0 +1,144 @@
+"""The client dataset on disk: names of its parts, and the manifest that describes them.
+
+    <dataset>/
+      shards/part-00000-of-00008.tfrecord   tf.Example records, sorted by (client id, split, example id)
+      index.parquet                         client_id, split, shard, offset, nbytes, num_examples
+      dead_letters/*.jsonl                  records that could not be used, each with a reason
+      manifest.json                         this module's `Manifest`
+      _SUCCESS                              written last; a dataset without it is not a dataset
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.errors import DataError
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "validation", "test")
+
+SHARD_FOLDER = "shards"
+DEAD_LETTER_FOLDER = "dead_letters"
+INDEX_FILE = "index.parquet"
+MANIFEST_FILE = "manifest.json"
+SUCCESS_FILE = "_SUCCESS"
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """Shape and type of one example: `x` has `shape` and `x_dtype`; `y` is a scalar in `[0, num_classes)`."""
+
+    shape: tuple[int, ...]
+    num_classes: int
+    x_dtype: str = "float32"
+    y_dtype: str = "int64"
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+    """Name (relative to its root), size and sha256 of one file."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, root: Path, name: str) -> "FileRecord":
+        """Hashes the file `root / name`."""
+        with open(root / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(name, (root / name).stat().st_size, digest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """A number of users (or clients) and of the examples they hold."""
+
+    users: int = 0
+    examples: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything a reader or a reviewer needs to know about a client dataset, without opening its shards.
+
+    Attributes:
+      features: shape and type of one example.
+      seed: what the split and the sharding were keyed with.
+      parameters: the options that decided the content.
+      sources: the input files.
+      config_hash: sha256 over format version, parameters and sources; equal hashes mean equal datasets.
+      read: what the sources held.
+      kept: what the dataset holds.
+      dropped: what was left out, by reason; `kept` and `dropped` add up to `read`.
+      num_examples: examples in each split.
+      clients: examples of each client in each split.
+      shards: the shard files, in order; the index refers to them by position.
+      index: the index file.
+      format_version: version of this layout.
+    """
+
+    features: FeatureSpec
+    seed: int
+    parameters: Mapping[str, Any]
+    sources: tuple[FileRecord, ...]
+    config_hash: str
+    read: Tally
+    kept: Tally
+    dropped: Mapping[str, Tally]
+    num_examples: Mapping[str, int]
+    clients: Mapping[str, Mapping[str, int]]
+    shards: tuple[FileRecord, ...]
+    index: FileRecord
+    format_version: int = FORMAT_VERSION
+
+    def save(self, dataset: Path) -> None:
+        """Writes `manifest.json` into the folder `dataset`."""
+        text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+        (dataset / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, dataset: Path) -> "Manifest":
+        """Reads the manifest of a finished dataset.
+
+        Raises:
+          DataError: the folder is missing or unfinished, or its manifest is unreadable or of another version.
+        """
+        if not dataset.is_dir():
+            raise DataError(f"{dataset}: no such client dataset; write one with `tff-pdp prepare`")
+        if not (dataset / SUCCESS_FILE).is_file():
+            raise DataError(
+                f"{dataset}: not a finished client dataset ({SUCCESS_FILE} is missing); run `tff-pdp prepare` again"
+            )
+        path = dataset / MANIFEST_FILE
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            version = fields["format_version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: unreadable manifest ({error!r}); prepare the data again") from error
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"{path}: format version {version}, but this release reads version {FORMAT_VERSION}; "
+                "prepare the data again"
+            )
+        try:
+            return cls._from_fields(fields)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}: malformed manifest ({error!r}); prepare the data again") from error
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> "Manifest":
+        features = fields["features"]
+        nested = {
+            "features": FeatureSpec(**{**features, "shape": tuple(features["shape"])}),
+            "sources": tuple(FileRecord(**record) for record in fields["sources"]),
+            "read": Tally(**fields["read"]),
+            "kept": Tally(**fields["kept"]),
+            "dropped": {reason: Tally(**tally) for reason, tally in fields["dropped"].items()},
+            "shards": tuple(FileRecord(**record) for record in fields["shards"]),
+            "index": FileRecord(**fields["index"]),
+        }
+        return cls(**{**fields, **nested})

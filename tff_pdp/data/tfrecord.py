@@ -1,0 +1,63 @@
+"""TFRecord framing: what `beam_pipelines` writes and `ClientDataset` reads by byte range.
+
+A record is `length (uint64) | masked crc32c of length | payload | masked crc32c of payload`, little-endian.
+"""
+
+import struct
+
+import google_crc32c
+
+from tff_pdp.errors import DataError
+
+_HEADER = struct.Struct("<QI")
+_FOOTER = struct.Struct("<I")
+
+
+def frame(payload: bytes) -> bytes:
+    """Wraps one payload as a TFRecord."""
+    length = struct.pack("<Q", len(payload))
+    return length + _FOOTER.pack(_masked_crc32c(length)) + payload + _FOOTER.pack(_masked_crc32c(payload))
+
+
+def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
+    """Splits a buffer that holds whole TFRecords into its payloads, checking every checksum.
+
+    Args:
+      buffer: the bytes of zero or more records.
+      file_name: where the buffer was read, for error messages.
+      file_offset: position of the buffer in that file, for error messages.
+
+    Raises:
+      DataError: a record is cut short or fails its checksum; names the file and the record's offset.
+    """
+    payloads = []
+    position = 0
+    while position < len(buffer):
+        payload = _payload_at(buffer, position)
+        if payload is None:
+            raise DataError(
+                f"{file_name}: corrupt TFRecord at byte {file_offset + position}; "
+                "restore the file or prepare the data again"
+            )
+        payloads.append(payload)
+        position += _HEADER.size + len(payload) + _FOOTER.size
+    return payloads
+
+
+def _payload_at(buffer: bytes, position: int) -> bytes | None:
+    start = position + _HEADER.size
+    if start > len(buffer):
+        return None
+    length, length_checksum = _HEADER.unpack_from(buffer, position)
+    end = start + length
+    if length_checksum != _masked_crc32c(buffer[position : position + 8]) or end + _FOOTER.size > len(buffer):
+        return None
+    payload = buffer[start:end]
+    if _FOOTER.unpack_from(buffer, end)[0] != _masked_crc32c(payload):
+        return None
+    return payload
+
+
+def _masked_crc32c(data: bytes) -> int:
+    checksum = google_crc32c.value(data)
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
