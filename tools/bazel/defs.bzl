@@ -1,0 +1,24 @@
+"""One Bazel target per pytest file."""
+
+load("@rules_python//python:defs.bzl", "py_test")
+
+_PYTEST_MAIN = "//tools/bazel:pytest_main.py"
+
+def pytest_tests(files):
+    """Declares a test target for each file, named after it.
+
+    Args:
+      files: The test files of the package, usually from a glob.
+    """
+    for file in files:
+        py_test(
+            name = file[:-len(".py")],
+            # An import of TensorFlow takes most of a minute where the sandbox finds no compiled bytecode.
+            size = "medium",
+            # With its neighbours: fixtures, helpers, and tests that another file builds upon.
+            srcs = native.glob(["*.py"]) + [_PYTEST_MAIN],
+            args = ["$(location {})".format(file)],
+            data = ["//:configs", "//:pyproject.toml"],
+            main = _PYTEST_MAIN,
+            deps = ["//beam_pipelines", "//serving", "//tests:support", "//tff_pdp"],
+        )
