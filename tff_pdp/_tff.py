@@ -148,7 +148,7 @@ class NoEngineContext(SyncContext):
         del comp, arg
         raise EngineError(
             "No engine is installed in this thread: call the computation inside "
-            "`with tff_pdp.runtime.engines.build_engine('native').install():`."
+            "`with tff_pdp.runtime.engines.running_engine():`."
         )
 
 

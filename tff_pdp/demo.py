@@ -15,7 +15,7 @@ from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError
-from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import build_model
 from tff_pdp.runtime.export import export_experiment, personal_weights
 from tff_pdp.runtime.prepare import prepare_clients
@@ -81,7 +81,7 @@ def _fresh_folder(output: Path) -> None:
 def _largest_difference(config: ExperimentConfig) -> float:
     """Serves the export, and compares its answers for every client and a stranger with the in-process models."""
     method, state = load_trained(config, config.export.algorithm)
-    with build_engine(config.training.engine, device=config.training.device).install():
+    with running_engine(config.training.engine, config.training.device):
         weights = personal_weights(method, state)
     model, clients = build_model(config), ClientDataset.open(config.clients_folder)
     base_path, name = config.export_folder, config.export.model_name

@@ -8,7 +8,7 @@ import numpy as np
 from serving.export import export_personalized
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.privacy.ledger import Ledger
-from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import Method
 from tff_pdp.runtime.results import load_trained
 
@@ -23,7 +23,7 @@ def export_experiment(config: ExperimentConfig) -> Path:
       ServingError: the export failed its checks; nothing was published.
     """
     method, state = load_trained(config, config.export.algorithm)
-    with build_engine(config.training.engine, device=config.training.device).install():
+    with running_engine(config.training.engine, config.training.device):
         personal = personal_weights(method, state)
     return export_personalized(
         config.export_folder,

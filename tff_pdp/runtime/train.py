@@ -16,7 +16,7 @@ from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import Method, build_method
 from tff_pdp.runtime.run_key import RunKey
 
@@ -45,7 +45,7 @@ def train(
     if overwrite:
         shutil.rmtree(folder, ignore_errors=True)
     method = build_method(config, name)
-    with build_engine(config.training.engine, device=config.training.device).install():
+    with running_engine(config.training.engine, config.training.device):
         state = _start_or_resume(config, method, folder, resume)
         train_data, validation_data = method.client_data("train"), method.client_data("validation")
         rounds = range(state.round_number + 1, config.training.rounds + 1)

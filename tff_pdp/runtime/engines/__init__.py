@@ -1,11 +1,12 @@
-"""Engines: how a TFF computation is executed. `build_engine(name)` is the way in."""
+"""Engines: how a TFF computation is executed. `running_engine(name)` is the way in."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.runtime.engines.base import Engine
 
-__all__ = ["ENGINES", "Engine", "build_engine"]
+__all__ = ["ENGINES", "Engine", "build_engine", "running_engine"]
 
 
 def _build_native(device: str, **options: object) -> Engine:
@@ -38,3 +39,14 @@ def build_engine(name: str = "native", device: str = "cpu", **options: object) -
     if name not in ENGINES:
         raise ConfigError(f"engine: unknown name {name!r}; known engines: {', '.join(sorted(ENGINES))}.")
     return ENGINES[name](device=device, **options)
+
+
+@contextlib.contextmanager
+def running_engine(name: str = "native", device: str = "cpu", **options: object) -> Iterator[Engine]:
+    """Builds an engine, installs it in this thread, and closes it at the end of the `with` block.
+
+    Raises:
+        ConfigError, EngineError: As `build_engine`.
+    """
+    with contextlib.closing(build_engine(name, device, **options)) as engine, engine.install():
+        yield engine

@@ -15,23 +15,6 @@ from tff_pdp.runtime.engines.native_context import NativeContext, WorkerStub
 from tff_pdp.runtime.engines.worker import WorkerProcess
 
 
-@contextlib.contextmanager
-def native_engine(**options: object) -> Iterator["NativeEngine"]:
-    """Builds a native engine, installs it in this thread, and closes it at the end of the `with` block.
-
-    Args:
-        **options: As for `build_native_engine`.
-
-    Yields:
-        The running engine.
-
-    Raises:
-        EngineError: As `build_native_engine`.
-    """
-    with contextlib.closing(build_native_engine(**options)) as engine, engine.install():  # type: ignore[arg-type]
-        yield engine
-
-
 def build_native_engine(
     *,
     device: str = "cpu",
