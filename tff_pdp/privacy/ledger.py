@@ -100,9 +100,9 @@ class Ledger:
                 f"after {count} more releases, of epsilon={budget:g} at delta={self.budgets[scope].delta:g}. "
                 "The step was not run. Stop here, plan fewer rounds, or start again with more noise or a larger budget."
             )
-        self._verified[scope] = planned
+        before, self._verified[scope] = self._verified[scope], planned
         if 2 * count <= planned[event]:
-            self._look_ahead(scope, event)
+            self._look_ahead(scope, event, before)
 
     def append(
         self,
@@ -189,11 +189,14 @@ class Ledger:
     def _add(self, scope: str, event: dp_accounting.DpEvent, count: int) -> None:
         self._counts[scope][event] = self._counts[scope].get(event, 0) + count
 
-    def _look_ahead(self, scope: str, event: dp_accounting.DpEvent) -> None:
+    def _look_ahead(
+        self, scope: str, event: dp_accounting.DpEvent, before: Mapping[dp_accounting.DpEvent, int]
+    ) -> None:
         """Verifies more than asked for, so that a run charged step by step needs accounting only now and then."""
-        verified = self._verified[scope]
-        for factor in (2.0, 1.25, 1.05):
-            further = {**verified, event: int(factor * verified[event])}
+        planned = self._verified[scope]
+        for factor, others in ((2.0, before), (2.0, {}), (1.25, {}), (1.05, {})):
+            further = {kind: max(total, others.get(kind, 0)) for kind, total in planned.items()}
+            further[event] = int(factor * planned[event])
             if self._bounds(scope, further).best <= self.budgets[scope].epsilon:
                 self._verified[scope] = further
                 return

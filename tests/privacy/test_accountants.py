@@ -1,0 +1,216 @@
+import math
+
+import attr
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.privacy import dp_events
+from tff_pdp.privacy.accountants import (
+    Adjacency,
+    calibrate_noise_multiplier,
+    epsilon_bounds,
+    exact_gaussian_epsilon,
+    solve_noise_multiplier,
+)
+from tff_pdp.privacy.dp_events import CustomDpEvent, ExponentialMechanismDpEvent, poisson_gaussian_event
+
+TOLERANCE = 1e-2
+GRID = 1e-3  # The published PLD values were computed on this grid.
+
+
+@pytest.mark.parametrize(
+    "records, batch, noise, steps, delta, rdp, pld",
+    [
+        (60000, 256, 1.1, 14100, 1e-5, 2.600, 2.394),
+        (1000, 32, 1.0, 1000, 1e-5, 7.239, 6.589),
+        (872, 64, 4.0, 5213, 1e-7, 7.992, 7.546),
+        (1500, 100, 2.0, 3015, 1e-4, 9.466, 8.675),
+    ],
+)
+def test_silo_anchors(records, batch, noise, steps, delta, rdp, pld):
+    event = poisson_gaussian_event(batch / records, noise, steps)
+    on_grid = epsilon_bounds(event, delta, discretisation=GRID)
+    assert on_grid.rdp == pytest.approx(rdp, rel=TOLERANCE)
+    assert on_grid.pld == pytest.approx(pld, rel=TOLERANCE)
+    assert epsilon_bounds(event, delta).best <= on_grid.best * 1.0005
+
+
+@pytest.mark.parametrize(
+    "rate, noise, steps, rdp, pld",
+    [
+        (0.05, 5, 1000, 1.340, 1.227),
+        (0.05, 10, 1000, 0.621, 0.568),
+        (0.1, 5, 100, 0.835, 0.758),
+        (0.1, 5, 1000, 2.880, 2.651),
+        (0.1, 5, 2000, 4.244, 3.921),
+        (0.1, 10, 1000, 1.320, 1.210),
+        (0.2, 5, 1000, 6.339, 5.872),
+        (0.2, 5, 2000, 9.533, 8.866),
+        (0.2, 10, 1000, 2.836, 2.614),
+    ],
+)
+def test_user_anchors(rate, noise, steps, rdp, pld):
+    bounds = epsilon_bounds(poisson_gaussian_event(rate, noise, steps), 1e-5, discretisation=GRID)
+    assert bounds.rdp == pytest.approx(rdp, rel=TOLERANCE)
+    assert bounds.pld == pytest.approx(pld, rel=TOLERANCE)
+    assert bounds.best == min(bounds.rdp, bounds.pld)
+
+
+@pytest.mark.parametrize(
+    "epsilon, delta, rate, steps, rdp_noise, pld_noise",
+    [
+        (0.5, 1e-7, 64 / 872, 5200, 50.84, 49.40),
+        (0.5, 1e-7, 64 / 1933, 12000, 34.84, 35.66),
+        (6.0, 1e-3, 1.0, 200, 9.221, 8.462),
+        (6.0, 1e-3, 32 / 175, 1000, 3.857, 3.542),
+    ],
+)
+def test_calibration_anchors(epsilon, delta, rate, steps, rdp_noise, pld_noise):
+    """Each published multiplier meets the budget under its own accountant; ours needs no more than the smaller."""
+    at_rdp = epsilon_bounds(poisson_gaussian_event(rate, rdp_noise, steps), delta, discretisation=GRID)
+    at_pld = epsilon_bounds(poisson_gaussian_event(rate, pld_noise, steps), delta, discretisation=GRID)
+    assert at_rdp.rdp == pytest.approx(epsilon, rel=TOLERANCE)
+    assert at_pld.pld == pytest.approx(epsilon, rel=TOLERANCE)
+    found = calibrate_noise_multiplier(epsilon, delta, rate, steps)
+    assert found <= min(rdp_noise, pld_noise) * 1.001
+    # The finer grid gains up to some 7 % where tiny losses are composed very often, and nothing beyond that.
+    assert found >= 0.93 * min(rdp_noise, pld_noise)
+
+
+@pytest.mark.parametrize(
+    "epsilon, noise", [(0.25, 13.2855), (0.5, 7.0318), (1.0, 3.7306), (2.0, 1.9938), (10.0, 0.4999)]
+)
+def test_exact_gaussian(epsilon, noise):
+    assert exact_gaussian_epsilon(noise, 1e-5) == pytest.approx(epsilon, rel=2e-4)
+    assert calibrate_noise_multiplier(epsilon, 1e-5, 1.0, 1) == pytest.approx(noise, rel=2e-4)
+    # T sums with sqrt(T) times the noise are one sum.
+    many = epsilon_bounds(poisson_gaussian_event(1.0, noise * 5, 25), 1e-5)
+    assert many.best == many.exact == pytest.approx(epsilon, rel=2e-4)
+    assert many.rdp > many.exact and many.pld >= many.exact
+
+
+def test_bounds_hold_against_the_measured_hockey_stick_divergence():
+    """An independent check of one Poisson step, by numerical integration of the definition of (epsilon, delta)."""
+    rate, noise, delta = 0.2, 1.0, 1e-3
+    bounds = epsilon_bounds(poisson_gaussian_event(rate, noise, 1), delta)
+    grid = np.linspace(-12, 13, 400_001)
+    without = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
+    with_record = (1 - rate) * without + rate * np.exp(-((grid - 1) ** 2) / 2) / math.sqrt(2 * math.pi)
+
+    def true_delta(epsilon):
+        gaps = [with_record - math.exp(epsilon) * without, without - math.exp(epsilon) * with_record]
+        return max(np.trapz(np.maximum(gap, 0), grid) for gap in gaps)
+
+    assert true_delta(bounds.best) <= delta * (1 + 1e-6)
+    assert true_delta(bounds.best - 2e-3) > delta
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.floats(0.2, 10), st.sampled_from([1e-6, 1e-4]), st.floats(0.01, 0.5), st.integers(1, 400))
+def test_calibrated_noise_meets_the_target_tightly(epsilon, delta, rate, steps):
+    noise = calibrate_noise_multiplier(epsilon, delta, rate, steps)
+    assert epsilon_bounds(poisson_gaussian_event(rate, noise, steps), delta).best <= epsilon
+    assert epsilon_bounds(poisson_gaussian_event(rate, 0.999 * noise, steps), delta).best > epsilon
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.floats(0.02, 0.4), st.floats(0.7, 8), st.integers(2, 300))
+def test_epsilon_is_monotone(rate, noise, steps):
+    def cost(*plan, delta=1e-5):
+        return epsilon_bounds(poisson_gaussian_event(*plan), delta).best
+
+    base = cost(rate, noise, steps)
+    assert cost(rate, noise, 2 * steps) > base
+    assert cost(rate, 1.3 * noise, steps) < base
+    assert cost(min(1.0, 1.5 * rate), noise, steps) > base
+    assert cost(rate, noise, steps, delta=1e-3) < base
+
+
+def test_no_noise_no_steps_and_full_participation():
+    assert epsilon_bounds(poisson_gaussian_event(0.1, 0.0, 1), 1e-5).best == math.inf
+    hidden = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.0))
+    assert epsilon_bounds(hidden, 1e-5).best == math.inf
+    assert epsilon_bounds(poisson_gaussian_event(0.1, 1.0, 0), 1e-5).best == 0.0
+    assert epsilon_bounds(poisson_gaussian_event(0.0, 0.0, 5), 1e-5).best == 0.0
+    assert calibrate_noise_multiplier(math.inf, 1e-5, 0.1, 10) == 0.0
+
+
+def test_nesting_and_order_do_not_matter():
+    a, b = poisson_gaussian_event(0.1, 2.0, 3), poisson_gaussian_event(1.0, 9.0, 1)
+    one = dp_accounting.ComposedDpEvent([a, b, a])
+    other = dp_accounting.ComposedDpEvent([b, dp_accounting.SelfComposedDpEvent(a, 2)])
+    assert epsilon_bounds(one, 1e-5) == epsilon_bounds(other, 1e-5)
+
+
+def test_fixed_events_are_paid_by_more_noise():
+    plain = calibrate_noise_multiplier(2.0, 1e-5, 0.1, 100)
+    beside = calibrate_noise_multiplier(2.0, 1e-5, 0.1, 100, [ExponentialMechanismDpEvent(0.5)])
+    assert beside > plain
+    event = dp_accounting.ComposedDpEvent([ExponentialMechanismDpEvent(0.5), poisson_gaussian_event(0.1, beside, 100)])
+    assert epsilon_bounds(event, 1e-5).best <= 2.0
+
+
+def test_impossible_budgets_say_why():
+    with pytest.raises(BudgetError, match="fixed"):
+        calibrate_noise_multiplier(1.0, 1e-5, 0.1, 10, [dp_accounting.GaussianDpEvent(1.0)])
+    with pytest.raises(BudgetError, match="must be positive"):
+        calibrate_noise_multiplier(0.0, 1e-5, 0.1, 10)
+
+
+@pytest.mark.parametrize("plan", [(1.5, 1.0, 1), (-0.1, 1.0, 1), (0.1, -1.0, 1), (0.1, math.inf, 1), (0.1, 1.0, -1)])
+def test_values_out_of_range(plan):
+    with pytest.raises(ConfigError, match="must be"):
+        poisson_gaussian_event(*plan)
+    with pytest.raises(ConfigError, match="delta"):
+        epsilon_bounds(poisson_gaussian_event(0.1, 1.0, 1), 1.0)
+
+
+def test_events_need_their_adjacency():
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(2.0))
+    with pytest.raises(BudgetError, match="No accountant supports"):
+        epsilon_bounds(poisson_gaussian_event(0.1, 1.0, 1), 1e-5, Adjacency.REPLACE_ONE)
+    with pytest.raises(BudgetError, match="No accountant supports"):
+        epsilon_bounds(sampled, 1e-5)
+    bounds = epsilon_bounds(dp_accounting.SelfComposedDpEvent(sampled, 2000), 1e-5, Adjacency.REPLACE_ONE)
+    assert bounds.pld is None
+    # Half of the multiplier 4 for add/remove; 13.5 is the published cost of this sampler.
+    assert bounds.best == bounds.rdp == pytest.approx(13.5, rel=TOLERANCE)
+
+
+def test_exponential_mechanism():
+    repeated = dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(0.015), 40)
+    bounds = epsilon_bounds(repeated, 1e-7)
+    gaussian_rdp = epsilon_bounds(poisson_gaussian_event(1.0, 2 / 0.015, 40), 1e-7).rdp
+    assert bounds.rdp == pytest.approx(gaussian_rdp, rel=1e-6)
+    assert bounds.pld is not None and bounds.exact is None
+    # One choice can never cost more than its own epsilon, up to the grid.
+    assert epsilon_bounds(ExponentialMechanismDpEvent(0.5), 1e-9).pld <= 0.5 + 1e-3
+
+
+def test_custom_events_without_privacy_loss_distribution_use_rdp():
+    @attr.s(frozen=True, slots=True, auto_attribs=True)
+    class CurveDpEvent(CustomDpEvent):
+        slope: float
+
+        def rdp(self, orders):
+            return self.slope * orders
+
+    bounds = epsilon_bounds(dp_accounting.SelfComposedDpEvent(CurveDpEvent(1 / 200), 10), 1e-5)
+    assert bounds.pld is None
+    assert bounds.rdp == pytest.approx(epsilon_bounds(poisson_gaussian_event(1.0, 10.0, 10), 1e-5).rdp)
+    found = solve_noise_multiplier(lambda z: CurveDpEvent(1 / (2 * z * z)), 1.0, 1e-5)
+    assert epsilon_bounds(CurveDpEvent(1 / (2 * found**2)), 1e-5).best <= 1.0
+
+
+def test_pld_is_left_out_at_tiny_delta():
+    bounds = epsilon_bounds(poisson_gaussian_event(0.1, 2.0, 10), 1e-12)
+    assert bounds.pld is None and bounds.best == bounds.rdp
+
+
+def test_unknown_stored_event():
+    with pytest.raises(ConfigError, match="unknown name"):
+        dp_events.event_from_dict({"name": "os.system"})
