@@ -1,8 +1,12 @@
 """What several test folders share: one native engine, and one small client dataset written through the real job."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Test modules may import TensorFlow before anything of the package.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @pytest.fixture(scope="session")
