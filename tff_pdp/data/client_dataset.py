@@ -134,7 +134,9 @@ class ClientDataset:
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); restore it or prepare the data again") from error
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}); restore it or prepare the data again"
+            ) from error
         try:
             buffer = os.pread(descriptor, location.nbytes, location.offset)
         finally:

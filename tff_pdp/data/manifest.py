@@ -1,11 +1,11 @@
 """The client dataset on disk: names of its parts, and the manifest that describes them.
 
-    <dataset>/
-      shards/part-00000-of-00008.tfrecord   tf.Example records, sorted by (client id, split, example id)
-      index.parquet                         client_id, split, shard, offset, nbytes, num_examples
-      dead_letters/*.jsonl                  records that could not be used, each with a reason
-      manifest.json                         this module's `Manifest`
-      _SUCCESS                              written last; a dataset without it is not a dataset
+<dataset>/
+  shards/part-00000-of-00008.tfrecord   tf.Example records, sorted by (client id, split, example id)
+  index.parquet                         client_id, split, shard, offset, nbytes, num_examples
+  dead_letters/*.jsonl                  records that could not be used, each with a reason
+  manifest.json                         this module's `Manifest`
+  _SUCCESS                              written last; a dataset without it is not a dataset
 """
 
 import dataclasses

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 from sklearn.datasets import load_digits
 
 from tff_pdp.data.partition import dirichlet_partition
@@ -13,7 +15,9 @@ DIGITS_CLASSES = 10
 _MAX_INTENSITY = 16.0
 
 
-def write_digits_leaf(folder: Path, num_clients: int, concentration: float, seed: int, min_examples: int = 10) -> Path:
+def write_digits_leaf(
+    folder: str | os.PathLike[str], num_clients: int, concentration: float, seed: int, min_examples: int = 10
+) -> Path:
     """Writes scikit-learn's 1,797 real 8x8 digits, divided among silos, as a LEAF JSON file.
 
     Prepare the folder with `image_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright.
@@ -31,17 +35,17 @@ def write_digits_leaf(folder: Path, num_clients: int, concentration: float, seed
     Raises:
       DataError: the division asked for is impossible.
     """
-    digits = load_digits()
-    pixels = digits.data / _MAX_INTENSITY
-    labels = digits.target
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.asarray(images) / _MAX_INTENSITY
+    labels = np.asarray(labels)
     parts = dirichlet_partition(labels, num_clients, concentration, seed, min_examples)
     user_data = {
         f"silo_{silo:02d}": {"x": pixels[indices].tolist(), "y": labels[indices].tolist()}
         for silo, indices in enumerate(parts)
     }
     leaf = {"users": list(user_data), "num_samples": [len(part) for part in parts], "user_data": user_data}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "all_data_0.json.gz"
+    path = Path(folder) / "all_data_0.json.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
     # A fixed time stamp: gzip would otherwise put the hour of writing into the bytes.
     path.write_bytes(gzip.compress(json.dumps(leaf).encode("utf-8"), mtime=0))
     return path

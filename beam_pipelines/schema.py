@@ -1,0 +1,132 @@
+"""What travels between the steps of a pipeline, and the reasons for which a record may be left out."""
+
+import dataclasses
+import enum
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+_RAW_LENGTH = 200
+
+
+class Reason(enum.StrEnum):
+    """Why records were left out. The value is what manifests, dead letters and messages show."""
+
+    # Records that cannot be used: kept aside as dead letters and counted against `max_bad_fraction`.
+    MISSING_USER_DATA = "user_without_data"
+    UNLISTED_USER = "user_not_in_users_list"
+    MALFORMED_USER = "user_data_without_lists_x_and_y"
+    REPEATED_KEY = "repeated_key_in_user_data"
+    LENGTH_MISMATCH = "x_and_y_differ_in_length"
+    NUM_SAMPLES_MISMATCH = "num_samples_differs_from_data"
+    CONFLICTING_USER = "copies_of_user_differ"
+    PIXELS_NOT_NUMBERS = "pixels_not_a_list_of_numbers"
+    PIXEL_COUNT = "wrong_pixel_count"
+    PIXEL_NOT_FINITE = "pixel_not_finite"
+    PIXEL_RANGE = "pixel_outside_0_1"
+    LABEL_NOT_INTEGER = "label_not_an_integer"
+    LABEL_RANGE = "label_out_of_range"
+    # Sound records left out by a rule of the job: counted, and no sign of bad input.
+    IDENTICAL_USER = "identical_copy_of_user"
+    TOO_FEW_EXAMPLES = "client_below_min_examples"
+    EMPTY_TRAIN_SPLIT = "client_without_train_examples"
+
+    @property
+    def is_bad_input(self) -> bool:
+        """Whether records with this reason are dead letters."""
+        return self not in (Reason.IDENTICAL_USER, Reason.TOO_FEW_EXAMPLES, Reason.EMPTY_TRAIN_SPLIT)
+
+
+@dataclasses.dataclass(frozen=True)
+class UserRecord:
+    """One copy of one user as a LEAF file states it, not yet validated.
+
+    Attributes:
+      client: the user's name.
+      source: name of the file.
+      x: a list of images: float32 vectors, or the raw JSON value of what is not a flat list of numbers.
+        Anything but a list is malformed; None means the file lists the user but has no data for it.
+      y: a list of labels as JSON has them; anything but a list is malformed.
+      num_samples: the count the file states; None if the file does not list the user.
+      repeated_key: whether a key was repeated inside the user's object.
+    """
+
+    client: str
+    source: str
+    x: Any
+    y: Any
+    num_samples: Any
+    repeated_key: bool = False
+
+    @property
+    def num_examples(self) -> int:
+        """Examples this copy holds. Never below 1 for malformed data, so that no loss is counted as nothing."""
+        if isinstance(self.x, list) and isinstance(self.y, list):
+            return max(len(self.x), len(self.y))
+        sizes = [len(value) for value in (self.x, self.y) if isinstance(value, list)]
+        if self.x is None and self.y is None and type(self.num_samples) is int:
+            sizes.append(self.num_samples)
+        return max(1, *sizes) if sizes else 1
+
+    def fingerprint(self) -> bytes:
+        """A digest of everything but the source: equal for copies with the same content."""
+        digest = hashlib.sha256(json.dumps([self.num_samples, self.repeated_key, self.y]).encode())
+        for image in self.x if isinstance(self.x, list) else [self.x]:
+            packed = isinstance(image, np.ndarray)
+            content = image.tobytes() if packed else json.dumps(image).encode()
+            digest.update(b"%d:%d:" % (packed, len(content)) + content)
+        return digest.digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class DeadLetter:
+    """A record that cannot be used. `example` is its position in the user's list, None for the user as a whole."""
+
+    source: str
+    client: str
+    example: int | None
+    reason: Reason
+    raw: str
+    num_examples: int = 1
+
+    def to_json(self) -> str:
+        """One line of a dead-letter file."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def raw_excerpt(value: Any) -> str:
+    """The first characters of a value as JSON, for a dead letter."""
+    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value)[:_RAW_LENGTH]
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One valid example: `x` float32 `[pixels]`, `y` in `[0, num_classes)`, and an id made from both."""
+
+    example_id: bytes
+    x: np.ndarray
+    y: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSplit:
+    """One client's examples of one split as framed TFRecords, ready to be appended to a shard."""
+
+    client: str
+    split: str
+    records: bytes
+    num_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexRow:
+    """Where one client's examples of one split lie: one row of `index.parquet`."""
+
+    client_id: str
+    split: str
+    shard: int
+    offset: int
+    nbytes: int
+    num_examples: int
