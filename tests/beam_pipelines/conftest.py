@@ -1,0 +1,54 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from beam_pipelines.femnist import FemnistOptions
+
+SHAPE = (2, 2, 1)
+
+
+def make_user(seed, num_examples=12):
+    generator = np.random.default_rng(seed)
+    return {
+        "x": generator.random((num_examples, 4)).round(6).tolist(),
+        "y": generator.integers(0, 3, num_examples).tolist(),
+    }
+
+
+def make_leaf(user_data):
+    return {
+        "users": list(user_data),
+        "num_samples": [len(data["y"]) for data in user_data.values()],
+        "user_data": user_data,
+    }
+
+
+@pytest.fixture
+def write_leaf(tmp_path):
+    def write(content, name="all_data_0.json"):
+        folder = tmp_path / "raw"
+        folder.mkdir(exist_ok=True)
+        encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (folder / name).write_bytes(gzip.compress(encoded, mtime=0) if name.endswith(".gz") else encoded)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def options(tmp_path):
+    def build(**changes):
+        fields = {
+            "input": tmp_path / "raw",
+            "output": tmp_path / "clients",
+            "image_shape": SHAPE,
+            "num_classes": 3,
+            "min_examples_per_client": 2,
+            "num_shards": 3,
+            "max_bad_fraction": 1.0,
+        }
+        return FemnistOptions(**{**fields, **changes})
+
+    return build

@@ -1,0 +1,58 @@
+"""Dirichlet partitions are partitions; the digits source writes the same bytes every time."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tff_pdp.data.partition import dirichlet_partition
+from tff_pdp.data.sources import write_digits_leaf
+from tff_pdp.errors import DataError
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    labels=st.lists(st.integers(0, 4), max_size=80),
+    num_clients=st.integers(1, 8),
+    concentration=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 2**32),
+)
+def test_is_a_partition(labels, num_clients, concentration, seed):
+    labels = np.array(labels, np.int64)
+    parts = dirichlet_partition(labels, num_clients, concentration, seed, min_examples=0)
+    assert len(parts) == num_clients
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    again = dirichlet_partition(labels, num_clients, concentration, seed, min_examples=0)
+    assert all(np.array_equal(*pair) for pair in zip(parts, again, strict=True))
+
+
+def test_min_examples_and_concentration():
+    labels = np.repeat(np.arange(10), 100)
+    even = dirichlet_partition(labels, 5, 1e4, seed=0, min_examples=150)
+    skewed = dirichlet_partition(labels, 5, 0.05, seed=0, min_examples=20)
+    assert min(map(len, skewed)) >= 20
+    assert np.ptp([len(part) for part in even]) < 40
+    shares = [np.bincount(labels[part], minlength=10).max() / len(part) for part in skewed]
+    assert np.mean(shares) > 0.25
+    assert all(np.bincount(labels[part], minlength=10).max() / len(part) < 0.15 for part in even)
+
+
+@pytest.mark.parametrize("arguments", [(0, 1.0, 1), (2, 0.0, 1), (2, float("nan"), 1), (2, 1.0, -1), (5, 1.0, 9)])
+def test_impossible_requests(arguments):
+    num_clients, concentration, min_examples = arguments
+    with pytest.raises(DataError):
+        dirichlet_partition(np.zeros(40, np.int64), num_clients, concentration, 0, min_examples)
+
+
+def test_digits_are_complete_and_deterministic(tmp_path):
+    first = write_digits_leaf(tmp_path / "a", num_clients=6, concentration=0.5, seed=3)
+    second = write_digits_leaf(tmp_path / "b", num_clients=6, concentration=0.5, seed=3)
+    assert first.read_bytes() == second.read_bytes()
+    leaf = json.loads(gzip.decompress(first.read_bytes()))
+    assert leaf["users"] == [f"silo_{silo:02d}" for silo in range(6)]
+    assert sum(leaf["num_samples"]) == 1797
+    pixels = np.array([image for data in leaf["user_data"].values() for image in data["x"]])
+    assert pixels.shape == (1797, 64) and pixels.min() == 0 and pixels.max() == 1
