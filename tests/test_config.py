@@ -71,3 +71,43 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
     assert load_config(path, {"training.checkpoint_every": 3, "output": "x"}).hash("mr_mtl", "data") == base
     assert load_config(path, {"privacy.clip_norm": 2.0}).hash("mr_mtl", "data") != base
     assert load_config(path).hash("mr_mtl", "other data") != base
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("training.rounds", 0, "training.rounds must be at least 1"),
+        ("training.evaluate_every", 0, "training.evaluate_every must be at least 1"),
+        ("training.checkpoint_every", -1, "training.checkpoint_every must be at least 1"),
+        ("privacy.batch_size", 0, "privacy.batch_size must be at least 1"),
+        ("algorithms", {}, "at least one method"),
+        ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping"),
+        ("export.algorithm", "zzz", "export.algorithm 'zzz' is not one of: local_only, fed_avg, mr_mtl"),
+        ("export.model_name", "../../x", "export.model_name"),
+    ],
+)
+def test_values_without_meaning_are_refused_by_name(tmp_path, content, key, value, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, content), {key: value})
+
+
+@pytest.mark.parametrize("text", ["", "just words", "- a\n- list", "title: a\ntitle: b", "\x00"])
+def test_files_that_are_no_mapping_are_refused(tmp_path, text):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"experiment.yaml"):
+        load_config(path)
+
+
+def test_a_repeated_key_is_refused_wherever_it_stands(tmp_path, content):
+    path = write(tmp_path, content)
+    path.write_text(path.read_text().replace("rounds: 150", "rounds: 150\n  rounds: 3"))
+    with pytest.raises(ConfigError, match="'rounds' occurs more than once"):
+        load_config(path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(path)

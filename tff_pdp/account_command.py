@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 from typing import Any
 
 from tff_pdp.errors import ConfigError
@@ -18,6 +19,11 @@ _UNITS = {
     ),
 }
 
+# Beyond these values the accountants overflow, or take minutes, and no training run comes near them.
+_SMALLEST_SAMPLING_RATE = 1e-9
+_LARGEST_NOISE_MULTIPLIER = 1e6
+_MOST_STEPS = 10**8
+
 _HELP = """\
 Computes the privacy cost of training with Poisson sampling, clipping and Gaussian noise. No data is read.
 
@@ -28,6 +34,7 @@ gives epsilon 6.6. To ask the other way round, which noise keeps epsilon within 
 
 Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
 Two bounds are computed, RDP and PLD; each holds, so the smaller one may be claimed.
+A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
 """
 
 
@@ -35,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _HELP
+    # argparse takes "-inf" and "-1e-3" for unknown options; as numbers they get a message that says what is wrong.
+    parser._negative_number_matcher = re.compile(r"^-(\d|\.\d|inf|nan)", re.IGNORECASE)
     parser.add_argument("--unit", choices=sorted(_UNITS), required=True, help="whom the guarantee is about")
     parser.add_argument(
         "--sampling-rate",
@@ -50,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     noise_or_epsilon.add_argument(
         "--epsilon", type=float, metavar="E", help="budget: print the smallest noise multiplier that keeps it"
     )
-    parser.add_argument("--steps", type=int, required=True, metavar="T", help="number of noisy sums, over all rounds")
+    parser.add_argument("--steps", type=float, required=True, metavar="T", help="number of noisy sums, over all rounds")
     parser.add_argument("--delta", type=float, required=True, metavar="D", help="well below 1 / number of records")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -74,26 +83,56 @@ def _account(args: argparse.Namespace) -> dict[str, Any]:
     # Loaded here: the command line imports this module for every command, and accounting takes a second to load.
     from tff_pdp.privacy.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 
-    if args.epsilon is not None and not 0 < args.epsilon < math.inf:
-        raise ConfigError(f"--epsilon is {args.epsilon}; it must be positive and finite.")
+    _check(args)
+    steps = int(args.steps)
     if args.epsilon is None:
         noise_multiplier = args.noise_multiplier
     else:
-        noise_multiplier = calibrate_noise_multiplier(args.epsilon, args.delta, args.sampling_rate, args.steps)
-    bounds = epsilon_bounds(poisson_gaussian_event(args.sampling_rate, noise_multiplier, args.steps), args.delta)
+        noise_multiplier = calibrate_noise_multiplier(args.epsilon, args.delta, args.sampling_rate, steps)
+    bounds = epsilon_bounds(poisson_gaussian_event(args.sampling_rate, noise_multiplier, steps), args.delta)
     target = {} if args.epsilon is None else {"epsilon_target": args.epsilon}
     return {
         "unit": args.unit,
         "adjacency": "add_or_remove_one",
         "sampling_rate": args.sampling_rate,
         "noise_multiplier": noise_multiplier,
-        "steps": args.steps,
+        "steps": steps,
         "delta": args.delta,
         **target,
         "epsilon_rdp": _finite(bounds.rdp),
         "epsilon_pld": _finite(bounds.pld),
         "epsilon": _finite(bounds.best),
     }
+
+
+def _check(args: argparse.Namespace) -> None:
+    def require(holds: bool, option: str, value: float, wanted: str) -> None:
+        if not holds:
+            raise ConfigError(f"{option} is {value:.17g}; it must be {wanted}.")
+
+    # Every condition is written so that NaN fails it.
+    require(0 < args.delta < 1, "--delta", args.delta, "strictly between 0 and 1")
+    require(
+        _SMALLEST_SAMPLING_RATE <= args.sampling_rate <= 1,
+        "--sampling-rate",
+        args.sampling_rate,
+        f"a probability from {_SMALLEST_SAMPLING_RATE:g} to 1",
+    )
+    require(
+        1 <= args.steps <= _MOST_STEPS and args.steps == int(args.steps),
+        "--steps",
+        args.steps,
+        f"a whole number from 1 to {_MOST_STEPS:,}",
+    )
+    if args.epsilon is not None:
+        require(0 < args.epsilon < math.inf, "--epsilon", args.epsilon, "positive and finite")
+    else:
+        require(
+            0 <= args.noise_multiplier <= _LARGEST_NOISE_MULTIPLIER,
+            "--noise-multiplier",
+            args.noise_multiplier,
+            f"zero (no noise) or positive, at most {_LARGEST_NOISE_MULTIPLIER:,.0f}",
+        )
 
 
 def _finite(value: float | None) -> float | None:
@@ -115,7 +154,7 @@ def _text(result: dict[str, Any]) -> str:
         f"noise multiplier {math.ceil(result['noise_multiplier'] * 1e5) / 1e5:.8g}",
     ]
     if result["epsilon"] is None:
-        lines[0] = "epsilon is infinite: nothing is protected, because there is no noise"
+        lines[0] = "epsilon is infinite: nothing is protected, because there is no noise, or next to none"
     if "epsilon_target" in result:
         lines.append(f"The noise multiplier is the smallest found that keeps epsilon <= {result['epsilon_target']:g}.")
     return "\n".join(lines)

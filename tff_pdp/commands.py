@@ -17,7 +17,7 @@ def prepare(options: argparse.Namespace) -> int:
     from tff_pdp.runtime.prepare import prepare_clients
 
     summary = prepare_clients(_config(options), overwrite=options.overwrite)
-    _show(options, summary, "\n".join(f"{key}: {value}" for key, value in summary.items()))
+    _show(options, summary.as_dict(), summary.table())
     return 0
 
 
@@ -27,7 +27,13 @@ def train(options: argparse.Namespace) -> int:
 
     config = _config(options)
     done: dict[str, Any] = {}
-    for name in options.algorithm or config.algorithms:
+    names = options.algorithm or list(config.algorithms)
+    for name in names:
+        if name not in config.algorithms:
+            raise ConfigError(
+                f"--algorithm {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}"
+            )
+    for name in names:
         state = train_method(config, name, resume=options.resume, overwrite=options.overwrite)
         done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
     _show(options, done, "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()))
@@ -121,7 +127,10 @@ def _config(options: argparse.Namespace) -> ExperimentConfig:
         key, separator, value = assignment.partition("=")
         if not separator:
             raise ConfigError(f"--set {assignment!r}: write KEY=VALUE")
-        overrides[key] = yaml.safe_load(value)
+        try:
+            overrides[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {assignment!r}: {value!r} is not a YAML value") from None
     return load_config(options.config, overrides)
 
 

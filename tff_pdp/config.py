@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -149,7 +150,9 @@ class ExperimentConfig:
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
-            key: value for key, value in content["training"].items() if key in ("rounds", "engine", "device")
+            key: value
+            for key, value in content["training"].items()
+            if key in ("rounds", "engine", "device", "test_only_seed")
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
@@ -166,10 +169,10 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _UniqueKeyLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration ({error.strerror})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     for key, value in (overrides or {}).items():
         *parents, last = key.split(".")
@@ -179,7 +182,47 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         if not isinstance(target, dict):
             raise ConfigError(f"{path}: there is no key {key!r} to set")
         target[last] = value
-    return _build(ExperimentConfig, content, str(path), "")
+    config = _build(ExperimentConfig, content, str(path), "")
+    _check_ranges(config, str(path))
+    return config
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a repeated key, of which YAML silently keeps the last: it may be a silo's budget."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} occurs more than once", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _check_ranges(config: ExperimentConfig, source: str) -> None:
+    """Refuses values that have the right type and no meaning, before anything is run or spent."""
+    for key in ("rounds", "evaluate_every", "checkpoint_every"):
+        _require(getattr(config.training, key) >= 1, source, f"training.{key} must be at least 1")
+    _require(config.privacy.batch_size >= 1, source, "privacy.batch_size must be at least 1")
+    _require(bool(config.algorithms), source, "algorithms must name at least one method")
+    for name, hparams in config.algorithms.items():
+        _require(isinstance(hparams, Mapping), source, f"algorithms.{name} must be a mapping of hyper-parameters")
+    export = config.export
+    known = ", ".join(config.algorithms)
+    _require(
+        export.algorithm in config.algorithms, source, f"export.algorithm {export.algorithm!r} is not one of: {known}"
+    )
+    _require(
+        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", export.model_name) is not None,
+        source,
+        f"export.model_name {export.model_name!r} must be letters, digits, '_', '.' and '-'",
+    )
+
+
+def _require(condition: bool, source: str, message: str) -> None:
+    if not condition:
+        raise ConfigError(f"{source}: {message}")
 
 
 def _build(kind: type, content: Any, source: str, key: str) -> Any:

@@ -1,6 +1,7 @@
 """The demo: raw digits -> client dataset -> three methods -> report -> SavedModel -> one REST and one gRPC answer."""
 
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from beam_pipelines.leaf import list_sources
 from serving.client import GrpcClient, RestClient
 from serving.server import EmbeddedServer
 from serving.tf_serving import docker_command, write_models_config
 from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.sources import write_digits_leaf
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import build_model
 from tff_pdp.runtime.export import export_experiment, personal_weights
@@ -41,6 +43,8 @@ def run_demo(output: Path, data: str | None) -> tuple[dict[str, Any], str]:
       ConfigError: `output` holds something that is not a demo's.
     """
     started = time.monotonic()
+    if data is not None:
+        _check_data(output, Path(data))
     _fresh_folder(output)
     config = _config(output, data)
     _announce(1, "prepare: raw LEAF JSON to a client dataset (Apache Beam)")
@@ -70,7 +74,17 @@ def _config(output: Path, data: str | None) -> ExperimentConfig:
     return load_config(CONFIGS / "demo.yaml", {"output": str(output), "data.input": str(source)})
 
 
+def _check_data(output: Path, data: Path) -> None:
+    """Looks at the user's folder before anything of an earlier demo is replaced."""
+    list_sources(data)
+    inner, outer = data.resolve(), output.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise ConfigError(f"{data} and the output {output} lie in each other: name another folder with --output")
+
+
 def _fresh_folder(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"{output} is not a folder: name another with --output")
     if output.exists() and any(output.iterdir()) and not (output / MARKER).exists():
         raise ConfigError(f"{output} holds something that no demo wrote: name another folder with --output")
     shutil.rmtree(output, ignore_errors=True)
@@ -98,11 +112,13 @@ def _largest_difference(config: ExperimentConfig) -> float:
                 if not np.all(answer.personalized):
                     return float("inf")
                 differences.append(float(np.max(np.abs(answer.probabilities - expected))))
+    if not differences:
+        raise DataError("no silo has test examples to compare served and in-process predictions on")
     return max(differences)
 
 
 def _announce(number: int, text: str) -> None:
-    print(f"[{number}/5] {text}", flush=True)
+    print(f"[{number}/5] {text}", file=sys.stderr, flush=True)
 
 
 def _closing_text(config: ExperimentConfig, output: Path, version: Path, summary: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tff_pdp.demo import run_demo
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,26 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     assert (tmp_path / "thesis.txt").exists()
 
 
+def test_the_users_data_is_looked_at_before_anything_is_replaced(tmp_path):
+    output = tmp_path / "run"
+    (output / "leaf").mkdir(parents=True)
+    (output / ".tff_pdp_demo").touch()
+    (output / "leaf" / "all_data_0.json").write_text("{}")
+    for data in (output / "leaf", tmp_path / "absent"):
+        with pytest.raises(UserError):
+            run_demo(output, str(data))
+    assert (output / "leaf" / "all_data_0.json").exists()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("TFF_PDP_DATA" not in os.environ, reason="TFF_PDP_DATA names no folder of real data")
 def test_real_writers_through_the_command_line(tmp_path):
     data = Path(os.environ["TFF_PDP_DATA"]) / "femnist_digits_leaf" / "all_data"
-    command = [sys.executable, "-m", "tff_pdp.cli", "demo", "--data", str(data), "--output", str(tmp_path / "run")]
+    output = str(tmp_path / "run")
+    command = [sys.executable, "-m", "tff_pdp.cli", "demo", "--data", str(data), "--output", output, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert len(summary["silos"]) == 24
     assert summary["served_equals_in_process"] is True

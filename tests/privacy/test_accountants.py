@@ -139,6 +139,28 @@ def test_no_noise_no_steps_and_full_participation():
     assert calibrate_noise_multiplier(math.inf, 1e-5, 0.1, 10) == 0.0
 
 
+def test_next_to_no_noise_counts_as_none():
+    for noise in (1e-320, 1e-200, 1e-6, 0.999 * dp_events.NOISE_FLOOR):
+        for rate in (0.1, 1.0):
+            assert epsilon_bounds(poisson_gaussian_event(rate, noise, 100), 1e-5).best == math.inf
+    for rate in (0.1, 1.0):
+        at_floor = epsilon_bounds(poisson_gaussian_event(rate, dp_events.NOISE_FLOOR, 100), 1e-5)
+        assert at_floor.pld is None and 1e6 < at_floor.best < math.inf
+
+
+@pytest.mark.parametrize("delta", [math.nan, math.inf, -1.0, 0.0, 1.0])
+def test_calibration_names_a_bad_delta(delta):
+    for epsilon in (1.0, math.inf):
+        with pytest.raises(ConfigError, match="delta is"):
+            calibrate_noise_multiplier(epsilon, delta, 0.1, 10)
+
+
+@pytest.mark.parametrize("steps", [math.nan, math.inf, -1, 1.5])
+def test_calibration_names_bad_steps(steps):
+    with pytest.raises(ConfigError, match="steps is"):
+        calibrate_noise_multiplier(1.0, 1e-5, 0.1, steps)
+
+
 def test_nesting_and_order_do_not_matter():
     a, b = poisson_gaussian_event(0.1, 2.0, 3), poisson_gaussian_event(1.0, 9.0, 1)
     one = dp_accounting.ComposedDpEvent([a, b, a])

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.mlp import build_linear, build_mlp
-from tff_pdp.privacy.dp_sgd import build_dp_sgd_grad_fn, clip_factors, per_example_norms
+from tff_pdp.privacy.dp_sgd import build_dp_sgd_grad_fn, clip_factors, gaussian, per_example_norms
 from tff_pdp.privacy.sampling import poisson_mask
 
 MODEL = build_mlp((3, 3, 1), 4, (5,))
@@ -107,6 +107,14 @@ def test_noise_has_standard_deviation_z_times_c_on_every_coordinate(weights, dat
     # Independent between steps and between coordinates: the largest of many sample correlations stays small.
     correlations = np.corrcoef(rows.T)[np.triu_indices(rows.shape[1], 1)]
     assert np.abs(correlations).max() < 5 / math.sqrt(draws)
+
+
+def test_the_gaussian_has_gaussian_tails():
+    draws = gaussian(tf.constant([2_000_000]), tf.constant([3, 4], tf.int64)).numpy()
+    for threshold in (1.0, 2.0, 3.0, 4.0):
+        expected = math.erfc(threshold / math.sqrt(2))
+        error = math.sqrt(expected / draws.size)
+        assert abs((np.abs(draws) > threshold).mean() - expected) < 4 * error
 
 
 def test_adding_one_example_moves_the_sum_by_at_most_the_clip(weights, data):

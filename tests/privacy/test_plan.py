@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from tff_pdp.config import PrivacyConfig
@@ -19,9 +20,21 @@ def plan():
 
 def test_each_silo_has_its_own_mechanism(plan):
     rates = {client_id: mechanism.sampling_rate for client_id, mechanism in plan.mechanisms.items()}
-    assert rates == {"a": 0.2, "b": 0.5, "c": 1.0}
+    assert rates == pytest.approx({"a": 0.2, "b": 0.5, "c": 1.0}, abs=2**-23)
+    # What is accounted is what is computed with: rates on the sampler's grid, noise in float32, both on the safe side.
+    assert all(rate >= exact for rate, exact in zip(rates.values(), (0.2, 0.5, 1.0), strict=True))
+    assert all(rate * 2**23 == int(rate * 2**23) for rate in rates.values())
+    for mechanism in plan.mechanisms.values():
+        assert float(np.float32(mechanism.noise_multiplier)) == mechanism.noise_multiplier
+        assert float(np.float32(mechanism.sampling_rate)) == mechanism.sampling_rate
     batches = {client_id: mechanism.expected_batch_size for client_id, mechanism in plan.mechanisms.items()}
-    assert batches == {"a": 20.0, "b": 20.0, "c": 10.0}
+    assert batches == pytest.approx({"a": 20.0, "b": 20.0, "c": 10.0}, rel=1e-5)
+
+
+def test_a_delta_that_lets_one_record_be_published_is_refused():
+    config = PrivacyConfig(plan="silo_example", batch_size=10, budgets={"delta": 0.05, "epsilon": 4})
+    with pytest.raises(ConfigError, match="'a' is not below 1 / 100"):
+        build_silo_example_plan(config, SIZES, gradients_per_round=1, rounds=1)
 
 
 def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possible(plan):

@@ -62,8 +62,10 @@ def test_nothing_there(tmp_path):
     assert load_latest(tmp_path / "absent") is None
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
+@pytest.mark.parametrize("damage", [lambda whole: b"not an archive", lambda whole: whole[: len(whole) // 2]])
+def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     folder = save(tmp_path, make_checkpoint())
-    (folder / "state.npz").write_bytes(b"not an archive")
+    whole = (folder / "state.npz").read_bytes()
+    (folder / "state.npz").write_bytes(damage(whole))
     with pytest.raises(DataError, match="round_000003"):
         load_latest(tmp_path)

@@ -96,6 +96,36 @@ def test_an_existing_run_is_not_touched_unless_asked(experiment):
     assert_same_run(done, train(config, "local_only", overwrite=True, progress=False))
 
 
+def test_a_wrong_name_does_not_cost_the_run_it_would_replace(experiment):
+    config = experiment()
+    done = train(config, "local_only", progress=False)
+    with pytest.raises(ConfigError):
+        train(config, "clients", overwrite=True, progress=False)
+    with pytest.raises(ConfigError):
+        train(experiment(privacy__budgets={}), "local_only", overwrite=True, progress=False)
+    assert_same_run(done, train(config, "local_only", resume=True, progress=False))
+    assert config.clients_folder.exists()
+
+
+def test_a_half_written_line_of_metrics_does_not_stop_a_resume(experiment):
+    config = experiment()
+    train(config, "local_only", progress=False)
+    with open(config.algorithm_folder("local_only") / "metrics.jsonl", "a") as file:
+        file.write('{"round": 9, "spl')
+    train(config, "local_only", resume=True, progress=False)
+    assert [row["round"] for row in read_metrics(config.algorithm_folder("local_only"))] == [3, 6]
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "fast"])
+def test_a_learning_rate_that_is_none_is_refused(experiment, value):
+    with pytest.raises(ConfigError, match=r"algorithms.fed_avg.learning_rate"):
+        train(
+            experiment(algorithms={"fed_avg": {"learning_rate": value}}, export__algorithm="fed_avg"),
+            "fed_avg",
+            progress=False,
+        )
+
+
 def test_a_round_beyond_the_budget_is_refused_before_it_runs(experiment, monkeypatch):
     config = experiment()
     method = training.build_method(config, "local_only")
@@ -115,6 +145,10 @@ def test_unknown_names_are_listed_with_the_known_ones(experiment):
     with pytest.raises(ConfigError, match=r"model.name: 'transformer' is not known; known: linear, mlp"):
         train(experiment(model__name="transformer"), "fed_avg", progress=False)
     with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
-        train(experiment(algorithms={"fed_avg": {"momentum": 0.9}}), "fed_avg", progress=False)
+        train(
+            experiment(algorithms={"fed_avg": {"momentum": 0.9}}, export__algorithm="fed_avg"),
+            "fed_avg",
+            progress=False,
+        )
     with pytest.raises(ConfigError, match="engine"):
         train(experiment(training__engine="warp"), "fed_avg", progress=False)

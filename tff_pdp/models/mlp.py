@@ -5,14 +5,28 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import InitialWeights, Model, Weights
 
 
-def build_mlp(input_shape: Sequence[int], num_classes: int, hidden_units: Sequence[int] = (64,)) -> Model:
-    """Builds dense layers with ReLU between them, over the flattened example.
+def build_mlp(
+    input_shape: Sequence[int],
+    num_classes: int,
+    hidden_units: Sequence[int] = (64,),
+    *,
+    input_shift: float = 0.0,
+    input_scale: float = 1.0,
+) -> Model:
+    """Builds dense layers with ReLU between them, over the flattened example `(x + input_shift) * input_scale`.
 
-    Kernels are Glorot-uniform (zero without hidden layers), biases zero. The last layer is the head.
+    Shift and scale are public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform
+    (zero without hidden layers), biases zero. The last layer is the head.
+
+    Raises:
+      ConfigError: a layer has no units.
     """
+    if any(units < 1 for units in hidden_units):
+        raise ConfigError(f"model.arguments.hidden_units {list(hidden_units)} must be positive")
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes]
     layers = range(len(sizes) - 1)
 
@@ -28,7 +42,7 @@ def build_mlp(input_shape: Sequence[int], num_classes: int, hidden_units: Sequen
         return weights
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
-        activations = tf.reshape(x, [-1, sizes[0]])
+        activations = (tf.reshape(x, [-1, sizes[0]]) + input_shift) * input_scale
         for layer in layers:
             activations = activations @ weights[f"dense_{layer}/kernel"] + weights[f"dense_{layer}/bias"]
             if layer < len(sizes) - 2:
@@ -46,6 +60,8 @@ def build_mlp(input_shape: Sequence[int], num_classes: int, hidden_units: Sequen
     )
 
 
-def build_linear(input_shape: Sequence[int], num_classes: int) -> Model:
-    """Builds multinomial logistic regression: one dense layer, all of it head."""
-    return build_mlp(input_shape, num_classes, hidden_units=())
+def build_linear(
+    input_shape: Sequence[int], num_classes: int, *, input_shift: float = 0.0, input_scale: float = 1.0
+) -> Model:
+    """Builds multinomial logistic regression: one dense layer, all of it head; arguments as `build_mlp`."""
+    return build_mlp(input_shape, num_classes, (), input_shift=input_shift, input_scale=input_scale)

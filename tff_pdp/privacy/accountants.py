@@ -31,6 +31,8 @@ LARGEST_NOISE_MULTIPLIER = 1e4
 
 # Below this delta the rounding noise of the Fourier transforms inside PLD composition could hide real privacy loss.
 _SMALLEST_PLD_DELTA = 1e-10
+# A coarser grid belongs to an epsilon of a million and more; PLD takes exp of the cell width, which overflows at 710.
+_COARSEST_PLD_GRID = 100.0
 # At large epsilon the best order lies close to 1, where the default grid is too coarse. dp_accounting rejects <= 1.01.
 _LOW_ORDERS = tuple(1 + np.logspace(-1.99, -0.5, 40))
 
@@ -81,6 +83,7 @@ def epsilon_bounds(
     Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
     from public data. Floating-point noise is treated as real-valued.
+    Noise multipliers below `dp_events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
 
     Args:
       event: what is released.
@@ -172,6 +175,8 @@ def calibrate_noise_multiplier(
     >>> round(calibrate_noise_multiplier(epsilon=1.0, delta=1e-5, sampling_rate=1.0, steps=1), 3)
     3.731
     """
+    require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
+    poisson_gaussian_event(sampling_rate, 1.0, steps)  # Checks both.
     fixed = flatten_event(dp_accounting.ComposedDpEvent(list(fixed_events)))
     return _calibrate(float(epsilon), float(delta), float(sampling_rate), int(steps), fixed, adjacency)
 
@@ -181,7 +186,6 @@ def _calibrate(
     epsilon: float, delta: float, sampling_rate: float, steps: int, fixed: tuple, adjacency: Adjacency
 ) -> float:
     fixed_events = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in fixed]
-    poisson_gaussian_event(sampling_rate, 1.0, steps)
     spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / min(max(delta, 1e-300), 0.9)))
     return solve_noise_multiplier(
         lambda z: dp_accounting.ComposedDpEvent([*fixed_events, poisson_gaussian_event(sampling_rate, z, steps)]),
@@ -269,7 +273,9 @@ def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float | No
 
 def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float) -> float | None:
     accountant = PldAccountant(adjacency.relation, discretisation)
-    if delta < _SMALLEST_PLD_DELTA or not all(accountant.supports(event) for event, _ in parts):
+    if delta < _SMALLEST_PLD_DELTA or discretisation > _COARSEST_PLD_GRID:
+        return None
+    if not all(accountant.supports(event) for event, _ in parts):
         return None
     for event, count in parts:
         accountant.compose(event, count)

@@ -16,6 +16,9 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from tff_pdp.errors import ConfigError
 
+# Less noise than this protects nothing (one sum costs epsilon of some 5e5), and the accountants' arithmetic overflows.
+NOISE_FLOOR = 1e-3
+
 
 class CustomDpEvent(dp_accounting.DpEvent):
     """Base of mechanisms that dp_accounting has no event for; subclasses are `attr.s(frozen=True, slots=True)`."""
@@ -88,7 +91,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
 
     Args:
       sampling_rate: probability in [0, 1] that one record takes part in one step.
-      noise_multiplier: noise standard deviation / clip norm; 0 means not private (epsilon is infinite).
+      noise_multiplier: noise standard deviation / clip norm; below `NOISE_FLOOR` (1e-3), epsilon counts as infinite.
       steps: number of noisy sums released.
 
     Raises:
@@ -96,7 +99,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
     """
     require(0 <= sampling_rate <= 1, "sampling_rate", sampling_rate, "a probability between 0 and 1")
     require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "zero or positive, and finite")
-    require(steps >= 0 and steps == int(steps), "steps", steps, "a whole number, zero or more")
+    require(0 <= steps < math.inf and steps == int(steps), "steps", steps, "a whole number, zero or more")
     if steps == 0 or sampling_rate == 0:
         return dp_accounting.NoOpDpEvent()
     if noise_multiplier == 0:
@@ -123,13 +126,13 @@ def flatten_event(event: dp_accounting.DpEvent) -> tuple[tuple[dp_accounting.DpE
 
 
 def releases_without_noise(event: dp_accounting.DpEvent) -> bool:
-    """Whether any part of the event has a noise multiplier of 0 or is marked as not private."""
+    """Whether any part of the event has a noise multiplier below `NOISE_FLOOR` or is marked as not private."""
     inner = getattr(event, "event", None)
     if inner is not None:
         return releases_without_noise(inner)
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return any(releases_without_noise(part) for part in event.events)
-    return isinstance(event, dp_accounting.NonPrivateDpEvent) or getattr(event, "noise_multiplier", 1.0) == 0
+    return isinstance(event, dp_accounting.NonPrivateDpEvent) or getattr(event, "noise_multiplier", 1.0) < NOISE_FLOOR
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
+
 from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import Adjacency, calibrate_noise_multiplier, poisson_gaussian_event
@@ -20,7 +22,9 @@ Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class SiloMechanism:
-    """The public parameters of one silo's DP-SGD.
+    """The public parameters of one silo's DP-SGD, as the computation and the accountant both use them.
+
+    The rate is a multiple of 2**-23 and the noise multiplier a float32, the grids on which they are computed with.
 
     Attributes:
       clip_norm: L2 bound C on each example's gradient.
@@ -113,12 +117,18 @@ def build_silo_example_plan(
     budgets = parse_budgets(config.budgets, sorted(num_examples))
     mechanisms = {}
     for client_id, budget in budgets.items():
-        sampling_rate = _sampling_rate(config.batch_size, num_examples[client_id])
+        size = num_examples[client_id]
+        sampling_rate = _sampling_rate(config.batch_size, size)
+        if budget.delta >= 1 / size:
+            raise ConfigError(
+                f"privacy.budgets: delta {budget.delta:g} of silo {client_id!r} is not below 1 / {size}, its number of "
+                "training examples: publishing one record at random would pass"
+            )
         mechanisms[client_id] = SiloMechanism(
             clip_norm=config.clip_norm,
             noise_multiplier=_calibrate(client_id, budget, sampling_rate, rounds * gradients_per_round),
             sampling_rate=sampling_rate,
-            expected_batch_size=sampling_rate * num_examples[client_id],
+            expected_batch_size=sampling_rate * size,
         )
     return PrivacyPlan(
         unit="silo_example",
@@ -155,11 +165,15 @@ def build_no_privacy_plan(
 def _sampling_rate(batch_size: int, num_examples: int) -> float:
     if batch_size < 1:
         raise ConfigError(f"privacy.batch_size must be at least 1, not {batch_size}")
-    return min(1.0, batch_size / num_examples)
+    # The sampler compares 23 random bits with the rate, which amounts to rounding it up.
+    return min(1.0, math.ceil(batch_size / num_examples * 2**23) / 2**23)
 
 
 def _calibrate(client_id: str, budget: SiloBudget, sampling_rate: float, steps: int) -> float:
     try:
-        return calibrate_noise_multiplier(budget.epsilon, budget.delta, sampling_rate, steps)
+        calibrated = calibrate_noise_multiplier(budget.epsilon, budget.delta, sampling_rate, steps)
     except BudgetError as error:
         raise BudgetError(f"silo {client_id!r}: {error}") from None
+    # Up to the next float32, which is what the noise is scaled by.
+    rounded = np.float32(calibrated)
+    return float(rounded if rounded >= calibrated else np.nextafter(rounded, np.float32(np.inf)))

@@ -19,6 +19,7 @@ def build_privacy_statement(
     configurations_tried: int = 1,
     composed_epsilon: float | None = None,
     composed_delta: float | None = None,
+    recorded_runs: int | None = None,
     test_seed: int | None = None,
 ) -> dict[str, Any]:
     """Builds the statement for silo-example privacy.
@@ -37,6 +38,7 @@ def build_privacy_statement(
       composed_epsilon: largest epsilon over silos if the models of all compared methods are released, from a ledger;
         without it the sum over methods is stated, which is always an upper bound.
       composed_delta: the delta of `composed_epsilon`.
+      recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
       test_seed: the fixed seed of a test run; such a run is not private.
 
     Returns:
@@ -52,6 +54,7 @@ def build_privacy_statement(
     covered = [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
     claim, reason = _claim(covered, silos, test_seed)
     composed = _composed(algorithms, silos, composed_epsilon, composed_delta, test_seed)
+    composed["methods"] = recorded_runs or len(algorithms)
     spent = [silo.epsilon_spent for silo in silos]
     paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, spent))]
     if all(silo.noise_multiplier == 0 for silo in silos):

@@ -91,15 +91,15 @@ def composed_text(composed: Mapping[str, Any]) -> str:
     """What it costs to release the models of every compared method, not only one."""
     methods, epsilon = composed["methods"], composed["epsilon"]
     if methods == 1:
-        return "Only one method was trained; nothing is added."
+        return "Only one training run on these records is on record in this folder; nothing is added."
     if not math.isfinite(epsilon):
-        return f"No finite ε holds for the models of all {methods} methods together, because of {composed['source']}."
-    how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over methods, an upper bound"
+        return f"No finite ε holds for the models of all {methods} runs together, because of {composed['source']}."
+    how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over runs, an upper bound"
     delta = numbers.plain(composed["delta"])
     return (
-        f"All {methods} methods were trained on the same records, and each spends its own ε. Towards someone who sees "
-        f"the models of all of them, the guarantee is ε = {numbers.upper(epsilon)} at δ = {delta} for the silo that "
-        f"spent most ({how})."
+        f"{methods} training runs on the same records are on record in this folder, and each spends its own ε. Towards "
+        f"someone who sees the models of all of them, the guarantee is ε = {numbers.upper(epsilon)} at δ = {delta} for "
+        f"the silo that spent most ({how})."
     )
 
 
@@ -159,7 +159,7 @@ def who_sees(claim: str) -> list[dict[str, str]]:
         protection = ("No guarantee in this run.",) * 3
     else:
         protection = (
-            "The noise is added inside the silo: the server need not be trusted.",
+            "The noise is added inside the silo, so the server need not be trusted, where each silo keeps its own key.",
             "Post-processing of the noisy updates: same ε and δ for each silo.",
             "The personal model is itself (ε, δ)-private in that silo's records, so it may leave the silo.",
         )

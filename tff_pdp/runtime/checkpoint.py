@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
             structure = content["structure"]
             server_state = _unflatten(structure["server"], arrays)
             client_states = {client: _unflatten(state, arrays) for client, state in structure["clients"].items()}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{latest}: the checkpoint cannot be read ({error}); remove that folder to use the one before"
         ) from None

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from tff_pdp.models.base import Model
 from tff_pdp.privacy.plan import PrivacyPlan
 from tff_pdp.processes.compose import PersonalizedProcess, compose
 from tff_pdp.registry import ALGORITHMS, MODELS, PLANS
+from tff_pdp.runtime.engines import ENGINES
 from tff_pdp.runtime.run_key import RunKey
 
 
@@ -63,8 +65,10 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     """
     if name not in config.algorithms:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
-    algorithm = lookup(ALGORITHMS, name, "algorithms")()
-    hparams = _hparams(algorithm, config.algorithms[name])
+    # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
+    checked = {other: _algorithm(other, given) for other, given in config.algorithms.items()}
+    algorithm, hparams = checked[name]
+    lookup(ENGINES, config.training.engine, "training.engine")
     clients = _open_clients(config)
     model = build_model(config)
     plan = lookup(PLANS, config.privacy.plan, "privacy.plan")(
@@ -127,12 +131,15 @@ def _open_clients(config: ExperimentConfig) -> ClientDataset:
     return clients
 
 
-def _hparams(algorithm: Algorithm, given: Mapping[str, Any]) -> Mapping[str, float | int]:
-    for name, value in given.items():
-        key = f"algorithms.{algorithm.name}.{name}"
-        if name not in algorithm.hparams:
-            raise ConfigError(f"unknown key {key!r}; {algorithm.name} has: {', '.join(algorithm.hparams)}")
-        wanted = int if isinstance(algorithm.hparams[name], int) else (int, float)
-        if isinstance(value, bool) or not isinstance(value, wanted) or value < 0:
-            raise ConfigError(f"{key!r} must be a number that is not negative, not {value!r}")
-    return {**algorithm.hparams, **given}
+def _algorithm(name: str, given: Mapping[str, Any]) -> tuple[Algorithm, Mapping[str, float | int]]:
+    """Builds an algorithm and completes its hyper-parameters."""
+    algorithm = lookup(ALGORITHMS, name, "algorithms")()
+    for hparam, value in given.items():
+        key = f"algorithms.{name}.{hparam}"
+        if hparam not in algorithm.hparams:
+            raise ConfigError(f"unknown key {key!r}; {name} has: {', '.join(algorithm.hparams)}")
+        wanted = int if isinstance(algorithm.hparams[hparam], int) else (int, float)
+        lowest = 1 if hparam == "local_steps" else 0
+        if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < math.inf:
+            raise ConfigError(f"{key!r} must be a finite number of at least {lowest}, not {value!r}")
+    return algorithm, {**algorithm.hparams, **given}

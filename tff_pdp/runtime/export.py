@@ -7,7 +7,7 @@ import numpy as np
 
 from serving.export import export_personalized
 from tff_pdp.config import ExperimentConfig
-from tff_pdp.privacy.ledger import Ledger
+from tff_pdp.reports.content import json_safe
 from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import Method
 from tff_pdp.runtime.results import load_trained
@@ -35,7 +35,7 @@ def export_experiment(config: ExperimentConfig) -> Path:
         .uniform(size=(NUM_EXAMPLE_INPUTS, *method.model.input_shape))
         .astype(np.float32),
         model_name=config.export.model_name,
-        privacy_report=_privacy_report(config, method, state.ledger),
+        privacy_report=_privacy_report(method, state),
         model_card={
             "title": config.title,
             "algorithm": method.algorithm.name,
@@ -70,18 +70,22 @@ def _global_weights(method: Method, state: Any, personal: dict[str, dict[str, np
     return {name: np.mean([one[name] for one in personal.values()], axis=0) for name in names}
 
 
-def _privacy_report(config: ExperimentConfig, method: Method, ledger: Ledger | None) -> dict[str, Any]:
-    is_test_only = config.training.test_only_seed is not None
-    return {
+def _privacy_report(method: Method, state: Any) -> dict[str, Any]:
+    claim, reason = method.plan.claim, method.plan.claim_reason
+    bare = [client_id for client_id, mechanism in method.plan.mechanisms.items() if mechanism.noise_multiplier == 0]
+    if state.run_key.is_test_only:
+        claim, reason = "none", "all noise follows from a fixed seed"
+    elif bare:
+        claim, reason = "none", f"{len(bare)} silos trained without noise, for example {bare[0]}"
+    content = {
         "unit": method.plan.unit,
-        "adjacency": method.plan.adjacency.name,
-        "claim": "none" if is_test_only else method.plan.claim,
-        "claim_reason": "all noise follows from a fixed seed" if is_test_only else method.plan.claim_reason,
+        "adjacency": method.plan.adjacency.value,
+        "claim": claim,
+        "claim_reason": reason,
         "silos": [
-            {"id": client_id, "epsilon": ledger.epsilon(client_id).best, "delta": budget.delta}
+            {"id": client_id, "epsilon": state.ledger.epsilon(client_id).best, "delta": budget.delta}
             for client_id, budget in method.plan.budgets.items()
-        ]
-        if ledger
-        else [],
+        ],
         "not_covered": "validation and test examples, the choice of hyper-parameters, other methods trained beside it",
     }
+    return json_safe(content)

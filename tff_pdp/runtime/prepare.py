@@ -1,22 +1,20 @@
 """Raw client data -> client dataset, with the settings of the experiment."""
 
-from typing import Any
-
-from beam_pipelines.femnist import FemnistOptions, run_femnist
+from beam_pipelines.femnist import FemnistOptions, Summary, run_femnist
 from tff_pdp.config import ExperimentConfig
 
 
-def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> dict[str, Any]:
-    """Runs the LEAF FEMNIST job and returns counts and the folder.
+def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Summary:
+    """Runs the LEAF FEMNIST job and returns what it read, kept and left out.
 
     Raises:
       DataError: the input is missing or malformed, too much of it is unusable, or another dataset is in the way.
     """
     data = config.data
-    manifest = run_femnist(
+    return run_femnist(
         FemnistOptions(
             input=data.input,
-            output=str(config.clients_folder),
+            output=config.clients_folder,
             image_shape=data.image_shape,
             num_classes=data.num_classes,
             test_fraction=data.test_fraction,
@@ -28,4 +26,3 @@ def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> dic
             overwrite=overwrite,
         )
     )
-    return manifest

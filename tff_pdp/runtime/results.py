@@ -21,6 +21,7 @@ from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import Method, build_method
+from tff_pdp.runtime.releases import all_ledgers
 from tff_pdp.runtime.train import evaluate_clients, read_metrics
 
 # What the summary repeats of the report's privacy statement.
@@ -81,10 +82,11 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, row in summary["algorithms"].items():
         shared = row["global_mean_accuracy"]
         lines.append(
-            f"{name:<12} {row['mean_accuracy']:>14.3f} {row['worst_decile_accuracy']:>13.3f} "
-            f"{'-' if shared is None else format(shared, '.3f'):>13}"
+            f"{name:<12} {float(row['mean_accuracy']):>14.3f} {float(row['worst_decile_accuracy']):>13.3f} "
+            f"{'-' if shared is None else format(float(shared), '.3f'):>13}"
         )
-    spent = [silo["epsilon_spent"] for silo in summary["silos"]]
+    # Numbers that JSON cannot hold are words there: "inf", "nan".
+    spent = [float(silo["epsilon_spent"]) for silo in summary["silos"]]
     lines.append(f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon")
     return "\n".join(lines)
 
@@ -154,8 +156,8 @@ def _statement(
     algorithms: Sequence[AlgorithmResult],
     silos: Sequence[SiloResult],
 ) -> dict[str, Any]:
-    ledgers = [state.ledger for _, state in trained if state.ledger]
-    composed = max((compose_worst_case(ledgers, silo.id).best for silo in silos), default=None) if ledgers else None
+    ledgers = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
+    composed = max(compose_worst_case(ledgers, silo.id).best for silo in silos) if ledgers else None
     return build_privacy_statement(
         algorithms=algorithms,
         silos=silos,
@@ -165,7 +167,8 @@ def _statement(
         configurations_tried=config.tuning.configurations_tried,
         composed_epsilon=composed,
         composed_delta=max(silo.delta for silo in silos) if ledgers else None,
-        test_seed=config.training.test_only_seed,
+        recorded_runs=len(ledgers) or None,
+        test_seed=config.training.test_only_seed if any(state.run_key.is_test_only for _, state in trained) else None,
     )
 
 

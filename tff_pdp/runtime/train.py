@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-import shutil
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +15,7 @@ from tqdm import tqdm
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
 from tff_pdp.runtime import checkpoint as checkpoints
+from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.engines import running_engine
 from tff_pdp.runtime.experiment import Method, build_method
@@ -33,7 +34,7 @@ def train(
       config: the experiment.
       name: which of its methods.
       resume: continue from the newest checkpoint, where there is one.
-      overwrite: start again where a run exists.
+      overwrite: start again where a run exists. What the old run spent stays on record (`runtime.releases`).
       progress: show a progress bar.
 
     Raises:
@@ -41,10 +42,10 @@ def train(
       BudgetError: a round would overspend a silo's budget; it is not run.
       DataError, EngineError: as their parts raise.
     """
+    method = build_method(config, name)
     folder = config.algorithm_folder(name)
     if overwrite:
-        shutil.rmtree(folder, ignore_errors=True)
-    method = build_method(config, name)
+        releases.set_aside(Path(config.output), folder)
     with running_engine(config.training.engine, config.training.device):
         state = _start_or_resume(config, method, folder, resume)
         train_data, validation_data = method.client_data("train"), method.client_data("validation")
@@ -98,7 +99,9 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, res
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    staging = folder / ".metrics.jsonl.tmp"
+    staging.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.replace(staging, folder / "metrics.jsonl")
     return saved
 
 
@@ -126,7 +129,9 @@ def evaluate_clients(method: Method, state: Checkpoint, data: list[Any]) -> dict
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Reads the validation metrics a run has written: one row for each evaluated round."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # A process that was killed while writing leaves a last line without its end.
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _validation_metrics(method: Method, state: Checkpoint, data: list[Any]) -> dict[str, float]:
