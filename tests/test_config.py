@@ -82,7 +82,7 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
         ("privacy.batch_size", 0, "privacy.batch_size must be at least 1"),
         ("algorithms", {}, "at least one method"),
         ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping"),
-        ("export.algorithm", "zzz", "export.algorithm 'zzz' is not one of: local_only, fed_avg, mr_mtl"),
+        ("export.algorithm", "zzz", "export.algorithm 'zzz' is not one of: .*mr_mtl"),
         ("export.model_name", "../../x", "export.model_name"),
     ],
 )

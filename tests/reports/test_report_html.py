@@ -68,7 +68,7 @@ def test_silo_names_in_any_script_are_drawn():
 
 
 def test_test_seed_is_shown_as_not_private():
-    page = report_html.render_report(samples.sample_report(3, test_seed=5))
+    page = report_html.render_report(samples.sample_report(3, known_seed=True))
     assert "<strong>Not private.</strong> Test mode" in page
     assert "Private training" not in page
     assert "is no guarantee" in page

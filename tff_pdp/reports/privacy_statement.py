@@ -20,7 +20,7 @@ def build_privacy_statement(
     composed_epsilon: float | None = None,
     composed_delta: float | None = None,
     recorded_runs: int | None = None,
-    test_seed: int | None = None,
+    known_seed: bool = False,
 ) -> dict[str, Any]:
     """Builds the statement for silo-example privacy.
 
@@ -39,7 +39,7 @@ def build_privacy_statement(
         without it the sum over methods is stated, which is always an upper bound.
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
-      test_seed: the fixed seed of a test run; such a run is not private.
+      known_seed: a run's noise follows from a fixed seed; such a run is not private.
 
     Returns:
       A JSON-able dict. `paragraphs` is a list of `{"heading", "text"}`, meant to be shown in order; the other keys hold
@@ -52,8 +52,8 @@ def build_privacy_statement(
     if not algorithms or not silos:
         raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
     covered = [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
-    claim, reason = _claim(covered, silos, test_seed)
-    composed = _composed(algorithms, silos, composed_epsilon, composed_delta, test_seed)
+    claim, reason = _claim(covered, silos, known_seed)
+    composed = _composed(algorithms, silos, composed_epsilon, composed_delta, known_seed)
     composed["methods"] = recorded_runs or len(algorithms)
     spent = [silo.epsilon_spent for silo in silos]
     paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, spent))]
@@ -77,7 +77,7 @@ def build_privacy_statement(
         "claim": claim,
         "claim_reason": reason,
         "private": claim in ("formal", "formal-conditional"),
-        "test_seed": test_seed,
+        "known_seed": known_seed,
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": sampler,
         "clip": clip,
@@ -103,13 +103,13 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 
 
 def _claim(
-    covered: Sequence[content.AlgorithmResult], silos: Sequence[content.SiloResult], test_seed: int | None
+    covered: Sequence[content.AlgorithmResult], silos: Sequence[content.SiloResult], known_seed: bool
 ) -> tuple[str, str]:
     unknown = [algorithm.claim for algorithm in covered if algorithm.claim not in privacy_texts.CLAIMS]
     if unknown:
         raise errors.ConfigError(f'Unknown privacy claim "{unknown[0]}"; known: {", ".join(privacy_texts.CLAIMS)}.')
-    if test_seed is not None:
-        return "none", f"Test mode: all noise follows from the fixed seed {test_seed}, so anyone can subtract it."
+    if known_seed:
+        return "none", "Test mode: all noise follows from a fixed seed, so anyone can subtract it."
     bare = [silo.id for silo in silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier > 0)]
     if bare:
         return "none", f"{len(bare)} of {len(silos)} silos trained without noise, for example {bare[0]}."
@@ -127,10 +127,10 @@ def _composed(
     silos: Sequence[content.SiloResult],
     epsilon: float | None,
     delta: float | None,
-    test_seed: int | None,
+    known_seed: bool,
 ) -> dict[str, Any]:
     methods = len(algorithms)
-    if test_seed is not None:
+    if known_seed:
         return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "the fixed test seed"}
     if any(algorithm.claim in ("empirical", "none") for algorithm in algorithms):
         return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "a method without a proof"}

@@ -168,7 +168,7 @@ def _statement(
         composed_epsilon=composed,
         composed_delta=max(silo.delta for silo in silos) if ledgers else None,
         recorded_runs=len(ledgers) or None,
-        test_seed=config.training.test_only_seed if any(state.run_key.is_test_only for _, state in trained) else None,
+        known_seed=any(state.run_key.is_test_only for _, state in trained),
     )
 
 
