@@ -108,7 +108,7 @@ def _account(args: argparse.Namespace) -> dict[str, Any]:
 def _check(args: argparse.Namespace) -> None:
     def require(holds: bool, option: str, value: float, wanted: str) -> None:
         if not holds:
-            raise ConfigError(f"{option} is {value:.17g}; it must be {wanted}.")
+            raise ConfigError(f"{option} is {value:.12g}; it must be {wanted}.")
 
     # Every condition is written so that NaN fails it.
     require(0 < args.delta < 1, "--delta", args.delta, "strictly between 0 and 1")

@@ -60,7 +60,7 @@ def test_no_noise_is_valid_json(capsys):
         (["--noise-multiplier", "1", "--steps", "1.5"], ConfigError, "--steps is 1.5"),
         (["--noise-multiplier", "1", "--steps", "1e18"], ConfigError, "--steps is 1"),
         (["--noise-multiplier", "-1"], ConfigError, "--noise-multiplier is -1"),
-        (["--noise-multiplier", "1e200"], ConfigError, "--noise-multiplier is 1"),
+        (["--noise-multiplier", "1e200"], ConfigError, "--noise-multiplier is 1e[+]200"),
         (["--noise-multiplier", "1", "--sampling-rate", "3"], ConfigError, "--sampling-rate is 3"),
         (["--noise-multiplier", "1", "--sampling-rate", "1e-200"], ConfigError, "--sampling-rate is 1"),
         (["--epsilon", "1e-6"], BudgetError, "Raise epsilon"),
@@ -79,7 +79,7 @@ def test_values_that_are_no_quantity_get_one_line_and_status_2(option, value, ca
         assert cli.main(["account", *PLAN, *plan, option, value]) == 2
         output = capsys.readouterr()
         assert output.out == "" and output.err.count("\n") == 1
-        assert output.err.startswith(f"tff-pdp account: {option} is {float(value):.17g}; it must be")
+        assert output.err.startswith(f"tff-pdp account: {option} is {float(value):g}; it must be")
 
 
 @pytest.mark.parametrize("noise", ["1e-200", "1e-6", "9e-4"])
