@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.mlp import build_linear, build_mlp
+
+
+def test_forward_pass_by_hand():
+    model = build_mlp((2, 1, 1), 2, (1,), input_shift=-1.0, input_scale=2.0)
+    weights = {
+        "dense_0/kernel": np.array([[1.0], [-1.0]], np.float32),
+        "dense_0/bias": np.array([0.5], np.float32),
+        "dense_1/kernel": np.array([[2.0, -3.0]], np.float32),
+        "dense_1/bias": np.array([0.0, 1.0], np.float32),
+    }
+    # (3 - 1) * 2 = 4 and (2 - 1) * 2 = 2, so the hidden unit is 4 - 2 + 0.5 = 2.5; the other example's is negative.
+    x = tf.constant([[[[3.0]], [[2.0]]], [[[0.0]], [[3.0]]]])
+    np.testing.assert_allclose(model.predict(weights, x), [[5.0, -6.5], [0.0, 1.0]])
+
+
+def test_loss_of_equal_logits_is_the_logarithm_of_the_classes():
+    model = build_linear((2, 2, 1), 5)
+    losses = model.loss(model.init(0), tf.ones([3, 2, 2, 1]), tf.constant([0, 1, 4]))
+    np.testing.assert_allclose(losses, np.full(3, np.log(5)), rtol=1e-6)
+
+
+def test_initial_weights_follow_the_seed_and_break_symmetry():
+    model = build_mlp((4, 4, 1), 3, (8,))
+    first, again, other = model.init(0), model.init(0), model.init(1)
+    kernel = first["dense_0/kernel"]
+    np.testing.assert_array_equal(kernel, again["dense_0/kernel"])
+    assert not np.array_equal(kernel, other["dense_0/kernel"])
+    assert len(np.unique(kernel)) > 1
+    assert model.num_parameters() == 16 * 8 + 8 + 8 * 3 + 3
+
+
+def test_a_layer_without_units_is_refused():
+    with pytest.raises(ConfigError, match="hidden_units"):
+        build_mlp((4, 4, 1), 3, (8, 0))
