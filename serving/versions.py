@@ -8,6 +8,7 @@ from pathlib import Path
 
 from serving import layout
 from tff_pdp.errors import ServingError
+from tff_pdp.files import sync
 
 # Survives the deletion of old versions, so that their numbers are not handed out again to other weights.
 LAST_VERSION_FILE = ".last_version"
@@ -69,17 +70,8 @@ def _publish(staging: Path, target: Path, version: int) -> None:
     temporary.write_text(f"{version}\n", encoding="ascii")
     temporary.replace(record)
     for path in (*staging.rglob("*"), staging):
-        _sync(path)
+        sync(path)
     if target.exists():
         raise ServingError(f"{target} was published by another export meanwhile; export again.")
     staging.rename(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    """Flushes one file or directory to disk, so that a power cut cannot leave a published version half-written."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(target.parent)

@@ -14,14 +14,12 @@ from serving.client import GrpcClient, RestClient
 from serving.server import EmbeddedServer
 from serving.tf_serving import docker_command, write_models_config
 from tff_pdp.config import ExperimentConfig, load_config
-from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.runtime.engines import running_engine
-from tff_pdp.runtime.experiment import build_model
 from tff_pdp.runtime.export import export_experiment, personal_weights
 from tff_pdp.runtime.prepare import prepare_clients
-from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table, write_json
+from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table, write_summary
 from tff_pdp.runtime.train import train
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -62,7 +60,7 @@ def run_demo(output: Path, data: str | None) -> tuple[dict[str, Any], str]:
     summary["served_difference"] = difference
     summary["served_equals_in_process"] = difference <= TOLERANCE
     summary["seconds"] = round(time.monotonic() - started, 1)
-    write_json(output / "summary.json", summary)
+    write_summary(output, summary)
     return summary, _closing_text(config, output, version, summary)
 
 
@@ -93,11 +91,11 @@ def _fresh_folder(output: Path) -> None:
 
 
 def _largest_difference(config: ExperimentConfig) -> float:
-    """Serves the export, and compares its answers for every client and a stranger with the in-process models."""
+    """Serves the export, and compares its answers for every client with the in-process models."""
     method, state = load_trained(config, config.export.algorithm)
     with running_engine(config.training.engine, config.training.device):
         weights = personal_weights(method, state)
-    model, clients = build_model(config), ClientDataset.open(config.clients_folder)
+    model, clients = method.model, method.clients
     base_path, name = config.export_folder, config.export.model_name
     differences = []
     with EmbeddedServer(base_path, name, rest_port=0, grpc_port=0) as server:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tff_pdp.errors import DataError
+from tff_pdp.files import sync
 from tff_pdp.privacy.ledger import Ledger
 from tff_pdp.runtime.run_key import RunKey
 
@@ -69,12 +70,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     with os.fdopen(descriptor, "w") as file:
         json.dump(key, file)
     for path in staging.iterdir():
-        _sync(path)
+        sync(path)
     # A run stopped between this round's training and its successor's repeats the round to the same bits, so what is
     # already there under this name is the same checkpoint.
     shutil.rmtree(final, ignore_errors=True)
     staging.rename(final)
-    _sync(folder)
+    sync(folder)
     for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old)
     return final
@@ -135,11 +136,3 @@ def _unflatten(structure: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(structure, list):
         return [_unflatten(member, arrays) for member in structure]
     return arrays[structure]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

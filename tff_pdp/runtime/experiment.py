@@ -12,6 +12,7 @@ import numpy as np
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.plan import PrivacyPlan
@@ -35,7 +36,8 @@ class Method:
 
     def client_data(self, split: str) -> list[collections.OrderedDict[str, np.ndarray]]:
         """Every client's examples of one split, in the order of `clients.client_ids`."""
-        return [as_client_data(self.clients, client_id, split) for client_id in self.clients.client_ids]
+        loaded = (self.clients.load(client_id, split) for client_id in self.clients.client_ids)
+        return [collections.OrderedDict(x=examples.x, y=examples.y) for examples in loaded]
 
     def client_params(self, run_key: RunKey, round_number: int) -> list[Any]:
         """Every client's mechanism, hyper-parameters and seed for one round."""
@@ -77,7 +79,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         gradients_per_round=int(hparams["local_steps"]) * algorithm.data_passes,
         rounds=config.training.rounds,
     )
-    data_hash = hashlib.sha256((config.clients_folder / "manifest.json").read_bytes()).hexdigest()
+    data_hash = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -100,12 +102,6 @@ def build_model(config: ExperimentConfig) -> Model:
         return builder(config.data.image_shape, config.data.num_classes, **config.model.arguments)
     except TypeError as error:
         raise ConfigError(f"model.arguments: {error}") from None
-
-
-def as_client_data(clients: ClientDataset, client_id: str, split: str) -> collections.OrderedDict[str, np.ndarray]:
-    """One client's examples in the form the computations take."""
-    examples = clients.load(client_id, split)
-    return collections.OrderedDict(x=examples.x, y=examples.y)
 
 
 def lookup(registry: Mapping[str, Any], name: str, key: str) -> Any:

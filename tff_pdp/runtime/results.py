@@ -3,7 +3,6 @@
 import datetime
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
+from tff_pdp.files import replace_text
 from tff_pdp.privacy.ledger import compose_worst_case
 from tff_pdp.reports.content import AlgorithmResult, Report, SiloResult
 from tff_pdp.reports.html import write_report
@@ -72,7 +72,7 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     )
     write_report(report, Path(config.output) / "report.html")
     summary = _summary(report)
-    write_json(Path(config.output) / "summary.json", summary)
+    write_summary(Path(config.output), summary)
     return summary
 
 
@@ -91,11 +91,9 @@ def summary_table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file in one move."""
-    staging = path.with_name(f".{path.name}.tmp")
-    staging.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(staging, path)
+def write_summary(output: Path, summary: dict[str, Any]) -> None:
+    """Writes `summary.json`."""
+    replace_text(output / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoint, metrics: Any) -> AlgorithmResult:

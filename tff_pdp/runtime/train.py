@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
+from tff_pdp.files import replace_text
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
@@ -99,9 +99,7 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, res
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
-    staging = folder / ".metrics.jsonl.tmp"
-    staging.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    os.replace(staging, folder / "metrics.jsonl")
+    replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return saved
 
 
