@@ -3,13 +3,13 @@
 import math
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jinja2
 import markupsafe
 
+from tff_pdp.files import replace_text
 from tff_pdp.reports import content, numbers, plots, privacy_texts, summary
 
 _TEMPLATE = "report.html.jinja"
@@ -28,16 +28,7 @@ def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathli
     target = pathlib.Path(path)
     page = render_report(report)
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(page)
-        # mkstemp keeps the file to its owner; a report is meant to be as readable as any file written here.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_text(target, page)
     return target
 
 
@@ -108,10 +99,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", str(value)
-
-
-def _umask() -> int:
-    # The only way to read the process's umask is to set it.
-    current = os.umask(0o022)
-    os.umask(current)
-    return current
