@@ -1,14 +1,16 @@
 # make demo   sets up, then goes from raw data to served personal models
 # make test   sets up, then runs every gate
+# make bench  sets up, then measures seconds per round
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 DATA ?=
+PEERS := .venv-bench
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock demo test lint types unit bazel clean
+.PHONY: help setup lock demo test lint types unit bazel bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -54,5 +56,23 @@ unit: setup  ## doctests and tests
 bazel: setup  ## Query, build and test with Bazel, offline
 	tools/bazel/check
 
+bench: setup  ## Seconds per round beside the floor, stock TFF and the peers that are installed; writes docs/performance.md
+	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.table
+
+bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)
+
+$(PEERS)/%/.complete: benchmarks/peers/%.txt
+	rm -rf $(@D)
+	@# --no-config: the overrides in pyproject.toml are TFF's, not theirs.
+	if command -v uv >/dev/null; then \
+	  uv venv -q --no-config --python $(PYTHON) $(@D) && \
+	  uv pip install -q --no-config --python $(@D)/bin/python --no-deps --require-hashes -r $< ; \
+	else \
+	  $(PYTHON) -m venv $(@D) && \
+	  $(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $< ; \
+	fi
+	@touch $@
+
 clean:  ## Remove what was built; keeps your runs
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build *.egg-info .pytest_cache .ruff_cache .hypothesis

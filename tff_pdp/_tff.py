@@ -93,6 +93,11 @@ TensorType = tff.TensorType
 Type = tff.Type
 to_type = tff.to_type
 Struct = tff.structure.Struct
+from_container = tff.structure.from_container
+iter_elements = tff.structure.iter_elements
+to_elements = tff.structure.to_elements
+tensorflow_to_type = tff.types.tensorflow_to_type
+to_container = tff.types.type_to_py_container
 
 AggregationProcess = tff.templates.AggregationProcess
 IterativeProcess = tff.templates.IterativeProcess
@@ -105,11 +110,29 @@ MeanFactory = tff.aggregators.MeanFactory
 SumFactory = tff.aggregators.SumFactory
 UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
 
+FunctionalModel = tff.learning.models.FunctionalModel
+build_sgdm = tff.learning.optimizers.build_sgdm
+build_unweighted_fed_avg = tff.learning.algorithms.build_unweighted_fed_avg
+
 AsyncExecutionContext = tff.framework.AsyncExecutionContext
 ExecutorFactory = tff.framework.ExecutorFactory
 RemoteExecutor = tff.framework.RemoteExecutor
 RemoteExecutorGrpcStub = tff.framework.RemoteExecutorGrpcStub
 SyncContext = tff.framework.SyncContext
+# What a computation is made of; the in-process engine interprets it.
+Block = tff.framework.Block
+Call = tff.framework.Call
+CompiledComputation = tff.framework.CompiledComputation
+ComputationBuildingBlock = tff.framework.ComputationBuildingBlock
+Intrinsic = tff.framework.Intrinsic
+Lambda = tff.framework.Lambda
+Literal = tff.framework.Literal
+Reference = tff.framework.Reference
+Selection = tff.framework.Selection
+StructBlock = tff.framework.Struct
+to_call_dominant = tff.framework.to_call_dominant
+# TFF's wheels contain no cryptography: the secure sums become plain ones, with the checks of their bounds.
+replace_secure_intrinsics = tff.backends.test.replace_secure_intrinsics_with_bodies
 compile_to_native = tff.backends.native.desugar_and_transform_to_native
 transform_args = tff.tensorflow.transform_args
 transform_result = tff.tensorflow.transform_result

@@ -1,4 +1,4 @@
-"""The command line: `tff-pdp prepare | train | evaluate | account | export | serve | predict | demo`.
+"""The command line: `tff-pdp prepare | train | evaluate | account | export | serve | predict | demo | doctor`.
 
 Nothing heavy is imported here: TensorFlow and TFF take many seconds, and `--help` should not.
 """
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = _command(commands, "train", "Train the experiment's methods, each silo under its own privacy budget.")
     _add_config(train)
+    _add_engine(train)
     _add_algorithms(train)
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     train.add_argument("--overwrite", action="store_true", help="start again where a run exists")
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     evaluate = _command(commands, "evaluate", "Test the personal models; write report.html and summary.json.")
     _add_config(evaluate)
+    _add_engine(evaluate)
     _add_algorithms(evaluate)
     evaluate.set_defaults(run=_lazily("evaluate"))
 
@@ -71,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", "Write the personal models as one SavedModel for TensorFlow Serving.")
     _add_config(export)
+    _add_engine(export)
     export.set_defaults(run=_lazily("export"))
 
     serve = _command(commands, "serve", "Serve an export on this machine, speaking TensorFlow Serving's protocols.")
@@ -92,8 +95,12 @@ def build_parser() -> argparse.ArgumentParser:
     demo = _command(commands, "demo", "Everything at once, on real digits or on your own FEMNIST folder.")
     demo.add_argument("--data", metavar="DIR", help="folder of LEAF FEMNIST JSON; default: scikit-learn's digits")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="default runs/demo; replaced if it exists")
+    _add_engine(demo)
     _add_json(demo)
     demo.set_defaults(run=_lazily("demo"))
+    doctor = _command(commands, "doctor", "Show versions and devices, and test the engines on each device.")
+    _add_json(doctor)
+    doctor.set_defaults(run=_lazily("doctor"))
     return parser
 
 
@@ -113,6 +120,17 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         help="replace one value of the experiment, by dotted key: --set training.rounds=10; may be repeated",
     )
     _add_json(parser)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", metavar="NAME", help="inprocess (default), or native: TFF's C++ worker")
+    parser.add_argument("--device", metavar="NAME", help="cpu, gpu, gpu:N, or auto (default): a GPU where there is one")
+    parser.add_argument(
+        "--client-parallelism",
+        metavar="MODE",
+        help="loop: client by client; vectorized: many in one call; auto (default): times both and keeps the faster",
+    )
+    parser.add_argument("--clients-per-call", type=int, metavar="N", help="most clients in one call; bounds memory")
 
 
 def _add_algorithms(parser: argparse.ArgumentParser) -> None:

@@ -116,9 +116,18 @@ def demo(options: argparse.Namespace) -> int:
     """Runs the whole demo."""
     from tff_pdp.demo import run_demo
 
-    summary, text = run_demo(Path(options.output), options.data)
+    summary, text = run_demo(Path(options.output), options.data, _engine_overrides(options))
     _show(options, summary, text)
     return 0 if summary["served_equals_in_process"] else 1
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Looks at the installation."""
+    from tff_pdp.doctor import examine
+
+    content, text = examine()
+    _show(options, content, text)
+    return 0 if content["healthy"] else 1
 
 
 def _config(options: argparse.Namespace) -> ExperimentConfig:
@@ -131,7 +140,14 @@ def _config(options: argparse.Namespace) -> ExperimentConfig:
             overrides[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise ConfigError(f"--set {assignment!r}: {value!r} is not a YAML value") from None
-    return load_config(options.config, overrides)
+    return load_config(options.config, {**overrides, **_engine_overrides(options)})
+
+
+def _engine_overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """The experiment's values that options of their own replace."""
+    keys = ("engine", "device", "client_parallelism", "clients_per_call")
+    given = {key: getattr(options, key, None) for key in keys}
+    return {f"training.{key}": value for key, value in given.items() if value is not None}
 
 
 def _show(options: argparse.Namespace, content: Any, text: str) -> None:

@@ -78,15 +78,20 @@ class TrainingConfig:
       evaluate_every: validation metrics each so many rounds.
       checkpoint_every: a checkpoint each so many rounds.
       engine: a name from `tff_pdp.runtime.engines.ENGINES`.
-      device: where the engine computes.
+      device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
+      client_parallelism: `loop` computes client by client, `vectorized` many clients in one call, and `auto` times both
+        in the first round and keeps the faster. For the engine `inprocess`.
+      clients_per_call: the most clients in one call; memory grows with it. For the engine `inprocess`.
       test_only_seed: fixes all randomness; reports then say "not private".
     """
 
     rounds: int
     evaluate_every: int = 5
     checkpoint_every: int = 10
-    engine: str = "native"
-    device: str = "cpu"
+    engine: str = "inprocess"
+    device: str = "auto"
+    client_parallelism: str = "auto"
+    clients_per_call: int = 256
     test_only_seed: int | None = None
 
 
@@ -152,7 +157,7 @@ class ExperimentConfig:
         decisive["training"] = {
             key: value
             for key, value in content["training"].items()
-            if key in ("rounds", "engine", "device", "test_only_seed")
+            if key not in ("evaluate_every", "checkpoint_every")
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
@@ -202,8 +207,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def _check_ranges(config: ExperimentConfig, source: str) -> None:
     """Refuses values that have the right type and no meaning, before anything is run or spent."""
-    for key in ("rounds", "evaluate_every", "checkpoint_every"):
+    for key in ("rounds", "evaluate_every", "checkpoint_every", "clients_per_call"):
         _require(getattr(config.training, key) >= 1, source, f"training.{key} must be at least 1")
+    _require(
+        config.training.client_parallelism in ("auto", "loop", "vectorized"),
+        source,
+        f"training.client_parallelism {config.training.client_parallelism!r} must be auto, loop or vectorized",
+    )
     _require(config.privacy.batch_size >= 1, source, "privacy.batch_size must be at least 1")
     _require(bool(config.algorithms), source, "algorithms must name at least one method")
     for name, hparams in config.algorithms.items():

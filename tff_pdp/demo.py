@@ -3,6 +3,7 @@
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from serving.tf_serving import docker_command, write_models_config
 from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.runtime.engines import running_engine
+from tff_pdp.runtime.experiment import experiment_engine
 from tff_pdp.runtime.export import export_experiment, personal_weights
 from tff_pdp.runtime.prepare import prepare_clients
 from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table, write_summary
@@ -30,12 +31,15 @@ TOLERANCE = 1e-5
 NUM_EXAMPLES = 4
 
 
-def run_demo(output: Path, data: str | None) -> tuple[dict[str, Any], str]:
+def run_demo(
+    output: Path, data: str | None, overrides: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], str]:
     """Runs everything and returns the summary and the text to print.
 
     Args:
       output: folder for all results; what an earlier demo wrote there is replaced.
       data: folder of LEAF FEMNIST JSON; None for scikit-learn's digits.
+      overrides: values by dotted key that replace those of the demo's configuration.
 
     Raises:
       ConfigError: `output` holds something that is not a demo's.
@@ -44,7 +48,7 @@ def run_demo(output: Path, data: str | None) -> tuple[dict[str, Any], str]:
     if data is not None:
         _check_data(output, Path(data))
     _fresh_folder(output)
-    config = _config(output, data)
+    config = _config(output, data, overrides or {})
     _announce(1, "prepare: raw LEAF JSON to a client dataset (Apache Beam)")
     prepare_clients(config)
     _announce(2, f"train: {', '.join(config.algorithms)}, each silo under its own budget")
@@ -64,12 +68,12 @@ def run_demo(output: Path, data: str | None) -> tuple[dict[str, Any], str]:
     return summary, _closing_text(config, output, version, summary)
 
 
-def _config(output: Path, data: str | None) -> ExperimentConfig:
+def _config(output: Path, data: str | None, overrides: Mapping[str, Any]) -> ExperimentConfig:
     if data is not None:
-        return load_config(CONFIGS / "demo_femnist.yaml", {"output": str(output), "data.input": data})
+        return load_config(CONFIGS / "demo_femnist.yaml", {**overrides, "output": str(output), "data.input": data})
     source = output / "leaf"
     write_digits_leaf(source, num_clients=NUM_SILOS, concentration=LABEL_SKEW, seed=PARTITION_SEED)
-    return load_config(CONFIGS / "demo.yaml", {"output": str(output), "data.input": str(source)})
+    return load_config(CONFIGS / "demo.yaml", {**overrides, "output": str(output), "data.input": str(source)})
 
 
 def _check_data(output: Path, data: Path) -> None:
@@ -93,7 +97,7 @@ def _fresh_folder(output: Path) -> None:
 def _largest_difference(config: ExperimentConfig) -> float:
     """Serves the export, and compares its answers for every client with the in-process models."""
     method, state = load_trained(config, config.export.algorithm)
-    with running_engine(config.training.engine, config.training.device):
+    with experiment_engine(config):
         weights = personal_weights(method, state)
     model, clients = method.model, method.clients
     base_path, name = config.export_folder, config.export.model_name

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import ClientData
+from tff_pdp.algorithms.base import ClientData, LocalSteps
 from tff_pdp.models.mlp import build_mlp
 from tff_pdp.processes.compose import AGGREGATORS, client_data_type, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS
@@ -24,7 +24,9 @@ def client_data(seed=0):
     rng = np.random.default_rng(seed)
     return [
         collections.OrderedDict(
-            x=rng.normal(size=(size, 2, 2, 1)).astype(np.float32), y=rng.integers(0, 3, size, dtype=np.int64)
+            x=rng.normal(size=(size, 2, 2, 1)).astype(np.float32),
+            y=rng.integers(0, 3, size, dtype=np.int64),
+            num_examples=np.int32(size),
         )
         for size in SIZES
     ]
@@ -107,10 +109,10 @@ def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algor
     with native_engine.install():
         whole = run(process, algorithm, rounds=3)
         server, clients = run(process, algorithm, rounds=1)
-        states = {str(index): state for index, state in enumerate(clients)}
-        save(tmp_path, Checkpoint(1, server, states, None, RunKey.from_entropy(), "hash"))
+        client_ids = tuple(str(index) for index in range(len(clients)))
+        save(tmp_path, Checkpoint(1, server, client_ids, clients, None, RunKey.from_entropy(), "hash"))
         loaded = load_latest(tmp_path)
-        start = (loaded.server_state, list(loaded.client_states.values()))
+        start = (loaded.server_state, loaded.client_states)
         assert_same(whole, run(process, algorithm, rounds=(2, 3), start=start))
 
 

@@ -20,10 +20,29 @@ AggregationKind = Literal["mean", "sum"]
 
 
 class ClientData(NamedTuple):
-    """One client's training examples: `x` float32 `[n, *input_shape]` and `y` int64 `[n]`."""
+    """One client's training examples, perhaps padded.
+
+    Attributes:
+      x: float32 `[n, *input_shape]`.
+      y: `[n]`, of the model's label type.
+      num_examples: int32 scalar, at most n; rows from there on are padding.
+    """
 
     x: tf.Tensor
     y: tf.Tensor
+    num_examples: tf.Tensor
+
+
+class LocalSteps(NamedTuple):
+    """How many local steps a client takes; the value of the hyper-parameter `local_steps` inside a computation.
+
+    Attributes:
+      count: int32 scalar.
+      bound: int32 scalar, at least `count`, and the same for all clients computed together.
+    """
+
+    count: tf.Tensor
+    bound: tf.Tensor
 
 
 class ClientResult(NamedTuple):
@@ -39,6 +58,23 @@ GradFn = Callable[[Weights, ClientData, tf.Tensor], Weights]
 
 
 @dataclasses.dataclass(frozen=True)
+class GradientEstimator:
+    """Where a client's `grad_fn` comes from: which examples a step uses, and what becomes of their gradients.
+
+    Attributes:
+      mechanism: names of the float32 scalars it takes from each client.
+      draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
+        draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
+        their data are padded to. What is drawn for a client must not depend on the others.
+      gradient: `(mechanism, draws, weights, data, step) -> gradient`, for one client.
+    """
+
+    mechanism: tuple[str, ...]
+    draw: Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Any]
+    gradient: Callable[[Mapping[str, tf.Tensor], Any, Weights, ClientData, tf.Tensor], Weights]
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """A personalised federated algorithm.
 
@@ -46,7 +82,7 @@ class Algorithm:
       name: its name in `tff_pdp.registry.ALGORITHMS`.
       title: its name for a reader.
       hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
-        so that every client may have its own value without another compilation.
+        so that every client may have its own value without another compilation. `local_steps` arrives as `LocalSteps`.
       released: what leaves a client, and how the server combines it.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto).
       init_server: `initial weights -> server state`.
@@ -66,7 +102,7 @@ class Algorithm:
     init_server: Callable[[Weights], State]
     broadcast: Callable[[State], State]
     init_client: Callable[[State], State]
-    client_update: Callable[[State, State, ClientData, GradFn, Mapping[str, tf.Tensor]], ClientResult]
+    client_update: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], ClientResult]
     server_update: Callable[[State, Mapping[str, Weights]], State]
     personalise: Callable[[State, State], Weights]
     global_model: Callable[[State], Weights] | None

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, GradFn, map_weights
+from tff_pdp.algorithms.base import ClientData, GradFn, LocalSteps, map_weights
 from tff_pdp.models.base import Weights
 
 
@@ -12,11 +12,11 @@ def local_sgd(
     grad_fn: GradFn,
     *,
     learning_rate: tf.Tensor,
-    local_steps: tf.Tensor,
+    local_steps: LocalSteps,
     anchor: Weights | None = None,
     prox_weight: tf.Tensor | None = None,
 ) -> Weights:
-    """Runs `local_steps` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
+    """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
     costs no privacy and is not distorted by the clip (the released code of the MR-MTL paper puts it inside).
@@ -26,7 +26,7 @@ def local_sgd(
       data: the client's examples.
       grad_fn: gradient of the data term, already private where the plan asks for it.
       learning_rate: float32 scalar.
-      local_steps: int32 scalar.
+      local_steps: how many; steps from there to the bound leave the weights as they are.
       anchor: weights to be pulled towards; none for plain SGD.
       prox_weight: float32 scalar, the strength of the pull; required with an anchor.
     """
@@ -35,10 +35,12 @@ def local_sgd(
         gradient = grad_fn(current, data, index)
         if anchor is not None:
             gradient = map_weights(lambda g, w, a: g + prox_weight * (w - a), gradient, current, anchor)
-        return index + 1, map_weights(lambda w, g: w - learning_rate * g, current, gradient)
+        rate = tf.where(index < local_steps.count, learning_rate, 0.0)
+        # Without a rate nothing moves, not even by a gradient that is not finite.
+        return index + 1, map_weights(lambda w, g: w - tf.math.multiply_no_nan(g, rate), current, gradient)
 
     _, trained = tf.while_loop(
-        lambda index, _: index < local_steps,
+        lambda index, _: index < local_steps.bound,
         step,
         (tf.constant(0), map_weights(tf.convert_to_tensor, weights)),
         # One step reads the weights the step before wrote: nothing to run in parallel.

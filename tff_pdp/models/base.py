@@ -1,5 +1,6 @@
 """What a model is to every other part: a frozen value of pure functions over named weights."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,17 +13,24 @@ Weights = Mapping[str, Any]
 InitialWeights = dict[str, np.ndarray]
 
 
+def softmax_cross_entropy(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Loss of a classifier for each example: float32 `[batch]`, from logits `[batch, num_classes]`."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=outputs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A classifier as pure functions; weights are data and live wherever the caller keeps them.
+    """A model as pure functions; weights are data and live wherever the caller keeps them.
 
     Attributes:
       name: the model's name in `tff_pdp.registry.MODELS`.
       input_shape: shape of one example, without the batch dimension.
-      num_classes: number of classes; labels are int64 in `[0, num_classes)`.
+      num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression.
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.
-      predict: `(weights, x [batch, *input_shape] float32) -> logits [batch, num_classes] float32`.
+      predict: `(weights, x [batch, *input_shape] float32) -> outputs float32`: logits `[batch, num_classes]`, or values
+        `[batch]` of a regression.
       head: names of the weights that form the last layer (what partial-sharing methods keep personal).
+      output_loss: `(outputs, y [batch]) -> loss of each example [batch]`.
     """
 
     name: str
@@ -31,10 +39,25 @@ class Model:
     init: Callable[[int], InitialWeights]
     predict: Callable[[Weights, tf.Tensor], tf.Tensor]
     head: tuple[str, ...]
+    output_loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = softmax_cross_entropy
+
+    @property
+    def label_dtype(self) -> type[np.generic]:
+        """NumPy type of the labels."""
+        return np.int64 if self.num_classes else np.float32
 
     def loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """Softmax cross-entropy of each example: float32 `[batch]`."""
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=self.predict(weights, x))
+        """Loss of each example: float32 `[batch]`."""
+        return self.output_loss(self.predict(weights, x), y)
+
+    def example_metrics(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What is reported of each example, float32 `[batch]`: `accuracy` (or `squared_error`) and `loss`."""
+        outputs = self.predict(weights, x)
+        if self.num_classes:
+            measured = {"accuracy": tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
+        else:
+            measured = {"squared_error": tf.square(outputs - y)}
+        return collections.OrderedDict(**measured, loss=self.output_loss(outputs, y))
 
     def num_parameters(self) -> int:
         """Number of scalar weights."""

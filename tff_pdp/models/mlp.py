@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.models import layers
 from tff_pdp.models.base import InitialWeights, Model, Weights
 
 
@@ -28,12 +29,12 @@ def build_mlp(
     if any(units < 1 for units in hidden_units):
         raise ConfigError(f"model.arguments.hidden_units {list(hidden_units)} must be positive")
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes]
-    layers = range(len(sizes) - 1)
+    depth = len(sizes) - 1
 
     def init(seed: int) -> InitialWeights:
         rng = np.random.default_rng(seed)
         weights: InitialWeights = {}
-        for layer in layers:
+        for layer in range(depth):
             fan_in, fan_out = sizes[layer], sizes[layer + 1]
             # Without hidden layers the problem is convex and zero is as good a start as any, with no noise of its own.
             limit = np.sqrt(6.0 / (fan_in + fan_out)) if hidden_units else 0.0
@@ -43,13 +44,13 @@ def build_mlp(
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
         activations = (tf.reshape(x, [-1, sizes[0]]) + input_shift) * input_scale
-        for layer in layers:
-            activations = activations @ weights[f"dense_{layer}/kernel"] + weights[f"dense_{layer}/bias"]
-            if layer < len(sizes) - 2:
+        for layer in range(depth):
+            activations = layers.dense(weights, f"dense_{layer}", activations)
+            if layer < depth - 1:
                 activations = tf.nn.relu(activations)
         return activations
 
-    last = len(sizes) - 2
+    last = depth - 1
     return Model(
         name="mlp" if hidden_units else "linear",
         input_shape=tuple(input_shape),

@@ -1,101 +1,93 @@
-"""Example-level DP-SGD as a gradient function (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016).
-
-Two passes: the first finds each example's gradient norm, the second one backward pass of the loss weighted by the clip
-factors. No per-example gradient is summed by hand, and with clip = infinity and noise = 0 the second pass is, to the
-bit, the gradient of the plain loss.
-"""
+"""Example-level DP-SGD as a gradient estimator (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016)."""
 
 import collections
-from typing import Any
+import dataclasses
+import math
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, GradFn
+from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
-from tff_pdp.privacy.sampling import poisson_mask
+from tff_pdp.privacy.per_example import clipped_sum
+from tff_pdp.privacy.plan import SiloMechanism
+from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
+from tff_pdp.privacy.sampling import Batches, poisson_batches
+
+# Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by step,
+# which saves memory.
+_SMALL_MODEL = 4096
 
 
-def build_dp_sgd_grad_fn(
-    model: Model,
-    *,
-    clip_norm: tf.Tensor,
-    noise_multiplier: tf.Tensor,
-    sampling_rate: tf.Tensor,
-    expected_batch_size: tf.Tensor,
-    seed: tf.Tensor,
-) -> GradFn:
+class DpSgdDraws(NamedTuple):
+    """What one client's round draws at random.
+
+    Attributes:
+      batches: of every step.
+      noise: standard Gaussians `[steps, parameters]` for a small model, else seeds int64 `[2]` to draw them from.
+    """
+
+    batches: Batches
+    noise: tf.Tensor
+
+
+def build_dp_sgd(model: Model) -> GradientEstimator:
     """Builds `(sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
-    Guarantee: each call is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of one
+    Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of one
       example, over all of the model's weights jointly.
-    Assumes: `expected_batch_size` is public (it is never computed from the data here); each `(seed, step)` is used
-      once; the generator (Philox, float32) stands in for real Gaussian noise.
+    Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and new
+      in each round; each step is taken once; the generator (Philox, float32) stands in for real Gaussian noise.
 
-    Args:
-      model: gives the loss of each example.
-      clip_norm: float32 scalar C, may be infinite; L2, over all weights jointly.
-      noise_multiplier: float32 scalar z, standard deviation over C.
-      sampling_rate: float32 scalar q.
-      expected_batch_size: float32 scalar, q times the public number of examples.
-      seed: int64 `[2]`, secret, fresh for each client and round.
+    Its mechanism is a `SiloMechanism`.
     """
+    num_parameters = model.num_parameters()
+    is_small = num_parameters <= _SMALL_MODEL
+    num_noise_words = bits_for_gaussians(num_parameters) if is_small else 0
 
-    def grad_fn(weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
-        # The type stubs know only Python integers here.
-        step_seed: Any = tf.random.fold_in(seed, tf.cast(step, seed.dtype))  # pyright: ignore[reportArgumentType]
-        batch_seed, noise_seed = tf.unstack(tf.random.split(step_seed, 2))
-        sampled = poisson_mask(batch_seed, tf.shape(data.y)[0], sampling_rate)
-        x, y = tf.boolean_mask(data.x, sampled), tf.boolean_mask(data.y, sampled)
-        factors = clip_factors(per_example_norms(model, weights, x, y), clip_norm)
-        clipped_sum = _weighted_gradient(model, weights, x, y, factors)
+    def draw(
+        mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
+    ) -> DpSgdDraws:
+        shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
+        bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2]), shape)
+        batches = poisson_batches(bits[..., :max_examples], num_examples, mechanism["sampling_rate"], num_steps)
+        return DpSgdDraws(batches, gaussians(bits[..., max_examples:], num_parameters) if is_small else seeds)
+
+    def gradient(
+        mechanism: Any, draws: DpSgdDraws, weights: Weights, data: ClientData, step: tf.Tensor
+    ) -> Weights:
+        indices, size = draws.batches.indices[step], draws.batches.sizes[step]
+        total = clipped_sum(
+            model,
+            weights,
+            tf.gather(data.x, indices),
+            tf.gather(data.y, indices),
+            clip_norm=mechanism["clip_norm"],
+            included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
+        )
+        noise = draws.noise[step] if is_small else _noise(draws.noise, step, num_parameters)
         # z = 0 means no noise, also where C is infinite and z * C would be NaN.
-        stddev = tf.math.multiply_no_nan(clip_norm, noise_multiplier)
-        noise_seeds = tf.unstack(tf.random.split(noise_seed, len(clipped_sum)))
+        stddev = tf.math.multiply_no_nan(mechanism["clip_norm"], mechanism["noise_multiplier"])
+        noised = _add(total, noise * stddev)
         return collections.OrderedDict(
-            (name, (total + stddev * gaussian(tf.shape(total), tensor_seed)) / expected_batch_size)
-            for (name, total), tensor_seed in zip(clipped_sum.items(), noise_seeds, strict=True)
+            (name, value / mechanism["expected_batch_size"]) for name, value in noised.items()
         )
 
-    return grad_fn
+    return GradientEstimator(
+        mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
+    )
 
 
-def gaussian(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Draws float32 standard Gaussians.
-
-    TensorFlow's own draws never exceed 5.68 standard deviations, and a bounded noise cannot hide all that an unbounded
-    one does. The mean of four, scaled to unit variance, is bounded at 11.3, beyond which lies a probability of 1e-29;
-    and it takes more than the low-order bits of one draw to tell what the noise was.
-
-    Args:
-      shape: int32 vector.
-      seed: int64 `[2]`, used for nothing else.
-    """
-    draws = tf.random.stateless_normal(tf.concat([[4], shape], axis=0), seed)
-    return tf.reduce_sum(draws, axis=0) / 2.0
+def _noise(seed: tf.Tensor, step: tf.Tensor, num_parameters: int) -> tf.Tensor:
+    # Place 0 has been used for the batches.
+    return gaussians(draw_bits(seed, bits_for_gaussians(num_parameters), place=step + 1), num_parameters)
 
 
-def clip_factors(norms: tf.Tensor, clip_norm: tf.Tensor) -> tf.Tensor:
-    """Returns `min(1, clip_norm / norm)` for each example, exactly 1 where the clip is infinite."""
-    return tf.minimum(1.0, clip_norm / tf.maximum(norms, 1e-12))
-
-
-def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns the L2 norm over all weights of each example's gradient: float32 `[batch]`."""
-
-    def squared_norm(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        example_x, example_y = example
-        gradient = _weighted_gradient(model, weights, example_x[tf.newaxis], example_y[tf.newaxis], tf.ones([1]))
-        return tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradient.values()])
-
-    return tf.sqrt(tf.vectorized_map(squared_norm, (x, y)))
-
-
-def _weighted_gradient(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, factors: tf.Tensor) -> Weights:
-    """Gradient of `sum_i factors_i * loss_i`; zero for weights the loss does not reach."""
-    # Not an argument of the tape: the factors are data to the second pass, and must not be differentiated.
-    factors = tf.stop_gradient(factors)
-    with tf.GradientTape() as tape:
-        tape.watch(list(weights.values()))
-        total = tf.reduce_sum(factors * model.loss(weights, x, y))
-    gradients = tape.gradient(total, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return collections.OrderedDict(zip(weights, gradients, strict=True))
+def _add(total: Weights, noise: tf.Tensor) -> Weights:
+    """Adds consecutive parts of a flat tensor to the weights, in their order."""
+    sizes = [math.prod(value.shape) for value in total.values()]
+    parts = tf.split(noise, sizes)
+    return collections.OrderedDict(
+        (name, value + tf.reshape(part, value.shape))
+        for (name, value), part in zip(total.items(), parts, strict=True)
+    )

@@ -22,10 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import Algorithm, ClientData
+from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model
-from tff_pdp.privacy.dp_sgd import build_dp_sgd_grad_fn
-from tff_pdp.privacy.plan import SiloMechanism
+from tff_pdp.processes.client_work import build_client_work, plain
 from tff_pdp.processes.evaluate import build_evaluate, build_personalise
 
 AGGREGATORS = {
@@ -48,48 +47,60 @@ class PersonalizedProcess:
     has_global_model: bool
 
 
-def compose(algorithm: Algorithm, model: Model, *, model_seed: int = 0) -> PersonalizedProcess:
+def compose(
+    algorithm: Algorithm,
+    model: Model,
+    *,
+    estimator: GradientEstimator,
+    aggregator_factories: Mapping[str, _tff.UnweightedAggregationFactory] | None = None,
+    model_seed: int = 0,
+) -> PersonalizedProcess:
     """Builds the computations of `algorithm` training `model`.
 
     Args:
       algorithm: what clients and server do.
       model: what they train.
+      estimator: how clients estimate gradients.
+      aggregator_factories: how the server combines what is released, by name, where it is not the plain mean or sum
+        that the algorithm asks for.
       model_seed: of the initial weights, which are public.
 
     Returns:
       Computations that run unchanged on every engine.
     """
 
+    factories = aggregator_factories or {}
+
     @_tff.tensorflow_computation
     def init_server():
         initial = collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(model_seed).items())
-        return _plain(algorithm.init_server(initial))
+        return plain(algorithm.init_server(initial))
 
     server_type = init_server.type_signature.result
 
     @_tff.tensorflow_computation(server_type)
     def broadcast(server):
-        return _plain(algorithm.broadcast(server))
+        return plain(algorithm.broadcast(server))
 
     broadcast_type = broadcast.type_signature.result
 
     @_tff.tensorflow_computation(server_type)
     def new_client(server):
-        return _plain(algorithm.init_client(algorithm.broadcast(server)))
+        return plain(algorithm.init_client(algorithm.broadcast(server)))
 
     state_type = new_client.type_signature.result
     data_type = client_data_type(model)
-    params_type = client_params_type(algorithm)
+    params_type = client_params_type(algorithm, estimator)
+    work = build_client_work(algorithm, estimator)
 
     @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
     def client_work(message, state, data, params):
-        grad_fn = build_dp_sgd_grad_fn(model, seed=params["seed"], **params["mechanism"])
-        result = algorithm.client_update(message, state, ClientData(**data), grad_fn, params["hparams"])
-        return collections.OrderedDict(state=_plain(result.state), released=_plain(result.released))
+        return work(message, state, data, params)
 
     released_type = client_work.type_signature.result["released"]
     aggregators = collections.OrderedDict(
-        (name, AGGREGATORS[kind]().create(released_type[name])) for name, kind in algorithm.released.items()
+        (name, (factories.get(name) or AGGREGATORS[kind]()).create(released_type[name]))
+        for name, kind in algorithm.released.items()
     )
     aggregates_type = collections.OrderedDict(
         (name, aggregator.next.type_signature.result.result.member) for name, aggregator in aggregators.items()
@@ -97,7 +108,7 @@ def compose(algorithm: Algorithm, model: Model, *, model_seed: int = 0) -> Perso
 
     @_tff.tensorflow_computation(server_type, aggregates_type)
     def server_work(server, aggregates):
-        return _plain(algorithm.server_update(server, aggregates))
+        return plain(algorithm.server_update(server, aggregates))
 
     @_tff.tensorflow_computation(aggregates_type)
     def release_norms(aggregates):
@@ -147,21 +158,24 @@ def compose(algorithm: Algorithm, model: Model, *, model_seed: int = 0) -> Perso
 
 
 def client_data_type(model: Model) -> Any:
-    """TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?]>`."""
+    """TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?], num_examples=int32>`.
+
+    Rows of x and y from `num_examples` on are padding.
+    """
     return _tff.to_type(
         collections.OrderedDict(
-            x=_tff.TensorType(np.float32, [None, *model.input_shape]), y=_tff.TensorType(np.int64, [None])
+            x=_tff.TensorType(np.float32, [None, *model.input_shape]),
+            y=_tff.TensorType(model.label_dtype, [None]),
+            num_examples=_tff.TensorType(np.int32),
         )
     )
 
 
-def client_params_type(algorithm: Algorithm) -> Any:
+def client_params_type(algorithm: Algorithm, estimator: GradientEstimator) -> Any:
     """TFF type of what tells one client how to train: mechanism, hyper-parameters and this round's secret seed."""
     return _tff.to_type(
         collections.OrderedDict(
-            mechanism=collections.OrderedDict(
-                (field.name, _tff.TensorType(np.float32)) for field in dataclasses.fields(SiloMechanism)
-            ),
+            mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
             hparams=collections.OrderedDict(
                 (name, _tff.TensorType(np.int32 if isinstance(default, int) else np.float32))
                 for name, default in algorithm.hparams.items()
@@ -176,10 +190,3 @@ def _at_server(**values: Any) -> Any:
     if not values:
         return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
     return _tff.federated_zip(collections.OrderedDict(values))
-
-
-def _plain(state: Any) -> Any:
-    """Mappings as OrderedDicts, the form TFF types keep the order of."""
-    if isinstance(state, Mapping):
-        return collections.OrderedDict((name, _plain(value)) for name, value in state.items())
-    return state

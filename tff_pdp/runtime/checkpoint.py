@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ class Checkpoint:
     Attributes:
       round_number: rounds completed.
       server_state: nest of arrays.
-      client_states: nest of arrays by client id.
+      client_ids: whose states follow.
+      client_states: nests of arrays, in this order.
       ledger: what has been spent; None without privacy.
       run_key: the run's secret.
       config_hash: of the settings the run was started with.
@@ -36,7 +37,8 @@ class Checkpoint:
 
     round_number: int
     server_state: Any
-    client_states: Mapping[str, Any]
+    client_ids: tuple[str, ...]
+    client_states: Sequence[Any]
     ledger: Ledger | None
     run_key: RunKey
     config_hash: str
@@ -53,7 +55,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         "server": _flatten(checkpoint.server_state, "server", arrays),
         "clients": {
             client_id: _flatten(state, f"client/{index}", arrays)
-            for index, (client_id, state) in enumerate(checkpoint.client_states.items())
+            for index, (client_id, state) in enumerate(
+                zip(checkpoint.client_ids, checkpoint.client_states, strict=True)
+            )
         },
     }
     np.savez(staging / "state.npz", **arrays)  # type: ignore[arg-type]
@@ -97,7 +101,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
         with np.load(latest / "state.npz", allow_pickle=False) as arrays:
             structure = content["structure"]
             server_state = _unflatten(structure["server"], arrays)
-            client_states = {client: _unflatten(state, arrays) for client, state in structure["clients"].items()}
+            client_states = [_unflatten(state, arrays) for state in structure["clients"].values()]
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{latest}: the checkpoint cannot be read ({error}); remove that folder to use the one before"
@@ -107,6 +111,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     return Checkpoint(
         round_number=content["round_number"],
         server_state=server_state,
+        client_ids=tuple(structure["clients"]),
         client_states=client_states,
         ledger=Ledger.from_json(content["ledger"]) if content["ledger"] else None,
         run_key=RunKey(bytes.fromhex(key["secret"]), key["is_test_only"]),

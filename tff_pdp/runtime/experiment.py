@@ -1,24 +1,28 @@
 """From an experiment's configuration to the values a run works with."""
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.config import ExperimentConfig
+from tff_pdp.data.buckets import bucket_sizes
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
+from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.plan import PrivacyPlan
-from tff_pdp.processes.compose import PersonalizedProcess, compose
+from tff_pdp.processes.compose import PersonalizedProcess, client_data_type, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS, MODELS, PLANS
-from tff_pdp.runtime.engines import ENGINES
+from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
 
 
@@ -31,30 +35,38 @@ class Method:
     hparams: Mapping[str, float | int]
     model: Model
     plan: PrivacyPlan
+    estimator: GradientEstimator
     process: PersonalizedProcess
     config_hash: str
 
-    def client_data(self, split: str) -> list[collections.OrderedDict[str, np.ndarray]]:
-        """Every client's examples of one split, in the order of `clients.client_ids`."""
-        loaded = (self.clients.load(client_id, split) for client_id in self.clients.client_ids)
-        return [collections.OrderedDict(x=examples.x, y=examples.y) for examples in loaded]
-
-    def client_params(self, run_key: RunKey, round_number: int) -> list[Any]:
-        """Every client's mechanism, hyper-parameters and seed for one round."""
-        return [
+    def client_data(self, split: str) -> ClientValues:
+        """Every client's examples of one split, in the order of `clients.client_ids`, padded so that they stack well."""
+        loaded = [self.clients.load(client_id, split) for client_id in self.clients.client_ids]
+        padded = bucket_sizes([len(examples.y) for examples in loaded])
+        rows = [
             collections.OrderedDict(
-                mechanism=collections.OrderedDict(
-                    (name, np.float32(value))
-                    for name, value in dataclasses.asdict(self.plan.mechanisms[client_id]).items()
-                ),
-                hparams=collections.OrderedDict(
-                    (name, (np.int32 if isinstance(default, int) else np.float32)(self.hparams[name]))
-                    for name, default in self.algorithm.hparams.items()
-                ),
-                seed=run_key.client_seed(round_number, client_id),
+                x=_pad(examples.x, size), y=_pad(examples.y, size), num_examples=np.int32(len(examples.y))
             )
-            for client_id in self.clients.client_ids
+            for examples, size in zip(loaded, padded, strict=True)
         ]
+        return ClientValues.from_members(client_data_type(self.model), rows)
+
+    def client_params(self, run_key: RunKey, round_number: int) -> ClientValues:
+        """Every client's mechanism, hyper-parameters and seed for one round."""
+        client_ids = self.clients.client_ids
+        mechanisms = [dataclasses.asdict(self.plan.mechanisms[client_id]) for client_id in client_ids]
+        columns = collections.OrderedDict(
+            mechanism=collections.OrderedDict(
+                (name, np.array([mechanism[name] for mechanism in mechanisms], np.float32))
+                for name in self.estimator.mechanism
+            ),
+            hparams=collections.OrderedDict(
+                (name, np.full(len(client_ids), self.hparams[name], np.int32 if isinstance(default, int) else np.float32))
+                for name, default in self.algorithm.hparams.items()
+            ),
+            seed=np.stack([run_key.client_seed(round_number, client_id) for client_id in client_ids]),
+        )
+        return ClientValues.from_columns(client_params_type(self.algorithm, self.estimator), columns)
 
 
 def build_method(config: ExperimentConfig, name: str) -> Method:
@@ -79,6 +91,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         gradients_per_round=int(hparams["local_steps"]) * algorithm.data_passes,
         rounds=config.training.rounds,
     )
+    estimator = build_dp_sgd(model)
     data_hash = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
     return Method(
         clients=clients,
@@ -86,9 +99,33 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         hparams=hparams,
         model=model,
         plan=plan,
-        process=compose(algorithm, model, model_seed=config.model.seed),
+        estimator=estimator,
+        process=compose(algorithm, model, estimator=estimator, model_seed=config.model.seed),
         config_hash=config.hash(name, data_hash),
     )
+
+
+@contextlib.contextmanager
+def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
+    """Builds and installs the experiment's engine.
+
+    Args:
+      config: the experiment.
+      choices: what `client_parallelism: auto` chose before; added to.
+
+    Raises:
+      EngineError: the device is absent, or the engine does not start.
+    """
+    training = config.training
+    options: dict[str, Any] = {}
+    if training.engine == "inprocess":
+        options = {
+            "client_parallelism": training.client_parallelism,
+            "clients_per_call": training.clients_per_call,
+            "choices": choices,
+        }
+    with running_engine(training.engine, training.device, **options) as engine:
+        yield engine
 
 
 def build_model(config: ExperimentConfig) -> Model:
@@ -125,6 +162,10 @@ def _open_clients(config: ExperimentConfig) -> ClientDataset:
             f"data.image_shape and data.num_classes are {expected}: prepare it again with --overwrite"
         )
     return clients
+
+
+def _pad(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
 
 
 def _algorithm(name: str, given: Mapping[str, Any]) -> tuple[Algorithm, Mapping[str, float | int]]:

@@ -8,8 +8,7 @@ import numpy as np
 from serving.export import export_personalized
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.reports.content import json_safe
-from tff_pdp.runtime.engines import running_engine
-from tff_pdp.runtime.experiment import Method
+from tff_pdp.runtime.experiment import Method, experiment_engine
 from tff_pdp.runtime.results import load_trained
 
 NUM_EXAMPLE_INPUTS = 8
@@ -23,7 +22,7 @@ def export_experiment(config: ExperimentConfig) -> Path:
       ServingError: the export failed its checks; nothing was published.
     """
     method, state = load_trained(config, config.export.algorithm)
-    with running_engine(config.training.engine, config.training.device):
+    with experiment_engine(config):
         personal = personal_weights(method, state)
     return export_personalized(
         config.export_folder,
@@ -50,13 +49,10 @@ def export_experiment(config: ExperimentConfig) -> Path:
 
 def personal_weights(method: Method, state: Any) -> dict[str, dict[str, np.ndarray]]:
     """Returns each client's personal weights by client id. Needs an engine."""
-    client_ids = method.clients.client_ids
-    weights = method.process.personalise(
-        state.server_state, [state.client_states[client_id] for client_id in client_ids]
-    )
+    weights = method.process.personalise(state.server_state, state.client_states)
     return {
         client_id: {name: np.asarray(array) for name, array in one.items()}
-        for client_id, one in zip(client_ids, weights, strict=True)
+        for client_id, one in zip(state.client_ids, weights, strict=True)
     }
 
 

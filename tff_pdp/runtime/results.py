@@ -19,8 +19,7 @@ from tff_pdp.reports.privacy_statement import build_privacy_statement
 from tff_pdp.reports.summary import spread, worst_decile
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.engines import running_engine
-from tff_pdp.runtime.experiment import Method, build_method
+from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
 from tff_pdp.runtime.releases import all_ledgers
 from tff_pdp.runtime.train import evaluate_clients, read_metrics
 
@@ -57,7 +56,7 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     """
     trained = {name: load_trained(config, name) for name in names or config.algorithms}
     metrics = {}
-    with running_engine(config.training.engine, config.training.device):
+    with experiment_engine(config):
         for name, (method, state) in trained.items():
             metrics[name] = evaluate_clients(method, state, method.client_data("test"))
     algorithms = tuple(_algorithm_result(config, *trained[name], metrics[name]) for name in trained)

@@ -17,9 +17,12 @@ from tff_pdp.files import replace_text
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.engines import running_engine
-from tff_pdp.runtime.experiment import Method, build_method
+from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
 from tff_pdp.runtime.run_key import RunKey
+
+# How the clients of each computation are computed, where the engine has chosen.
+CHOICES_FILE = "client_parallelism.json"
 
 
 def train(
@@ -46,7 +49,9 @@ def train(
     folder = config.algorithm_folder(name)
     if overwrite:
         releases.set_aside(Path(config.output), folder)
-    with running_engine(config.training.engine, config.training.device):
+    choices = _read_choices(folder) if resume else {}
+    saved_choices = dict(choices)
+    with experiment_engine(config, choices):
         state = _start_or_resume(config, method, folder, resume)
         train_data, validation_data = method.client_data("train"), method.client_data("validation")
         rounds = range(state.round_number + 1, config.training.rounds + 1)
@@ -55,6 +60,9 @@ def train(
             started = time.monotonic()
             state = run_round(method, state, round_number, train_data)
             seconds = time.monotonic() - started
+            if choices != saved_choices:
+                # Other ways to compute round differently: a run that is resumed has to go on in the same way.
+                saved_choices = _write_choices(folder, choices)
             is_last = round_number == config.training.rounds
             if is_last or round_number % config.training.evaluate_every == 0:
                 metrics = _validation_metrics(method, state, validation_data)
@@ -64,22 +72,15 @@ def train(
     return state
 
 
-def run_round(method: Method, state: Checkpoint, round_number: int, data: list[Any]) -> Checkpoint:
+def run_round(method: Method, state: Checkpoint, round_number: int, data: ClientValues) -> Checkpoint:
     """Charges one round to the ledger, runs it, and returns the state after it."""
     if state.ledger is not None:
         method.plan.charge_round(state.ledger)
-    client_ids = method.clients.client_ids
     server_state, client_states, _ = method.process.next(
-        state.server_state,
-        [state.client_states[client_id] for client_id in client_ids],
-        data,
-        method.client_params(state.run_key, round_number),
+        state.server_state, state.client_states, data, method.client_params(state.run_key, round_number)
     )
     return dataclasses.replace(
-        state,
-        round_number=round_number,
-        server_state=server_state,
-        client_states=dict(zip(client_ids, client_states, strict=True)),
+        state, round_number=round_number, server_state=server_state, client_states=client_states
     )
 
 
@@ -110,19 +111,18 @@ def _first_state(config: ExperimentConfig, method: Method) -> Checkpoint:
     return Checkpoint(
         round_number=0,
         server_state=server_state,
-        client_states=dict.fromkeys(method.clients.client_ids, client_state),
+        client_ids=tuple(method.clients.client_ids),
+        client_states=[client_state] * len(method.clients.client_ids),
         ledger=method.plan.build_ledger(),
         run_key=RunKey.from_entropy() if seed is None else RunKey.from_test_seed(seed),
         config_hash=method.config_hash,
     )
 
 
-def evaluate_clients(method: Method, state: Checkpoint, data: list[Any]) -> dict[str, Mapping[str, Any]]:
+def evaluate_clients(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, Mapping[str, Any]]:
     """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine."""
-    client_ids = method.clients.client_ids
-    states = [state.client_states[client_id] for client_id in client_ids]
-    metrics = method.process.evaluate(state.server_state, states, data)
-    return dict(zip(client_ids, metrics, strict=True))
+    metrics = method.process.evaluate(state.server_state, state.client_states, data)
+    return dict(zip(state.client_ids, metrics, strict=True))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -132,7 +132,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _validation_metrics(method: Method, state: Checkpoint, data: list[Any]) -> dict[str, float]:
+def _read_choices(folder: Path) -> dict[str, str]:
+    path = folder / CHOICES_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _write_choices(folder: Path, choices: Mapping[str, str]) -> dict[str, str]:
+    replace_text(folder / CHOICES_FILE, json.dumps(choices, indent=2) + "\n")
+    return dict(choices)
+
+
+def _validation_metrics(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, float]:
     metrics = evaluate_clients(method, state, data).values()
     accuracies = [float(client["personal"]["accuracy"]) for client in metrics]
     # Clients without validation examples have no accuracy.

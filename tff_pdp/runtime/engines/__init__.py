@@ -16,7 +16,14 @@ def _build_native(device: str, **options: object) -> Engine:
     return build_native_engine(device=device, **options)  # type: ignore[arg-type]
 
 
+def _build_inprocess(device: str, **options: object) -> Engine:
+    from tff_pdp.runtime.engines.inprocess import build_inprocess_engine
+
+    return build_inprocess_engine(device=device, **options)  # type: ignore[arg-type]
+
+
 ENGINES: dict[str, Callable[..., Engine]] = {
+    "inprocess": _build_inprocess,
     "native": _build_native,
 }
 

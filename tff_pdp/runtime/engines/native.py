@@ -26,7 +26,7 @@ def build_native_engine(
     """Starts TFF's C++ worker and connects to it.
 
     Args:
-        device: Only "cpu".
+        device: `cpu`, or `auto`, which is the same here.
         start_timeout_seconds: How long the worker may take to serve.
         max_concurrent_clients: How many clients the worker computes at once (its memory grows with them); None leaves
             it to the worker.
@@ -39,10 +39,10 @@ def build_native_engine(
     Raises:
         EngineError: If the device is not the CPU, an option is out of range, or the worker does not serve in time.
     """
-    if device != "cpu":
+    if device not in ("cpu", "auto"):
         raise EngineError(
             f"The native engine cannot use device {device!r}: the worker that PyPI ships contains no CUDA code. "
-            "Use device 'cpu'."
+            "Use device 'cpu', or the engine 'inprocess'."
         )
     if max_concurrent_clients is not None and max_concurrent_clients < 1:
         raise EngineError(f"max_concurrent_clients must be at least 1, not {max_concurrent_clients}.")

@@ -11,6 +11,7 @@ import grpc
 
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
+from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines.event_loop import EventLoopThread
 from tff_pdp.runtime.engines.worker import WorkerProcess
 
@@ -56,7 +57,7 @@ class NativeContext(_tff.SyncContext):
         with self._invocation:
             if not self._worker.is_alive:
                 raise EngineError(f"The native engine's worker is not running: {self._worker.describe_end()}")
-            future = self._thread.submit(_tff.invoke_once(self._context, comp, arg))
+            future = self._thread.submit(_tff.invoke_once(self._context, comp, _with_lists(arg)))
             while not _is_done(future, _WATCH_SECONDS):
                 if not self._worker.is_alive and not _is_done(future, _GRACE_SECONDS):
                     future.cancel()
@@ -73,6 +74,15 @@ class NativeContext(_tff.SyncContext):
         while self._worker.is_alive and time.monotonic() < deadline:
             time.sleep(_WATCH_SECONDS / 10)
         return self._worker.describe_end()
+
+
+def _with_lists(argument: Any) -> Any:
+    """The argument with clients' values as TFF's own executors take them."""
+    if isinstance(argument, ClientValues):
+        return list(argument)
+    if isinstance(argument, _tff.Struct):
+        return _tff.Struct([(name, _with_lists(member)) for name, member in _tff.to_elements(argument)])
+    return argument
 
 
 def _is_done(future: concurrent.futures.Future[Any], timeout_seconds: float) -> bool:

@@ -1,0 +1,1 @@
+"""One module per contender, each run as a program by the Python of its own environment."""

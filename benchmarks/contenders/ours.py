@@ -1,0 +1,138 @@
+"""tff_pdp itself: the computations `compose` builds, on one of its engines."""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks import contender
+from benchmarks.workloads import MrMtlWorkload
+from tff_pdp import _tff
+from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.data.buckets import bucket_sizes
+from tff_pdp.models.cnn import build_cnn
+from tff_pdp.models.linear_regression import build_linear_regression
+from tff_pdp.models.mlp import build_mlp
+from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.processes.compose import client_data_type, client_params_type, compose
+from tff_pdp.registry import ALGORITHMS
+from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.run_key import RunKey
+
+PACKAGES = ["tff_pdp", "tensorflow-federated", "tensorflow", "numpy"]
+
+
+def build_on(engine: str, **options: Any) -> Callable[[Any], contender.Rounds]:
+    """Builds the contender for an engine: `workload -> rounds`."""
+
+    def build(workload: Any) -> contender.Rounds:
+        kind = _MrMtl if isinstance(workload, MrMtlWorkload) else _FedAvg
+        return kind(workload, build_engine(engine, **options))
+
+    return build
+
+
+class _Rounds:
+    """What both workloads share: an engine installed for good, the server's state, and the run's key."""
+
+    def __init__(self, workload: Any, engine: Any, algorithm: Any, model: Any, estimator: Any, factories: Any = None):
+        self._workload = workload
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(engine.install())
+        initial = workload.initial_weights() if hasattr(workload, "initial_weights") else model.init(0)
+        self._names = list(initial)
+        named = dict(zip(model.init(0), initial.values(), strict=True))
+        model = dataclasses.replace(model, init=lambda seed: named)
+        self._data_type = client_data_type(model)
+        self._params_type = client_params_type(algorithm, estimator)
+        self._process = compose(algorithm, model, estimator=estimator, aggregator_factories=factories)
+        self._state = self._process.initialize()
+        self._key = RunKey.from_test_seed(0)
+
+    def _params(self, round_number: int, mechanism: Any, hparams: Any, size: int) -> ClientValues:
+        seeds = np.stack([self._key.client_seed(round_number, str(client)) for client in range(size)])
+        return ClientValues.from_columns(
+            self._params_type, collections.OrderedDict(mechanism=mechanism, hparams=hparams, seed=seeds)
+        )
+
+
+class _FedAvg(_Rounds):
+    def __init__(self, workload: Any, engine: Any):
+        cnn = workload.model == "cnn"
+        model = build_cnn((28, 28, 1), workload.num_classes) if cnn else build_mlp((784,), workload.num_classes, (200,))
+        factories = None
+        if workload.clip_norm is not None:
+            factories = {
+                "update": _tff.DifferentiallyPrivateFactory.gaussian_fixed(
+                    noise_multiplier=workload.noise_multiplier,
+                    clients_per_round=workload.clients_per_round,
+                    clip=workload.clip_norm,
+                )
+            }
+        estimator = build_minibatch(model, workload.batch_size)
+        super().__init__(workload, engine, ALGORITHMS["fed_avg"](), model, estimator, factories)
+        self._number = 0
+
+    def prepare(self, round_number: int) -> Any:
+        rows = []
+        for client in self._workload.cohort(round_number):
+            x, y = self._workload.client_data(client)
+            rows.append(collections.OrderedDict(x=x, y=y.astype(np.int64), num_examples=np.int32(len(y))))
+        stateless = [self._process.init_client(self._state)] * len(rows)
+        return stateless, ClientValues.from_members(self._data_type, rows)
+
+    def run(self, prepared: Any) -> dict[str, np.ndarray]:
+        states, data = prepared
+        size = len(states)
+        self._number += 1
+        hparams = collections.OrderedDict(
+            learning_rate=np.full(size, self._workload.learning_rate, np.float32),
+            local_steps=np.full(size, self._workload.local_steps, np.int32),
+        )
+        params = self._params(self._number, collections.OrderedDict(), hparams, size)
+        self._state, _, _ = self._process.next(self._state, states, data, params)
+        weights = self._state["algorithm"]["weights"].values()
+        return {name: np.asarray(value) for name, value in zip(self._names, weights, strict=True)}
+
+
+class _MrMtl(_Rounds):
+    def __init__(self, workload: Any, engine: Any):
+        silos = workload.silos()
+        model = build_linear_regression((silos.x.shape[-1],))
+        super().__init__(workload, engine, ALGORITHMS["mr_mtl"](), model, build_dp_sgd(model))
+        sizes = silos.num_examples
+        rates = workload.sampling_rates(sizes)
+        self._mechanism = collections.OrderedDict(
+            clip_norm=np.full(len(sizes), workload.clip_norm, np.float32),
+            noise_multiplier=np.full(len(sizes), workload.noise_multiplier, np.float32),
+            sampling_rate=rates,
+            expected_batch_size=(rates * sizes).astype(np.float32),
+        )
+        self._hparams = collections.OrderedDict(
+            learning_rate=np.full(len(sizes), workload.learning_rate, np.float32),
+            local_steps=workload.local_steps(sizes),
+            prox_weight=np.full(len(sizes), workload.prox_weight, np.float32),
+        )
+        rows = [
+            collections.OrderedDict(x=x[:padded], y=y[:padded], num_examples=np.int32(size))
+            for x, y, size, padded in zip(silos.x, silos.y, sizes, bucket_sizes(sizes), strict=True)
+        ]
+        self._data = ClientValues.from_members(self._data_type, rows)
+        self._states = [self._process.init_client(self._state)] * len(sizes)
+
+    def prepare(self, round_number: int) -> Any:
+        return round_number
+
+    def run(self, prepared: Any) -> dict[str, np.ndarray]:
+        params = self._params(prepared, self._mechanism, self._hparams, len(self._data))
+        self._state, self._states, _ = self._process.next(self._state, self._states, self._data, params)
+        if isinstance(self._states, ClientValues):
+            weights = self._states.columns()["weights"]
+        else:
+            rows = [state["weights"] for state in self._states]
+            weights = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return {"kernel": weights["dense_0/kernel"][:, :, 0], "bias": weights["dense_0/bias"][:, 0]}

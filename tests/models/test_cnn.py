@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.cnn import build_cnn
+from tff_pdp.registry import MODELS
+
+
+def test_the_defaults_are_the_emnist_network():
+    model = MODELS["cnn"]((28, 28, 1), 62)
+    shapes = {name: array.shape for name, array in model.init(0).items()}
+    assert shapes == {
+        "conv_0/kernel": (3, 3, 1, 32),
+        "conv_0/bias": (32,),
+        "conv_1/kernel": (3, 3, 32, 64),
+        "conv_1/bias": (64,),
+        "dense_0/kernel": (12 * 12 * 64, 128),
+        "dense_0/bias": (128,),
+        "dense_1/kernel": (128, 62),
+        "dense_1/bias": (62,),
+    }
+    assert model.head == ("dense_1/kernel", "dense_1/bias")
+    x = np.random.default_rng(1).random((3, 28, 28, 1), np.float32)
+    reference = tf.keras.Sequential(
+        [
+            tf.keras.layers.Conv2D(32, 3, activation="relu", input_shape=(28, 28, 1)),
+            tf.keras.layers.Conv2D(64, 3, activation="relu"),
+            tf.keras.layers.MaxPool2D(),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(128, activation="relu"),
+            tf.keras.layers.Dense(62),
+        ]
+    )
+    weights = model.init(0)
+    reference.set_weights(list(weights.values()))
+    np.testing.assert_allclose(model.predict(weights, tf.constant(x)), reference(x), atol=1e-5)
+
+
+def test_shift_and_scale_come_before_the_first_convolution():
+    plain = build_cnn((4, 4, 1), 3, (2,), 3, 5)
+    shifted = build_cnn((4, 4, 1), 3, (2,), 3, 5, input_shift=-1.0, input_scale=2.0)
+    weights, x = plain.init(0), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2])
+    np.testing.assert_allclose(shifted.predict(weights, x), plain.predict(weights, (x - 1.0) * 2.0), rtol=1e-6)
+
+
+def test_group_norm_stands_between_convolution_and_relu():
+    model = build_cnn((6, 5, 2), 3, (4, 6), 2, 5, group_norm_groups=2)
+    weights = model.init(0)
+    assert weights["norm_0/scale"].tolist() == [1.0] * 4
+    assert weights["norm_1/bias"].tolist() == [0.0] * 6
+    x = tf.random.stateless_uniform([2, 6, 5, 2], [1, 2])
+    # The scale of the convolution is normalised away.
+    scaled = {**weights, "conv_0/kernel": 100.0 * weights["conv_0/kernel"]}
+    np.testing.assert_allclose(model.predict(scaled, x), model.predict(weights, x), atol=1e-3)
+    # Negative before the ReLU everywhere: nothing is left but the head's bias.
+    dead = {**weights, "norm_1/bias": np.full(6, -1e3, np.float32)}
+    np.testing.assert_array_equal(model.predict(dead, x), np.zeros([2, 3]))
+
+
+def test_initial_weights_follow_the_seed_and_are_glorot_uniform():
+    model = build_cnn((8, 8, 3), 4)
+    first, again, other = model.init(0), model.init(0), model.init(1)
+    for name, array in first.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, again[name])
+    kernel = first["conv_1/kernel"]
+    assert not np.array_equal(kernel, other["conv_1/kernel"])
+    limit = np.sqrt(6 / (9 * 32 + 9 * 64))
+    assert 0.99 * limit < np.abs(kernel).max() <= limit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_shape": (5, 9, 1)}, "at least 6 x 6, not 5 x 9"),
+        ({"input_shape": (28, 28)}, "height x width x channels"),
+        ({"channels": ()}, "channels"),
+        ({"channels": (8, 0)}, "channels"),
+        ({"kernel_size": 0}, "kernel_size 0"),
+        ({"hidden_units": -1}, "hidden_units -1"),
+        ({"group_norm_groups": -2}, "must not be negative"),
+        ({"group_norm_groups": 3}, "must divide"),
+    ],
+)
+def test_sizes_that_make_no_network_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        build_cnn(**{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})
+
+
+def test_the_smallest_input():
+    model = build_cnn((6, 6, 1), 3, (1, 1), 3, 1)
+    assert model.predict(model.init(0), tf.zeros([2, 6, 6, 1])).shape == (2, 3)
+    assert model.num_parameters() == (9 + 1) + (9 + 1) + (1 + 1) + (3 + 3)

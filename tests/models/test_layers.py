@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.models import example_norms, layers
+from tff_pdp.models.layers import RecordingWeights
+
+BATCH = 4
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_dense_by_hand_and_over_positions():
+    weights = {"a/kernel": np.array([[1.0], [-2.0]], np.float32), "a/bias": np.array([0.5], np.float32)}
+    np.testing.assert_array_equal(layers.dense(weights, "a", tf.constant([[3.0, 1.0], [0.0, 1.0]])), [[1.5], [-1.5]])
+    over_positions = layers.dense(weights, "a", tf.constant([[[3.0, 1.0], [0.0, 1.0]]]))
+    np.testing.assert_array_equal(over_positions, [[[1.5], [-1.5]]])
+
+
+def test_conv2d_by_hand():
+    weights = {"a/kernel": np.ones([2, 2, 1, 1], np.float32), "a/bias": np.array([1.0], np.float32)}
+    x = tf.reshape(tf.range(9.0), [1, 3, 3, 1])
+    np.testing.assert_array_equal(layers.conv2d(weights, "a", x)[0, :, :, 0], [[9.0, 13.0], [21.0, 25.0]])
+    # Of an even window the padding goes after: the last sums are of the pixels 2, 5 (right), 6, 7 (below) and 8.
+    padded = layers.conv2d(weights, "a", x, strides=2, padding="SAME")
+    np.testing.assert_array_equal(padded[0, :, :, 0], [[9.0, 8.0], [14.0, 9.0]])
+
+
+def test_embedding_by_hand():
+    weights = {"a/table": np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)}
+    np.testing.assert_array_equal(layers.embedding(weights, "a", tf.constant([[1, 0, 1]])), [[[3, 4], [1, 2], [3, 4]]])
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 2, 4), (3, 4)])
+def test_group_norm_normalises_each_example_and_group(shape):
+    x = normal(*shape) * 3 + 1
+    weights = {"a/scale": normal(4, seed=1), "a/bias": normal(4, seed=2)}
+    groups = x.reshape(shape[0], -1, 2, 2)
+    centred = groups - groups.mean(axis=(1, 3), keepdims=True)
+    normalised = centred / np.sqrt(groups.var(axis=(1, 3), keepdims=True) + 1e-5)
+    expected = normalised.reshape(shape) * weights["a/scale"] + weights["a/bias"]
+    np.testing.assert_allclose(layers.group_norm(weights, "a", tf.constant(x), groups=2), expected, atol=1e-5)
+
+
+def conv(strides, padding):
+    return lambda weights, name, x: layers.conv2d(weights, name, x, strides, padding)
+
+
+# Layer, weights, x: with both forms of dense and convolution, the Gram one where there are few positions.
+LAYERS = {
+    "dense": (layers.dense, {"kernel": (5, 3), "bias": (3,)}, normal(BATCH, 5)),
+    "dense, Gram form": (layers.dense, {"kernel": (16, 17), "bias": (17,)}, normal(BATCH, 3, 16)),
+    "dense, by the layer": (layers.dense, {"kernel": (2, 3), "bias": (3,)}, normal(BATCH, 2, 3, 2)),
+    "conv, valid": (conv(1, "VALID"), {"kernel": (3, 2, 2, 3), "bias": (3,)}, normal(BATCH, 5, 4, 2)),
+    "conv, same": (conv(1, "SAME"), {"kernel": (2, 3, 1, 2), "bias": (2,)}, normal(BATCH, 4, 3, 1)),
+    "conv, valid, strides 2": (conv(2, "VALID"), {"kernel": (3, 3, 1, 2), "bias": (2,)}, normal(BATCH, 8, 7, 1)),
+    "conv, same, strides 2": (conv(2, "SAME"), {"kernel": (3, 3, 2, 2), "bias": (2,)}, normal(BATCH, 7, 6, 2)),
+    "conv, same, strides 3": (conv(3, "SAME"), {"kernel": (2, 2, 1, 2), "bias": (2,)}, normal(BATCH, 7, 8, 1)),
+    "conv, Gram form": (conv(1, "SAME"), {"kernel": (3, 3, 4, 24), "bias": (24,)}, normal(BATCH, 2, 3, 4)),
+    "embedding": (layers.embedding, {"table": (5, 3)}, np.array([[0, 1, 2], [4, 4, 4], [3, 0, 3], [1, 1, 2]])),
+    "embedding of one id": (layers.embedding, {"table": (5, 3)}, np.array([0, 4, 4, 2])),
+    "group norm": (
+        lambda weights, name, x: layers.group_norm(weights, name, x, groups=2),
+        {"scale": (4,), "bias": (4,)},
+        normal(BATCH, 2, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_squared_norms_are_those_of_each_example(case):
+    layer, shapes, x = LAYERS[case]
+    weights = {f"a/{name}": tf.constant(normal(*shape, seed=5)) for name, shape in shapes.items()}
+    recording = RecordingWeights(weights)
+    output = layer(recording, "a", tf.constant(x))
+    np.testing.assert_array_equal(output, layer(weights, "a", tf.constant(x)))
+    cotangent = tf.constant(normal(*output.shape, seed=6))
+    expected = []
+    for index in range(BATCH):
+        row = slice(index, index + 1)
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            one = layer(weights, "a", tf.constant(x[row]))
+        gradients = tape.gradient(one, weights, output_gradients=cotangent[row])
+        expected.append(sum(np.square(tf.convert_to_tensor(g)).sum() for g in gradients.values()))
+    (use,) = recording.uses
+    assert recording.without_closed_form() == []
+    # Sums of tens of float32 terms; each rounds by 6e-8.
+    result = use.layer.squared_norms(use.inputs, cotangent, *use.weights)
+    np.testing.assert_allclose(result, expected, atol=1e-6 * max(expected))
+
+
+def test_the_two_forms_are_chosen_by_cost():
+    assert example_norms._gram_is_cheaper(3, 16, 17)
+    assert not example_norms._gram_is_cheaper(6, 2, 3)
+    assert example_norms._gram_is_cheaper(6, 36, 24)
+    assert not example_norms._gram_is_cheaper(None, 1000, 1000)
+
+
+def test_the_gram_form_sees_past_cancellation():
+    # Two positions whose products nearly cancel: 1000 * 1000 against -1000 * 999.999; the rest is 1 in both.
+    a = tf.constant([[[1000.0, 0.0], [1000.0, 1.0]]])
+    g = tf.constant([[[1000.0], [-999.999]]])
+    exact = np.square(np.einsum("bti,bto->bio", np.float64(a), np.float64(g))).sum()
+    np.testing.assert_allclose(example_norms._gram_form(a, g), [exact], rtol=1e-6)
+
+
+def test_the_gram_form_of_a_zero_gradient_is_never_negative():
+    # The same inputs at three positions, whose cotangents sum to zero.
+    a = tf.repeat(tf.constant(normal(1000, 1, 2)), 3, axis=1)
+    g = tf.constant(np.random.default_rng(1).integers(-9, 10, (1000, 2, 3)), tf.float32)
+    g = tf.concat([g, -tf.reduce_sum(g, axis=1, keepdims=True)], axis=1)
+    squares = example_norms._gram_form(a, g).numpy()
+    assert (squares >= 0).all()
+    assert squares.max() < 1e-10
+
+
+def test_weights_read_by_name_or_used_twice_have_no_closed_form():
+    weights = {"a/kernel": np.eye(2, dtype=np.float32), "a/bias": np.zeros(2, np.float32), "b": np.ones(2, np.float32)}
+    recording = RecordingWeights(weights)
+    assert list(recording) == list(weights)
+    assert len(recording) == 3
+    layers.dense(recording, "a", tf.ones([1, 2]))
+    assert recording.without_closed_form() == []
+    np.testing.assert_array_equal(recording["b"], weights["b"])
+    assert recording.without_closed_form() == ["b"]
+    layers.dense(recording, "a", tf.ones([1, 2]))
+    assert recording.without_closed_form() == ["a/bias", "a/kernel", "b"]
+
+
+@pytest.mark.parametrize("wrap", [tf.function, lambda layer: lambda x: tf.map_fn(layer, x[tf.newaxis])])
+def test_a_layer_in_an_inner_function_has_no_closed_form(wrap):
+    weights = {"a/kernel": np.eye(2, dtype=np.float32), "a/bias": np.zeros(2, np.float32)}
+
+    @tf.function
+    def without_closed_form():
+        recording = RecordingWeights(weights)
+        wrap(lambda x: layers.dense(recording, "a", x))(tf.ones([3, 2]))
+        return recording.without_closed_form()
+
+    assert [name.numpy() for name in without_closed_form()] == [b"a/bias", b"a/kernel"]
+
+
+def test_a_convolution_over_unknown_sizes_has_no_closed_form():
+    weights = {"a/kernel": np.ones([2, 2, 1, 1], np.float32), "a/bias": np.zeros(1, np.float32)}
+    unknown = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 3, 1])])
+    def convolve(x):
+        recording = RecordingWeights(weights)
+        output = layers.conv2d(recording, "a", x)
+        unknown.extend(recording.without_closed_form())
+        return output
+
+    np.testing.assert_array_equal(convolve(tf.ones([1, 2, 3, 1])), [[[[4.0], [4.0]]]])
+    assert unknown == ["a/bias", "a/kernel"]

@@ -1,0 +1,54 @@
+"""The plain gradient estimator: batches of a fixed size, epoch after epoch, nothing clipped and nothing added.
+
+For training without privacy, and under user-level privacy, where what is released of a client is protected as a whole.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import ClientData, GradientEstimator
+from tff_pdp.models.base import Model, Weights
+
+
+class Minibatches(NamedTuple):
+    """Rows of the client's data: int32 `[steps, batch_size]`, and whether each place of a batch is filled."""
+
+    indices: tf.Tensor
+    filled: tf.Tensor
+
+
+def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
+    """Builds the mean gradient over consecutive batches; the last of an epoch may be smaller.
+
+    Args:
+      model: gives the loss of each example.
+      batch_size: examples in a batch.
+    """
+
+    def draw(
+        mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
+    ) -> Minibatches:
+        del mechanism, max_examples, seeds
+        steps_per_epoch = tf.maximum((num_examples + batch_size - 1) // batch_size, 1)
+        step = tf.range(tf.reduce_max(num_steps)) % steps_per_epoch[:, tf.newaxis]
+        indices = step[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
+        filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
+        return Minibatches(tf.where(filled, indices, 0), filled)
+
+    def gradient(
+        mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor
+    ) -> Weights:
+        del mechanism
+        indices, filled = draws.indices[step], draws.filled[step]
+        shares = tf.cast(filled, tf.float32)
+        shares /= tf.maximum(tf.reduce_sum(shares), 1.0)
+        x, y = tf.gather(data.x, indices), tf.gather(data.y, indices)
+        with tf.GradientTape() as tape:
+            tape.watch(list(weights.values()))
+            loss = tf.reduce_sum(model.loss(weights, x, y) * shares)
+        gradients = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return collections.OrderedDict(zip(weights, gradients, strict=True))
+
+    return GradientEstimator(mechanism=(), draw=draw, gradient=gradient)

@@ -1,0 +1,196 @@
+"""Layer functions over named weights, for a model's `predict`.
+
+Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`: what
+`tff_pdp.privacy.per_example` needs to find each example's gradient norm for the layer's weights from the cotangent of
+the layer's output. A layer's inputs and output hold one example in each row of axis 0.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tff_pdp.models import example_norms
+from tff_pdp.models.base import Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What a layer computes, each example on its own.
+
+    Attributes:
+      apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
+      squared_norms: `(inputs, cotangent of output, *weights) -> float64 [batch]`, the squared L2 norm, over the layer's
+        weights jointly, of each example's gradient.
+    """
+
+    apply: Callable[..., tf.Tensor]
+    squared_norms: Callable[..., tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One application of a layer, to `weights`, which have `names`."""
+
+    layer: Layer
+    names: tuple[str, ...]
+    weights: tuple[tf.Tensor, ...]
+    inputs: tf.Tensor
+    output: tf.Tensor
+
+
+class RecordingWeights(Mapping[str, Any]):
+    """Weights that note how layers use them; a weight read by its name alone is noted as untracked.
+
+    Attributes:
+      uses: one for each application of a layer, in order.
+    """
+
+    def __init__(self, weights: Weights, tape: tf.GradientTape | None = None):
+        self.uses: list[Use] = []
+        self._weights = {name: tf.convert_to_tensor(value) for name, value in dict(weights).items()}
+        self._tape = tape
+        self._untracked: set[str] = set()
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def __getitem__(self, name: str) -> tf.Tensor:
+        self._untracked.add(name)
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def use(self, layer: Layer, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
+        """Applies the layer and records it; its output is watched by the tape, where there is one."""
+        weights = tuple(self._weights[name] for name in names)
+        output = layer.apply(inputs, *weights)
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            # Inside a loop or a function of the model: nobody outside can reach the tensors or count the turns.
+            self._untracked.update(names)
+            return output
+        if self._tape is not None:
+            self._tape.watch(output)
+        self.uses.append(Use(layer, names, weights, inputs, output))
+        return output
+
+    def without_closed_form(self) -> list[str]:
+        """Returns the names of the weights that were read outside of layers, or used more than once."""
+        counts = collections.Counter(name for use in self.uses for name in use.names)
+        return sorted(self._untracked | {name for name, count in counts.items() if count > 1})
+
+
+def dense(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
+    """Returns `x @ kernel + bias` over the last axis: float32 `[batch, ..., out]` for `x [batch, ..., in]`.
+
+    Weights: `name/kernel` `[in, out]`, `name/bias` `[out]`.
+    """
+    return _use(Layer(_dense, _dense_squared_norms), weights, (f"{name}/kernel", f"{name}/bias"), x)
+
+
+def conv2d(
+    weights: Weights, name: str, x: tf.Tensor, strides: int = 1, padding: Literal["VALID", "SAME"] = "VALID"
+) -> tf.Tensor:
+    """Returns the convolution of `x [batch, height, width, in]`, plus bias: float32 `[batch, height', width', out]`.
+
+    Weights: `name/kernel` `[height, width, in, out]`, `name/bias` `[out]`.
+
+    Args:
+      weights: by name.
+      name: of the layer.
+      x: float32; the closed form needs a height and width that are known when the computation is built.
+      strides: of both height and width.
+      padding: `VALID` or `SAME`, as TensorFlow does them.
+    """
+    layer = Layer(
+        functools.partial(_conv2d, strides=strides, padding=padding),
+        functools.partial(_conv2d_squared_norms, strides=strides, padding=padding),
+    )
+    names = (f"{name}/kernel", f"{name}/bias")
+    if not x.shape[1:].is_fully_defined():
+        return layer.apply(x, *(weights[name] for name in names))
+    return _use(layer, weights, names, x)
+
+
+def embedding(weights: Weights, name: str, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the table's row for each id: float32 `[batch, ..., dim]` for integers `[batch, ...]`.
+
+    Weights: `name/table` `[vocabulary, dim]`.
+    """
+    return _use(Layer(_embedding, _embedding_squared_norms), weights, (f"{name}/table",), ids)
+
+
+def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: float = 1e-5) -> tf.Tensor:
+    """Returns `x [batch, ..., channels]` normalised, times scale, plus bias: float32, of the same shape.
+
+    Mean and variance are of one example's group of neighbouring channels, over all its positions (Wu & He, "Group
+    Normalization", ECCV 2018): batch statistics would make an example's gradient depend on the other examples.
+
+    Weights: `name/scale` and `name/bias`, both `[channels]`.
+
+    Args:
+      weights: by name.
+      name: of the layer.
+      x: float32; all but the batch size must be known when the computation is built.
+      groups: divides the number of channels.
+      epsilon: added to the variance.
+    """
+    sizes: list[Any] = x.shape.as_list()
+    *positions, channels = sizes[1:]
+    grouped = tf.reshape(x, [-1, math.prod(positions), groups, channels // groups])
+    mean, variance = tf.nn.moments(grouped, axes=[1, 3], keepdims=True)
+    normalised = tf.reshape((grouped - mean) * tf.math.rsqrt(variance + epsilon), [-1, *x.shape[1:]])
+    return _use(Layer(_scale, _scale_squared_norms), weights, (f"{name}/scale", f"{name}/bias"), normalised)
+
+
+def _use(layer: Layer, weights: Weights, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
+    if isinstance(weights, RecordingWeights):
+        return weights.use(layer, names, inputs)
+    return layer.apply(inputs, *(weights[name] for name in names))
+
+
+def _dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    if x.shape.rank == 2:
+        return x @ kernel + bias
+    # As one product: the gradient of a batched one would hold a kernel for each example.
+    rows = tf.reshape(x, [-1, kernel.shape[0]]) @ kernel + bias
+    return tf.reshape(rows, [*tf.unstack(tf.shape(x))[:-1], kernel.shape[1]])
+
+
+def _dense_squared_norms(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+    return example_norms.dense_kernel(x, cotangent) + example_norms.bias(cotangent)
+
+
+def _conv2d(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, strides: int, padding: Any) -> tf.Tensor:
+    # Not `tf.nn.bias_add`: whether oneDNN fuses its gradient, and so its last bits, depends on the rest of the graph.
+    return tf.nn.conv2d(x, kernel, strides, padding) + bias
+
+
+def _conv2d_squared_norms(
+    x: tf.Tensor, cotangent: tf.Tensor, kernel: tf.Tensor, _: tf.Tensor, strides: int, padding: str
+) -> tf.Tensor:
+    window: list[Any] = kernel.shape.as_list()[:2]
+    kernel_norms = example_norms.conv2d_kernel(x, cotangent, window, strides, padding)
+    return kernel_norms + example_norms.bias(cotangent)
+
+
+def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    return tf.gather(table, ids)
+
+
+def _embedding_squared_norms(ids: tf.Tensor, cotangent: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    return example_norms.embedding_table(ids, cotangent)
+
+
+def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    return normalised * scale + bias
+
+
+def _scale_squared_norms(normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+    return example_norms.bias(cotangent * normalised) + example_norms.bias(cotangent)

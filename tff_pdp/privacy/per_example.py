@@ -1,0 +1,171 @@
+"""Sums of clipped per-example gradients, from per-example norms that are found without per-example gradients.
+
+One forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). From those
+cotangents come each example's norm, layer by layer in closed form, and then, scaled by the clip factors, each layer's
+weight gradient from TensorFlow's own operations: no second backward pass through the network (Bu et al.,
+"Differentially Private Optimization on Large Model at Small Cost", arXiv:2210.00038, ICML 2023).
+
+Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics.
+"""
+
+import collections
+import dataclasses
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.layers import RecordingWeights, Use
+
+_logger = logging.getLogger(__name__)
+_models_logged: set[str] = set()
+
+
+def clipped_sum(
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, *, clip_norm: tf.Tensor, included: tf.Tensor
+) -> Weights:
+    """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
+
+    With an infinite clip and all examples included it is, to the bit, the gradient of the sum of the losses.
+
+    Guarantee: each example moves the sum by at most `clip_norm` in L2 norm over all weights jointly, up to float32
+      rounding. One that is not included moves it by exactly nothing, whatever its x and y hold; neither does one whose
+      gradient is not finite, unless the clip is infinite too (then it must show).
+    Assumes: as the module; weights are finite.
+
+    Args:
+      model: gives the loss of each example.
+      weights: by name, float32.
+      x: `[batch, ...]`; the batch may be empty.
+      y: `[batch, ...]`; zero must be a label.
+      clip_norm: float32 scalar, may be infinite.
+      included: float32 `[batch]`, each 0 or 1.
+
+    Returns:
+      Tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
+    """
+    x, y, included = _never_empty(x), _never_empty(y), _never_empty(included)
+    # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
+    y = _keep(included > 0, y)
+    backward = _backward_to_layers(model, weights, x, y)
+    norms = _norms_by_mapping(model, weights, x, y) if backward is None else backward.norms()
+    unclipped = tf.logical_or(norms <= clip_norm, tf.math.is_inf(clip_norm))
+    factors = included * tf.where(unclipped, 1.0, clip_norm / norms)
+    if backward is None:
+        return _weighted_gradient(model, weights, x, y, factors)
+    gradients = backward.weight_gradients(factors)
+    return collections.OrderedDict(
+        (name, gradients[name] if name in gradients else tf.zeros_like(value)) for name, value in weights.items()
+    )
+
+
+def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns the L2 norm over all weights of each example's gradient: float32 `[batch]`; arguments as `clipped_sum`.
+
+    Assumes: as the module.
+    """
+    num_examples = tf.shape(y)[0]
+    x, y = _never_empty(x), _never_empty(y)
+    backward = _backward_to_layers(model, weights, x, y)
+    norms = _norms_by_mapping(model, weights, x, y) if backward is None else backward.norms()
+    return norms[:num_examples]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Backward:
+    """The losses `[batch]`, each use of a layer, and the cotangent of each use's output."""
+
+    losses: tf.Tensor
+    uses: list[Use]
+    cotangents: list[tf.Tensor]
+
+    def norms(self) -> tf.Tensor:
+        squares = tf.add_n(
+            [
+                use.layer.squared_norms(use.inputs, cotangent, *use.weights)
+                for use, cotangent in zip(self.uses, self.cotangents, strict=True)
+            ]
+        )
+        # The reshape changes nothing; it fails for a model whose layers do not see one example in each row.
+        return tf.reshape(tf.cast(tf.sqrt(squares), tf.float32), tf.shape(self.losses))
+
+    def weight_gradients(self, factors: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Gradient of `sum_i factors_i * loss_i`, of the weights that layers use."""
+        # A factor of zero alone would let the infinities and NaNs of an example through: 0 * inf is NaN.
+        kept = factors > 0
+        gradients: dict[str, tf.Tensor] = {}
+        for use, cotangent in zip(self.uses, self.cotangents, strict=True):
+            scaled = _keep(kept, cotangent * _as_column(factors, cotangent))
+            with tf.GradientTape() as tape:
+                tape.watch(use.weights)
+                # Only the operations matter here; in a graph the second evaluation is pruned where they do not need it.
+                output = use.layer.apply(_keep(kept, use.inputs), *use.weights)
+            layer_gradients = tape.gradient([output], use.weights, output_gradients=[scaled])
+            # A gradient may come as `tf.IndexedSlices`.
+            gradients.update(zip(use.names, map(tf.convert_to_tensor, layer_gradients), strict=True))
+        return gradients
+
+
+def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> _Backward | None:
+    """Runs the model forward and back to the outputs of its layers; None if they do not account for every weight."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recording = RecordingWeights(weights, tape)
+        losses = model.loss(recording, x, y)
+        total = tf.reduce_sum(losses)
+    missing = recording.without_closed_form()
+    if missing or not recording.uses:
+        if model.name not in _models_logged:
+            _models_logged.add(model.name)
+            _logger.warning(
+                "model %s: gradients of single examples are slow, because these weights are not used by exactly one "
+                "layer of tff_pdp.models.layers: %s",
+                model.name,
+                ", ".join(missing or weights),
+            )
+        return None
+    outputs = [use.output for use in recording.uses]
+    cotangents = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return _Backward(losses, recording.uses, [tf.convert_to_tensor(cotangent) for cotangent in cotangents])
+
+
+def _norms_by_mapping(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """As `per_example_norms`, for any model: holds the gradients of all examples."""
+
+    def norm(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        example_x, example_y = example
+        gradient = _weighted_gradient(model, weights, example_x[tf.newaxis], example_y[tf.newaxis], tf.ones([1]))
+        return tf.linalg.global_norm(list(gradient.values()))
+
+    return tf.vectorized_map(norm, (x, y))
+
+
+def _weighted_gradient(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, factors: tf.Tensor) -> Weights:
+    """Gradient of `sum_i factors_i * loss_i`; zero for weights the losses do not reach."""
+    kept = factors > 0
+    tensors = {name: tf.convert_to_tensor(value) for name, value in weights.items()}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(tensors)
+        losses = model.loss(tensors, _keep(kept, x), _keep(kept, y))
+        total = tf.reduce_sum(tf.math.multiply_no_nan(losses, tf.where(kept, factors, 0.0)))
+    gradients = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return collections.OrderedDict((name, tf.convert_to_tensor(gradients[name])) for name in weights)
+
+
+def _never_empty(values: tf.Tensor) -> tf.Tensor:
+    """`values [batch, ...]`, or one row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
+    if values.shape[0]:
+        return values
+    missing = tf.maximum(1 - tf.shape(values)[0], 0)
+    paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
+    return tf.pad(values, paddings)
+
+
+def _keep(kept: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`values [batch, ...]`, but zero for the examples that are not kept."""
+    return tf.where(_as_column(kept, values), values, tf.zeros([], values.dtype))
+
+
+def _as_column(per_example: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`per_example [batch]` with the rank of `values [batch, ...]`."""
+    return tf.reshape(per_example, [-1] + [1] * (values.shape.rank - 1))

@@ -1,0 +1,57 @@
+"""What a client computes in a round, written once, for one client and for a stack of them."""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientData, GradientEstimator, LocalSteps
+from tff_pdp.processes.vectorizable import vectorizable
+
+
+def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Callable[..., Any]:
+    """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
+
+    A client's result does not depend on who else is in the stack: what it draws comes from its own seed, and padding
+    counts for nothing.
+    """
+
+    def train(message: Any, state: Any, data: Any, params: Any, draws: Any, bound: tf.Tensor) -> Any:
+        def grad_fn(weights, examples, step):
+            return estimator.gradient(params["mechanism"], draws, weights, examples, step)
+
+        hparams = {**params["hparams"], "local_steps": LocalSteps(params["hparams"]["local_steps"], bound)}
+        result = algorithm.client_update(message, state, ClientData(**data), grad_fn, hparams)
+        return collections.OrderedDict(state=plain(result.state), released=plain(result.released))
+
+    def for_one(message: Any, state: Any, data: Any, params: Any) -> Any:
+        stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], params)
+        draws = _draw(estimator, tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], data), stacked_params)
+        only = tf.nest.map_structure(lambda leaf: leaf[0], draws)
+        return train(message, state, data, params, only, params["hparams"]["local_steps"])
+
+    def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
+        draws = _draw(estimator, data, params)
+        bound = tf.reduce_max(params["hparams"]["local_steps"])
+        return tf.vectorized_map(lambda own: train(message, *own, bound), (states, data, params, draws))
+
+    return vectorizable(for_one, for_stack, num_shared=1)
+
+
+def plain(state: Any) -> Any:
+    """Mappings as OrderedDicts, the form TFF types keep the order of."""
+    if isinstance(state, Mapping):
+        return collections.OrderedDict((name, plain(value)) for name, value in state.items())
+    return state
+
+
+def _draw(estimator: GradientEstimator, data: Any, params: Any) -> Any:
+    """The draws of all clients of a stack."""
+    return estimator.draw(
+        params["mechanism"],
+        data["num_examples"],
+        tf.shape(data["y"])[1],
+        params["hparams"]["local_steps"],
+        params["seed"],
+    )

@@ -1,0 +1,74 @@
+"""A function for one client that brings along its own form for a stack of clients.
+
+TFF computations are written for one client. An engine that computes several at once has `tf.vectorized_map` to turn
+their graphs into graphs for a stack; where a better form exists, it is attached here. It leaves no trace in the
+computation but the name of a function in its graph, so every other engine runs the computation as it is.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+_numbers = itertools.count()
+_rules: dict[str, "StackedRule"] = {}
+_NAME = re.compile(r"vectorizable_function_\d+(?=_)")
+
+
+@dataclasses.dataclass
+class StackedRule:
+    """The form for a stack of clients.
+
+    Attributes:
+      function: as the function for one client, with a leading axis on all arguments but the shared ones, and on all
+        results.
+      num_shared: how many of the arguments, from the first, all clients share.
+      structure: the arguments' nest, known once the function for one client has been traced.
+    """
+
+    function: Callable[..., Any]
+    num_shared: int
+    structure: Any = None
+
+    def is_shared(self) -> list[bool]:
+        """Whether each flat argument is shared."""
+        return [
+            position < self.num_shared
+            for position, argument in enumerate(self.structure)
+            for _ in tf.nest.flatten(argument)
+        ]
+
+    def call(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The flat results for flat arguments."""
+        return tf.nest.flatten(self.function(*tf.nest.pack_sequence_as(self.structure, arguments)))
+
+
+def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, num_shared: int) -> Callable[..., Any]:
+    """Attaches `stacked` to `function`.
+
+    Args:
+      function: for one client; of tensors in nests, and nothing else.
+      stacked: the same for a stack of clients; see `StackedRule`.
+      num_shared: how many of the arguments, from the first, all clients share.
+
+    Returns:
+      A function to be called in place of `function`, inside a TensorFlow computation.
+    """
+    name = f"vectorizable_function_{next(_numbers)}"
+    rule = _rules[name] = StackedRule(stacked, num_shared)
+
+    def traced(*arguments: Any) -> Any:
+        rule.structure = tf.nest.map_structure(lambda _: 0, arguments)
+        return function(*arguments)
+
+    traced.__name__ = name
+    return tf.function(traced, autograph=False)
+
+
+def find_rule(function_name: str) -> StackedRule | None:
+    """The rule of a function of a graph, by the function's name there."""
+    match = _NAME.search(function_name)
+    return _rules.get(match.group()) if match else None

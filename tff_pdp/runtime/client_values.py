@@ -1,0 +1,171 @@
+"""One value per client, kept where the engine computes: as stacked tensors, or client by client."""
+
+import collections.abc
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.runtime import structures
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientGroup:
+    """Some clients' values: one tensor per leaf.
+
+    Attributes:
+      indices: int64 `[clients]`, their places among all clients.
+      leaves: stacked along a new first axis of clients; without it where `stacked` is false, for a single client.
+      stacked: whether the leaves have the axis of clients.
+    """
+
+    indices: np.ndarray
+    leaves: tuple[tf.Tensor, ...]
+    stacked: bool
+
+
+class ClientValues(collections.abc.Sequence):
+    """A sequence of one value per client, as computations take and return at CLIENTS.
+
+    Reading a member copies it to NumPy arrays. Handing the whole back to a computation copies nothing, which is what a
+    training loop does with client states.
+    """
+
+    def __init__(self, member_type: Any, groups: Sequence[ClientGroup]):
+        """Wraps groups that together hold every client once."""
+        self.member_type = member_type
+        self._groups = list(groups)
+        self._size = sum(len(group.indices) for group in groups)
+        self._places: dict[int, tuple[ClientGroup, int]] = {}
+
+    @classmethod
+    def from_members(cls, member_type: Any, members: Sequence[Any], where: str = "value") -> "ClientValues":
+        """Takes a list of Python values.
+
+        Raises:
+          TypeError: a member has another type; the message names client and member.
+        """
+        singles = [
+            ClientGroup(
+                np.array([index]), tuple(structures.from_python(member, member_type, f"{where}[{index}]")), False
+            )
+            for index, member in enumerate(members)
+        ]
+        return cls(member_type, singles)
+
+    @classmethod
+    def from_columns(cls, member_type: Any, columns: Any, where: str = "value") -> "ClientValues":
+        """Takes arrays in the structure of a member, with an additional first axis of clients.
+
+        Raises:
+          TypeError: a column has another type or length.
+        """
+        stacked_type = structures.with_client_axis(member_type)
+        leaves = tuple(structures.from_python(columns, stacked_type, where))
+        sizes = {int(leaf.shape[0]) for leaf in leaves}
+        if len(sizes) != 1:
+            raise TypeError(f"{where}: columns of different lengths {sorted(sizes)}")
+        return cls(member_type, [ClientGroup(np.arange(sizes.pop()), leaves, True)])
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._size))]
+        return structures.to_python(map(_to_numpy, self.leaves_of(range(self._size)[index])), self.member_type)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(self._size))
+
+    def columns(self) -> Any:
+        """All members at once: NumPy arrays with a first axis of clients, in the structure of a member.
+
+        Raises:
+          ValueError: the clients' values have different shapes.
+        """
+        everyone = self._stack(np.arange(self._size))
+        return structures.to_python(map(_to_numpy, everyone.leaves), self.member_type)
+
+    @property
+    def groups(self) -> Sequence[ClientGroup]:
+        """How the values are kept at present."""
+        return tuple(self._groups)
+
+    def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
+        """One client's leaves, without an axis of clients."""
+        if not self._places:
+            self._places = {int(i): (group, row) for group in self._groups for row, i in enumerate(group.indices)}
+        group, row = self._places[index]
+        return tuple(leaf[row] for leaf in group.leaves) if group.stacked else group.leaves
+
+    def separate(self) -> None:
+        """Keeps every client's value by itself from now on."""
+        if any(group.stacked for group in self._groups):
+            self._replace([single for group in self._groups for single in _separated(group)])
+
+    def arrange(self, partition: Sequence[np.ndarray]) -> None:
+        """Keeps the values stacked in these groups of clients from now on."""
+        kept = [(group.indices, group.stacked) for group in self._groups]
+        if len(kept) == len(partition) and all(
+            stacked and np.array_equal(indices, wanted) for (indices, stacked), wanted in zip(kept, partition, strict=True)
+        ):
+            return
+        self._replace([self._stack(indices) for indices in partition])
+
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Every client's shapes of those leaves whose type leaves a dimension open."""
+        open_leaves = [
+            number
+            for number, spec in enumerate(structures.leaf_specs(self.member_type))
+            if not spec.shape.is_fully_defined()
+        ]
+        shapes: list[Any] = [()] * self._size
+        for group in self._groups:
+            start = 1 if group.stacked else 0
+            shape = tuple(tuple(group.leaves[number].shape[start:]) for number in open_leaves)
+            for index in group.indices:
+                shapes[index] = shape
+        return shapes
+
+    def _stack(self, indices: np.ndarray) -> ClientGroup:
+        involved = [group for group in self._groups if np.isin(group.indices, indices).any()]
+        if not any(group.stacked for group in involved):
+            rows = [self.leaves_of(int(index)) for index in indices]
+            return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)
+        rows = _rows_of(indices, np.concatenate([group.indices for group in involved]))
+        columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
+        leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
+        return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
+
+    def _replace(self, groups: list[ClientGroup]) -> None:
+        self._groups = groups
+        self._places = {}
+
+
+def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
+    order = np.argsort(present)
+    return order[np.searchsorted(present, wanted, sorter=order)]
+
+
+def _with_client_axis(group: ClientGroup) -> tuple[tf.Tensor, ...]:
+    return group.leaves if group.stacked else tuple(leaf[tf.newaxis] for leaf in group.leaves)
+
+
+def _separated(group: ClientGroup) -> list[ClientGroup]:
+    if not group.stacked:
+        return [group]
+    columns = [tf.unstack(leaf) for leaf in group.leaves]
+    rows = zip(*columns, strict=True) if columns else iter([()] * len(group.indices))
+    return [ClientGroup(np.array([index]), row, False) for index, row in zip(group.indices, rows, strict=True)]
+
+
+def _to_numpy(leaf: Any) -> Any:
+    return leaf if leaf.dtype == tf.variant else leaf.numpy()

@@ -1,0 +1,52 @@
+"""Which device an engine computes on: asked for by name, and never another one."""
+
+import re
+
+import tensorflow as tf
+
+from tff_pdp.errors import EngineError
+
+CHOICES = "cpu, gpu, gpu:N or auto"
+
+
+def resolve_device(name: str) -> str:
+    """Finds the device a user asks for.
+
+    GPUs are told to take memory as they need it: TensorFlow's default is to take all of it at once.
+
+    Args:
+      name: `cpu`; `gpu`, the first one; `gpu:N`; or `auto`, the first GPU where there is one, else the CPU.
+
+    Returns:
+      TensorFlow's name for it, such as `/GPU:0`.
+
+    Raises:
+      EngineError: the name is none of these, or there is no such GPU.
+    """
+    match = re.fullmatch(r"(cpu|gpu|auto)|gpu:(\d+)", name)
+    if match is None:
+        raise EngineError(f"device: {name!r} is not known; write {CHOICES}")
+    num_gpus = len(gpus())
+    _let_memory_grow()
+    if name == "cpu" or (name == "auto" and not num_gpus):
+        return "/CPU:0"
+    number = int(match.group(2) or 0)
+    if number >= num_gpus:
+        found = f"TensorFlow sees {num_gpus} GPU{'s' if num_gpus != 1 else ''} here"
+        raise EngineError(f"device: {name!r} is absent: {found}. Use 'cpu', or see `tff-pdp doctor`")
+    return f"/GPU:{number}"
+
+
+def gpus() -> list[str]:
+    """Descriptions of the GPUs TensorFlow can use, in the order of their numbers."""
+    devices = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]
+
+
+def _let_memory_grow() -> None:
+    for device in tf.config.list_physical_devices("GPU"):
+        try:
+            tf.config.experimental.set_memory_growth(device, True)
+        except RuntimeError:
+            # The process has used its GPUs already, and whoever did has decided.
+            return

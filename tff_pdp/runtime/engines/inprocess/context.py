@@ -1,0 +1,98 @@
+"""TFF's way into the engine: an execution context that runs computations in this process."""
+
+import collections
+import hashlib
+import logging
+import threading
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.errors import EngineError
+from tff_pdp.runtime.engines.inprocess.execution import LoadedProgram, Mode
+from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
+
+ClientParallelism = Literal["loop", "vectorized", "auto"]
+_logger = logging.getLogger(__name__)
+_KEPT_PROGRAMS = 64
+
+
+class InProcessContext(_tff.SyncContext):
+    """Runs computations one at a time, from whichever thread calls."""
+
+    def __init__(self, device: str, parallelism: ClientParallelism, clients_per_call: int, choices: dict[str, Mode]):
+        """Runs on a device by TensorFlow's name of it; `choices` holds what `auto` has chosen, and is added to."""
+        self._device = device
+        self._parallelism = parallelism
+        self._clients_per_call = clients_per_call
+        self.choices = choices
+        self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
+        self._invocation = threading.Lock()
+        self._closed = False
+
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        """Runs a computation to its end.
+
+        Returns:
+          Values at the server as tensors on the device, in the containers of their type; values at the clients as
+          `ClientValues`.
+
+        Raises:
+          EngineError: the computation holds something this engine does not run.
+          TypeError: an argument is of another type.
+          tf.errors.OpError: the computation itself fails.
+        """
+        if self._closed:
+            raise EngineError("The engine has been closed.")
+        with self._invocation, tf.device(self._device):
+            program = self._load(comp)
+            shared, own = program.take(arg)
+            mode = self._mode(program, shared, own)
+            try:
+                return program.run(shared, own, mode, self._clients_per_call)
+            except CannotStack as error:
+                _logger.warning("clients are computed one by one, because %s", error)
+                self.choices[_fingerprint(program.computation)] = "loop"
+                return program.run(shared, own, "loop", self._clients_per_call)
+
+    @property
+    def num_traced(self) -> int:
+        """How many TensorFlow functions this context has traced."""
+        return sum(program.num_traced for program in self._programs.values())
+
+    def close(self) -> None:
+        """Forgets all programs; a computation called after that is an error."""
+        self._closed = True
+        self._programs.clear()
+
+    def _load(self, computation: Any) -> LoadedProgram:
+        # TFF's computations hash by serialising themselves; the program keeps its computation alive, and its id unique.
+        key = id(computation)
+        if key not in self._programs:
+            self._programs[key] = LoadedProgram(computation)
+            if len(self._programs) > _KEPT_PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        return self._programs[key]
+
+    def _mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode:
+        if not program.has_clients or not own or not len(next(iter(own.values()))):
+            return "loop"
+        key = _fingerprint(program.computation)
+        if self._parallelism != "auto":
+            return self.choices.get(key, self._parallelism)
+        if key not in self.choices:
+            seconds = program.compare(shared, own, self._clients_per_call)
+            self.choices[key] = min(seconds, key=lambda mode: seconds[mode])
+            _logger.info(
+                "clients are computed %s (%s)",
+                {"loop": "one by one", "vectorized": "as stacks"}[self.choices[key]],
+                ", ".join(f"{mode}: {1000 * spent:.1f} ms" for mode, spent in seconds.items()),
+            )
+        return self.choices[key]
+
+
+def _fingerprint(computation: Any) -> str:
+    """Names a computation in a way that another process repeats."""
+    return hashlib.sha256(str(computation.type_signature).encode()).hexdigest()[:16]

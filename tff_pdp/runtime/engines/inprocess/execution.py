@@ -1,0 +1,281 @@
+"""Runs a lowered computation: the server's steps on one value, the clients' steps on all of them in turn."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.errors import EngineError
+from tff_pdp.runtime.client_values import ClientGroup, ClientValues
+from tff_pdp.runtime import structures
+from tff_pdp.runtime.engines.inprocess import aggregations
+from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
+from tff_pdp.runtime.engines.inprocess.program import Argument, lower, without_placement
+from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
+from tff_pdp.runtime.engines.inprocess.steps import (
+    ClientStep,
+    Step,
+    Wiring,
+    build_client_step,
+    build_server_step,
+)
+
+_logger = logging.getLogger(__name__)
+Leaves = list[tf.Tensor]
+Mode = Literal["loop", "vectorized"]
+# Enough clients to tell the two apart, few enough not to double a long first round.
+_TRIAL_CLIENTS = 32
+
+
+class LoadedProgram:
+    """A computation made ready for one device: lowered at once, traced at the first use of each step."""
+
+    def __init__(self, computation: Any):
+        """Lowers the computation.
+
+        Raises:
+          EngineError: it holds something this engine does not run; the message names it.
+        """
+        self.computation = computation
+        self.program = lower(computation)
+        self._wiring = Wiring(self.program)
+        self._server_steps: dict[int, Step] = {}
+        self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether clients do any work of their own."""
+        return any(level.clients or level.aggregations for level in self.program.levels)
+
+    @property
+    def num_traced(self) -> int:
+        """How many TensorFlow functions have been traced for it."""
+        return len(self._server_steps) + len(self._client_steps)
+
+    def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
+        """Takes the arguments of a call apart into what the server and what the clients hold.
+
+        Raises:
+          TypeError: an argument is of another type.
+        """
+        shared: dict[str, Leaves] = {}
+        own: dict[str, ClientValues] = {}
+        for member in self.program.arguments:
+            value = _member(argument, member)
+            where = _describe(member)
+            if not member.varies:
+                shared[member.name] = structures.from_python(value, member.value_type, where)
+            elif isinstance(value, ClientValues):
+                if not member.value_type.is_assignable_from(value.member_type):
+                    raise TypeError(f"{where}: expected clients' {member.value_type}, not {value.member_type}")
+                own[member.name] = value
+            elif isinstance(value, list):
+                own[member.name] = ClientValues.from_members(member.value_type, value, where)
+            else:
+                raise TypeError(f"{where}: expected a list with one value per client, not {type(value).__name__}")
+        sizes = {_describe(member): len(own[member.name]) for member in self.program.arguments if member.varies}
+        if len(set(sizes.values())) > 1:
+            raise TypeError(f"arguments for different numbers of clients: {sizes}")
+        return shared, own
+
+    def run(
+        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
+    ) -> Any:
+        """Runs the whole computation.
+
+        Args:
+          shared: leaves by argument name.
+          own: clients' values by argument name; their arrangement changes to the one the mode needs.
+          mode: whether clients are computed one by one or as stacks.
+          clients_per_call: at most so many clients in a stack.
+        """
+        server, clients = dict(shared), dict(own)
+        num_clients = len(next(iter(own.values()))) if own else 0
+        chunks = _chunks(own, mode, clients_per_call)
+        sums: Leaves = []
+        for number, level in enumerate(self.program.levels):
+            outputs = self._run_server(number, server, sums, num_clients)
+            sums = outputs
+            if level.clients or level.aggregations:
+                results, sums = self._run_clients(number, server, clients, sums, mode, chunks)
+                clients.update(results)
+        return self._result(server, clients)
+
+    def compare(
+        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], clients_per_call: int
+    ) -> dict[Mode, float]:
+        """Times both modes on some of the clients; their results are thrown away.
+
+        Returns:
+          Seconds by mode; no entry for a mode that cannot run this computation.
+        """
+        few = {name: _first(values, _TRIAL_CLIENTS) for name, values in own.items()}
+        seconds: dict[Mode, float] = {}
+        for mode in ("vectorized", "loop"):
+            try:
+                self.run(shared, few, mode, clients_per_call)  # Traces.
+                started = time.perf_counter()
+                self.run(shared, few, mode, clients_per_call)
+                seconds[mode] = time.perf_counter() - started
+            except CannotStack as error:
+                _logger.info("clients are computed one by one, because %s", error)
+        return seconds
+
+    def _run_server(self, number: int, server: dict[str, Leaves], sums: Leaves, num_clients: int) -> Leaves:
+        if number not in self._server_steps:
+            self._server_steps[number] = build_server_step(self._wiring, number, self._needed_after_server(number))
+        step = self._server_steps[number]
+        inputs = [leaf for name in step.inputs for leaf in server[name]]
+        outputs = iter(step.function([*inputs, *sums, tf.constant(num_clients)]))
+        for name in step.outputs:
+            server[name] = [next(outputs) for _ in structures.leaf_types(self._wiring.types[name])]
+        return list(outputs)
+
+    def _run_clients(
+        self,
+        number: int,
+        server: Mapping[str, Leaves],
+        clients: Mapping[str, ClientValues],
+        sums: Leaves,
+        mode: Mode,
+        chunks: Sequence[np.ndarray],
+    ) -> tuple[dict[str, ClientValues], Leaves]:
+        step = self._client_step(number, mode) if chunks else None
+        if step is None:
+            outputs = self._needed_after_clients(number)
+            level = self.program.levels[number]
+            names = [statement.name for statement in level.clients if statement.name in outputs]
+            return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
+        shared = [leaf for name in step.shared for leaf in server[name]]
+        groups: dict[str, list[ClientGroup]] = {name: [] for name in step.outputs}
+        for chunk in chunks:
+            own = [leaf for name in step.own for leaf in _leaves(clients[name], chunk, mode)]
+            results = iter(step.function([tf.constant(len(chunk)), *shared, *own, *sums]))
+            for name in step.outputs:
+                leaves = tuple(next(results) for _ in structures.leaf_types(self._wiring.types[name]))
+                groups[name].append(ClientGroup(chunk, leaves, mode == "vectorized"))
+            sums = list(results)
+        return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, sums
+
+    def _client_step(self, number: int, mode: Mode) -> ClientStep:
+        if (number, mode) not in self._client_steps:
+            needed = self._needed_after_clients(number)
+            try:
+                step = build_client_step(self._wiring, number, needed, stacked=mode == "vectorized")
+            except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+                if mode == "loop":
+                    raise
+                # What `tf.vectorized_map` cannot convert it refuses in many ways.
+                # It prints whole graphs in doing so; the first line names the operation.
+                raise CannotStack(f"TensorFlow cannot: {str(error).splitlines()[0]}") from error
+            self._client_steps[number, mode] = step
+        return self._client_steps[number, mode]
+
+    def _needed_after_server(self, number: int) -> list[str]:
+        level = self.program.levels[number]
+        blocks = [statement.value for statement in (*level.clients, *level.aggregations)]
+        return [*self._wiring.uses(blocks), *self._needed_after_clients(number)]
+
+    def _needed_after_clients(self, number: int) -> list[str]:
+        later = self.program.levels[number + 1 :]
+        blocks = [
+            statement.value
+            for level in later
+            for statement in (*level.server, *level.clients, *level.aggregations)
+        ]
+        # What finishes an aggregation is part of the aggregation's own expression.
+        blocks += [statement.value for statement in self.program.levels[number].aggregations]
+        return self._wiring.uses([*blocks, self.program.result])
+
+    def _result(self, server: Mapping[str, Leaves], clients: Mapping[str, ClientValues]) -> Any:
+        values: dict[str, Any] = {
+            name: structures.unflatten(leaves, self._wiring.types[name]) for name, leaves in server.items()
+        }
+        value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
+        return _to_python(value, self.program.result_type)
+
+
+def _member(argument: Any, member: Argument) -> Any:
+    for index in member.path:
+        if isinstance(argument, Mapping):
+            argument = list(argument.values())[index]
+        else:
+            argument = argument[index]
+    return argument
+
+
+def _describe(member: Argument) -> str:
+    return "argument " + ".".join(str(index) for index in member.path) if member.path else "argument"
+
+
+def _chunks(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[np.ndarray]:
+    """Which clients go into one call; afterwards all values are arranged like this."""
+    if not own:
+        return []
+    size = len(next(iter(own.values())))
+    if mode == "loop":
+        for values in own.values():
+            values.separate()
+        return [np.array([index]) for index in range(size)]
+    if any(structures.holds_sequences(values.member_type) for values in own.values()):
+        raise CannotStack("data sets cannot be stacked")
+    by_shapes: dict[Any, list[int]] = {}
+    for index, shapes in enumerate(zip(*(values.shapes() for values in own.values()), strict=True)):
+        by_shapes.setdefault(shapes, []).append(index)
+    chunks = [
+        np.array(group[begin : begin + clients_per_call])
+        for group in by_shapes.values()
+        for begin in range(0, len(group), clients_per_call)
+    ]
+    for values in own.values():
+        values.arrange(chunks)
+    return chunks
+
+
+def _leaves(values: ClientValues, chunk: np.ndarray, mode: Mode) -> Sequence[tf.Tensor]:
+    if mode == "loop":
+        return values.leaves_of(int(chunk[0]))
+    for group in values.groups:
+        if group.indices[0] == chunk[0]:
+            return group.leaves
+    raise EngineError("clients' values are not arranged as the call needs them")
+
+
+def _first(values: ClientValues, size: int) -> ClientValues:
+    """Values of the first clients, in an arrangement of their own."""
+    singles = [ClientGroup(np.array([i]), values.leaves_of(i), False) for i in range(min(size, len(values)))]
+    return ClientValues(values.member_type, singles)
+
+
+def _to_python(value: Any, result_type: Any) -> Any:
+    if isinstance(result_type, _tff.FederatedType) and isinstance(value, ClientValues):
+        return value
+    if isinstance(result_type, _tff.StructType):
+        members = [
+            (name, _to_python(value[index], member))
+            for index, (name, member) in enumerate(_tff.iter_elements(result_type))
+        ]
+        return _tff.to_container(_tff.Struct(members), _opaque(result_type))
+    member_type = without_placement(result_type)
+    return structures.to_python(structures.flatten(value, member_type), member_type)
+
+
+def _opaque(value_type: Any) -> Any:
+    """The type with its own containers, and members that are passed on as they are."""
+    names = [(name, _tff.TensorType(np.bool_)) for name, _ in _tff.iter_elements(value_type)]
+    if isinstance(value_type, _tff.StructWithPythonType):
+        return _tff.StructWithPythonType(names, value_type.python_container)
+    return _tff.StructType(names)
+
+
+def iterate_leaves(values: ClientValues) -> Iterator[tf.Tensor]:
+    """All tensors that hold clients' values."""
+    for group in values.groups:
+        yield from group.leaves
+
+
+__all__ = ["LoadedProgram", "Mode", "aggregations"]

@@ -1,0 +1,187 @@
+"""TensorFlow graphs of a computation, imported into the TensorFlow function that is being traced."""
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tff_pdp import _tff
+from tff_pdp.errors import EngineError
+
+_CPU_ONLY = re.compile(r"Dataset|Iterator|Table|^(Parse|Decode|Encode|String|Regex|Lookup|As?String)")
+_STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
+_TABLES = {
+    "HashTableV2": "AnonymousHashTable",
+    "MutableHashTableV2": "AnonymousMutableHashTable",
+    "MutableHashTableOfTensorsV2": "AnonymousMutableHashTableOfTensors",
+    "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable",
+}
+# TensorFlow's own name for a variable that is made anew each time its handle is, and goes with it.
+_ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+
+
+class Graph:
+    """One TensorFlow computation of a TFF computation: a graph with named inputs and outputs.
+
+    Attributes:
+      operations: the types of all its operations, those in its functions included.
+    """
+
+    def __init__(self, block: Any):
+        """Reads the graph.
+
+        Raises:
+          EngineError: the computation is not a TensorFlow graph.
+        """
+        kind = block.proto.WhichOneof("computation")
+        if kind != "tensorflow":
+            raise EngineError(f"The in-process engine runs TensorFlow, not {kind!r} computations.")
+        self._proto = block.proto.tensorflow
+        self.inputs = _tensor_names(self._proto.parameter)
+        self.outputs = _tensor_names(self._proto.result)
+        graph_def = tf.compat.v1.GraphDef()
+        self._proto.graph_def.Unpack(graph_def)
+        _rename_functions(graph_def)
+        _make_resources_anonymous(graph_def)
+        if self._proto.initialize_op:
+            _run_first(graph_def, self._proto.initialize_op)
+        for function in graph_def.library.function:
+            # An import adds the library to the graph that is traced. The function that becomes of that graph looks for
+            # it here, and TensorFlow copies it only for functions it has traced itself.
+            context.context().add_function_def(function)
+        self.graph_def = graph_def
+        self.operations = frozenset(node.op for node in _all_nodes(graph_def))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps variables, tables or data sets, which cannot be shared by clients that run in one call."""
+        return any(_STATE.search(operation) for operation in self.operations)
+
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Imports the graph into the current one and returns its outputs."""
+        mapping = dict(zip(self.inputs, inputs, strict=True))
+        if self._proto.session_token_tensor_name:
+            mapping[self._proto.session_token_tensor_name] = tf.constant("")
+        needed = {name.removeprefix("^") for node in self.graph_def.node for name in node.input} | set(self.outputs)
+        mapping = {name: tensor for name, tensor in mapping.items() if _is_used(name, needed)}
+        with _on_cpu_where_needed():
+            return tf.graph_util.import_graph_def(
+                self.graph_def, input_map=mapping, return_elements=self.outputs, name="computation"
+            )
+
+
+@functools.lru_cache(maxsize=512)
+def _graph_of(key: "_ById") -> Graph:
+    return Graph(key.block)
+
+
+def graph_of(block: Any) -> Graph:
+    """The graph of a compiled computation; read once for each block."""
+    return _graph_of(_ById(block))
+
+
+class _ById:
+    # TFF's blocks hash and compare by serialising themselves.
+    def __init__(self, block: Any):
+        self.block = block
+
+    def __hash__(self) -> int:
+        return id(self.block)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.block is self.block
+
+
+def _is_used(name: str, needed: set[str]) -> bool:
+    operation, _, index = name.partition(":")
+    return name in needed or (index in ("", "0") and (operation in needed or f"{operation}:0" in needed))
+
+
+def _on_cpu_where_needed():
+    """Data sets, tables and strings have no kernels elsewhere; everything else follows the scope it is traced in."""
+    outer = tf.compat.v1.get_default_graph()
+
+    def device(operation: tf.Operation) -> str:
+        values = [*operation.inputs, *operation.outputs]
+        on_cpu = _CPU_ONLY.search(operation.type) or any(v.dtype in (tf.string, tf.variant) for v in values)
+        return "/CPU:0" if on_cpu else ""
+
+    return outer.device(device)
+
+
+def _tensor_names(binding: Any) -> list[str]:
+    kind = binding.WhichOneof("binding")
+    if kind == "tensor":
+        return [binding.tensor.tensor_name]
+    if kind == "sequence":
+        return [binding.sequence.variant_tensor_name]
+    return [name for element in binding.struct.element for name in _tensor_names(element)]
+
+
+def _all_nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _rename_functions(graph_def: Any) -> None:
+    """Gives the library's functions names of their own.
+
+    All functions of a process share one name space, and TensorFlow refuses a second definition under a name. Graphs
+    traced from the same Python function in different places carry such names.
+    """
+    library = graph_def.library
+    if not library.function:
+        return
+    digest = hashlib.sha256(library.SerializeToString(deterministic=True)).hexdigest()[:12]
+    renamed = {function.signature.name: f"{function.signature.name}_{digest}" for function in library.function}
+    for function in library.function:
+        function.signature.name = renamed[function.signature.name]
+        _rename_in_attributes(function.attr.values(), renamed)
+    for gradient in library.gradient:
+        gradient.function_name = renamed.get(gradient.function_name, gradient.function_name)
+        gradient.gradient_func = renamed.get(gradient.gradient_func, gradient.gradient_func)
+    for node in _all_nodes(graph_def):
+        node.op = renamed.get(node.op, node.op)
+        _rename_in_attributes(node.attr.values(), renamed)
+
+
+def _rename_in_attributes(attributes: Iterable[Any], renamed: dict[str, str]) -> None:
+    for attribute in attributes:
+        kind = attribute.WhichOneof("value")
+        functions = [attribute.func] if kind == "func" else list(attribute.list.func) if kind == "list" else []
+        for function in functions:
+            function.name = renamed.get(function.name, function.name)
+            _rename_in_attributes(function.attr.values(), renamed)
+        # `forward_function_name` and `backward_function_name` are plain strings.
+        if kind == "s" and attribute.s.decode("utf-8", "replace") in renamed:
+            attribute.s = renamed[attribute.s.decode()].encode()
+
+
+def _run_first(graph_def: Any, operation: str) -> None:
+    """Makes everything that the operation does not itself need wait for it."""
+    nodes = {node.name: node for node in graph_def.node}
+    before, pending = set(), [operation]
+    while pending:
+        name = pending.pop()
+        if name not in before:
+            before.add(name)
+            pending += [source.removeprefix("^").partition(":")[0] for source in nodes[name].input]
+    for node in graph_def.node:
+        if node.name not in before and node.op != "Placeholder":
+            node.input.append(f"^{operation}")
+
+
+def _make_resources_anonymous(graph_def: Any) -> None:
+    """Gives every call variables and tables of its own: under a name, calls would find those of calls before."""
+    for node in _all_nodes(graph_def):
+        if node.op == "VarHandleOp":
+            node.attr["shared_name"].s = _ANONYMOUS
+        elif node.op in _TABLES:
+            node.op = _TABLES[node.op]
+            for attribute in ("container", "shared_name", "use_node_name_sharing"):
+                node.attr.pop(attribute, None)

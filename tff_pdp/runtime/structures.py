@@ -1,0 +1,176 @@
+"""Values inside the engine: nested `Struct`s of tensors, and the flat lists of tensors in which they cross functions.
+
+A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.errors import EngineError
+
+
+def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
+    """The leaves of a value, in the order of its type."""
+    if isinstance(value_type, _tff.StructType):
+        members = _tff.iter_elements(value_type)
+        return [leaf for index, (_, member) in enumerate(members) for leaf in flatten(value[index], member)]
+    return [value]
+
+
+def unflatten(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
+    """The value whose leaves these are: nested `Struct`s; takes no more leaves than the type has."""
+    return _unflatten(iter(leaves), value_type)
+
+
+def _unflatten(leaves: Iterator[Any], value_type: _tff.Type) -> Any:
+    if isinstance(value_type, _tff.StructType):
+        members = _tff.iter_elements(value_type)
+        return _tff.Struct([(name, _unflatten(leaves, member)) for name, member in members])
+    return next(leaves)
+
+
+def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
+    """The tensor and sequence types a value of this type consists of.
+
+    Raises:
+      EngineError: the type has a member that is no value.
+    """
+    if isinstance(value_type, _tff.StructType):
+        return [leaf for _, member in _tff.iter_elements(value_type) for leaf in leaf_types(member)]
+    if not isinstance(value_type, _tff.TensorType | _tff.SequenceType):
+        raise EngineError(f"The in-process engine cannot pass on a value of type {value_type.compact_representation()}.")
+    return [value_type]
+
+
+def leaf_specs(value_type: _tff.Type, *, stacked: bool = False) -> list[tf.TensorSpec]:
+    """What a TensorFlow function is told about the leaves; `stacked` adds a leading axis of clients."""
+    return [_leaf_spec(leaf, stacked) for leaf in leaf_types(value_type)]
+
+
+def _leaf_spec(leaf: Any, stacked: bool) -> tf.TensorSpec:
+    if isinstance(leaf, _tff.SequenceType):
+        return tf.TensorSpec([], tf.variant)
+    shape = tf.TensorShape(leaf.shape)
+    return tf.TensorSpec([None, *shape] if stacked and shape.rank is not None else shape, leaf.dtype)
+
+
+def holds_sequences(value_type: _tff.Type) -> bool:
+    """Whether any leaf is a sequence."""
+    return any(isinstance(leaf, _tff.SequenceType) for leaf in leaf_types(value_type))
+
+
+def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor]:
+    """Takes a value from a caller of a computation.
+
+    Args:
+      value: what TFF's own engine takes: arrays, numbers, tensors; mappings, lists, tuples and attrs of them; data sets,
+        or lists of their elements.
+      value_type: what it should be; without placement.
+      where: how an error names it.
+
+    Raises:
+      TypeError: it is something else; the message names the member.
+    """
+    if isinstance(value_type, _tff.StructType):
+        members = list(_tff.iter_elements(value_type))
+        parts = _parts(value, members, where)
+        leaves = []
+        for index, ((name, member), part) in enumerate(zip(members, parts, strict=True)):
+            leaves += from_python(part, member, f"{where}.{name}" if name else f"{where}[{index}]")
+        return leaves
+    if isinstance(value_type, _tff.SequenceType):
+        return [tf.data.experimental.to_variant(_dataset(value, value_type, where))]
+    return [_tensor(value, value_type, where)]
+
+
+def _parts(value: Any, members: Sequence[tuple[str | None, Any]], where: str) -> list[Any]:
+    names = [name for name, _ in members]
+    if isinstance(value, Mapping):
+        if sorted(map(str, value)) != sorted(map(str, names)):
+            raise TypeError(f"{where}: expected the members {names}, not {list(value)}")
+        return [value[name] for name in names]
+    if not isinstance(value, _tff.Struct):
+        try:
+            value = _tff.from_container(value)
+        except TypeError:
+            raise TypeError(f"{where}: expected the members {names}, not {type(value).__name__}") from None
+    if len(value) != len(members):
+        raise TypeError(f"{where}: expected the members {names}, not {len(value)} of them")
+    given = _tff.to_elements(value)
+    for (name, _), (own, _) in zip(members, given, strict=True):
+        if own is not None and name is not None and own != name:
+            raise TypeError(f"{where}: expected the member {name!r}, not {own!r}")
+    return [part for _, part in given]
+
+
+def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
+    dtype = tf.as_dtype(value_type.dtype)
+    try:
+        if isinstance(value, tf.Tensor):
+            tensor = value
+        elif isinstance(value, np.ndarray | np.generic):
+            tensor = tf.convert_to_tensor(value)
+        else:
+            # Python numbers have no type of their own.
+            tensor = tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{where}: expected {value_type.compact_representation()}, not {value!r}") from error
+    if tensor.dtype != dtype or not tf.TensorShape(value_type.shape).is_compatible_with(tensor.shape):
+        raise TypeError(
+            f"{where}: expected {value_type.compact_representation()}, not {tensor.dtype.name}{tensor.shape.as_list()}"
+        )
+    return tensor
+
+
+def _dataset(value: Any, value_type: Any, where: str) -> tf.data.Dataset:
+    if isinstance(value, tf.data.Dataset):
+        element = _tff.tensorflow_to_type(value.element_spec)
+        if not value_type.element.is_assignable_from(element):
+            raise TypeError(f"{where}: expected elements of type {value_type.element}, not {element}")
+        return value
+    if not isinstance(value, list):
+        raise TypeError(f"{where}: expected a tf.data.Dataset or a list of elements, not {type(value).__name__}")
+    structure = element_spec(value_type.element)
+    rows = [from_python(element, value_type.element, f"{where}[{index}]") for index, element in enumerate(value)]
+    specs = leaf_specs(value_type.element)
+
+    def elements() -> Iterator[Any]:
+        for row in rows:
+            yield _tff.to_container(unflatten(row, value_type.element), value_type.element)
+
+    if all(spec.shape.is_fully_defined() for spec in specs) and rows:
+        stacked = unflatten([tf.stack(column) for column in zip(*rows, strict=True)], value_type.element)
+        return tf.data.Dataset.from_tensor_slices(_tff.to_container(stacked, value_type.element))
+    return tf.data.Dataset.from_generator(elements, output_signature=structure)
+
+
+def element_spec(element_type: _tff.Type) -> Any:
+    """The element specification of a data set of this type."""
+    return _tff.to_container(unflatten(leaf_specs(element_type), element_type), element_type)
+
+
+def to_python(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
+    """Gives a value to the caller, in the containers of its type; data sets as such."""
+    types = leaf_types(value_type)
+    members = [_leaf_to_python(leaf, one) for leaf, one in zip(leaves, types, strict=True)]
+    return _tff.to_container(unflatten(members, value_type), value_type)
+
+
+def _leaf_to_python(leaf: Any, value_type: Any) -> Any:
+    if isinstance(value_type, _tff.SequenceType):
+        return tf.data.experimental.from_variant(leaf, element_spec(value_type.element))
+    # There is no string on a device.
+    return leaf.numpy() if leaf.dtype == tf.string else leaf
+
+
+def with_client_axis(value_type: _tff.Type) -> Any:
+    """The type of values of this type stacked along a new first axis of clients."""
+    if isinstance(value_type, _tff.StructType):
+        return _tff.to_type([(name, with_client_axis(member)) for name, member in _tff.iter_elements(value_type)])
+    if isinstance(value_type, _tff.TensorType):
+        return _tff.TensorType(value_type.dtype, [None, *value_type.shape])
+    raise TypeError(f"values of type {value_type.compact_representation()} cannot be stacked")
