@@ -31,9 +31,7 @@ TOLERANCE = 1e-5
 NUM_EXAMPLES = 4
 
 
-def run_demo(
-    output: Path, data: str | None, overrides: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], str]:
+def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], str]:
     """Runs everything and returns the summary and the text to print.
 
     Args:

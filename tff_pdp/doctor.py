@@ -34,7 +34,7 @@ def examine() -> tuple[dict[str, Any], str]:
     reference: Any = None
     tests = []
     for engine, device in targets:
-        result = {"engine": engine, "device": device}
+        result: dict[str, Any] = {"engine": engine, "device": device}
         try:
             weights, noise = _run(engine, device)
             reference = weights if reference is None else reference
@@ -120,7 +120,7 @@ def _text(content: dict[str, Any]) -> str:
         else:
             verdict = "ok" if test["passed"] else "FAILED"
             lines.append(
-                f"{where:<22} {verdict}: a DP FedAvg round differs by {test['difference']:.1e} from the native engine's, "
-                f"its noise has standard deviation {test['noise_stddev']:.4f} ({_NOISE_STDDEV} expected)"
+                f"{where:<22} {verdict}: a DP FedAvg round differs by {test['difference']:.1e} from the native engine's; "
+                f"its noise has standard deviation {test['noise_stddev']:.4f}, {_NOISE_STDDEV} expected"
             )
     return "\n".join(lines)

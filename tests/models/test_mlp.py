@@ -38,3 +38,24 @@ def test_initial_weights_follow_the_seed_and_break_symmetry():
 def test_a_layer_without_units_is_refused():
     with pytest.raises(ConfigError, match="hidden_units"):
         build_mlp((4, 4, 1), 3, (8, 0))
+
+
+def test_linear_model_has_only_a_head():
+    model = build_linear((2, 2, 1), 3)
+    assert set(model.head) == set(model.init(0))
+    assert model.num_parameters() == 4 * 3 + 3
+
+
+def test_it_is_a_classifier_of_integer_labels_with_accuracy_and_loss():
+    model = build_linear((2, 1, 1), 2)
+    assert model.label_dtype is np.int64
+    weights = {
+        "dense_0/kernel": np.array([[1.0, 0.0], [0.0, 1.0]], np.float32),
+        "dense_0/bias": np.zeros(2, np.float32),
+    }
+    x = tf.reshape(tf.constant([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), [3, 2, 1, 1])
+    metrics = model.example_metrics(weights, x, tf.constant([0, 1, 1], tf.int64))
+    assert list(metrics) == ["accuracy", "loss"]
+    np.testing.assert_array_equal(metrics["accuracy"], [1.0, 1.0, 0.0])
+    right, wrong = np.log(1 + np.exp(-1)), np.log(1 + np.exp(1))
+    np.testing.assert_allclose(metrics["loss"], [right, right, wrong], rtol=1e-6)

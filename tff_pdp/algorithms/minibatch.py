@@ -37,9 +37,7 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
         return Minibatches(tf.where(filled, indices, 0), filled)
 
-    def gradient(
-        mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor
-    ) -> Weights:
+    def gradient(mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
         del mechanism
         indices, filled = draws.indices[step], draws.filled[step]
         shares = tf.cast(filled, tf.float32)

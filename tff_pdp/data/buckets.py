@@ -47,7 +47,9 @@ def _partitions(candidates: np.ndarray, counts: np.ndarray, max_buckets: int) ->
     found = [(ends[-1], int(rows[-1]))]
     for _ in range(1, min(max_buckets, len(candidates))):
         added = candidates * (counts[np.newaxis, :] - counts[:, np.newaxis])
-        total = np.where(np.tri(len(candidates), k=-1, dtype=bool).T, rows[:, np.newaxis] + added, np.iinfo(np.int64).max)
+        total = np.where(
+            np.tri(len(candidates), k=-1, dtype=bool).T, rows[:, np.newaxis] + added, np.iinfo(np.int64).max
+        )
         before = total.argmin(axis=0)
         shorter = total.min(axis=0) < rows
         ends = [

@@ -24,11 +24,14 @@ class Layer:
 
     Attributes:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
+      weight_gradients: `(inputs, cotangent of output, *weights) -> gradients`, one for each of the layer's weights, by
+        the operations TensorFlow itself differentiates the layer with.
       squared_norms: `(inputs, cotangent of output, *weights) -> float64 [batch]`, the squared L2 norm, over the layer's
         weights jointly, of each example's gradient.
     """
 
     apply: Callable[..., tf.Tensor]
+    weight_gradients: Callable[..., tuple[tf.Tensor, ...]]
     squared_norms: Callable[..., tf.Tensor]
 
 
@@ -91,7 +94,7 @@ def dense(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
 
     Weights: `name/kernel` `[in, out]`, `name/bias` `[out]`.
     """
-    return _use(Layer(_dense, _dense_squared_norms), weights, (f"{name}/kernel", f"{name}/bias"), x)
+    return _use(Layer(_dense, _dense_gradients, _dense_squared_norms), weights, (f"{name}/kernel", f"{name}/bias"), x)
 
 
 def conv2d(
@@ -110,6 +113,7 @@ def conv2d(
     """
     layer = Layer(
         functools.partial(_conv2d, strides=strides, padding=padding),
+        functools.partial(_conv2d_gradients, strides=strides, padding=padding),
         functools.partial(_conv2d_squared_norms, strides=strides, padding=padding),
     )
     names = (f"{name}/kernel", f"{name}/bias")
@@ -123,7 +127,7 @@ def embedding(weights: Weights, name: str, ids: tf.Tensor) -> tf.Tensor:
 
     Weights: `name/table` `[vocabulary, dim]`.
     """
-    return _use(Layer(_embedding, _embedding_squared_norms), weights, (f"{name}/table",), ids)
+    return _use(Layer(_embedding, _embedding_gradient, _embedding_squared_norms), weights, (f"{name}/table",), ids)
 
 
 def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: float = 1e-5) -> tf.Tensor:
@@ -146,7 +150,9 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: 
     grouped = tf.reshape(x, [-1, math.prod(positions), groups, channels // groups])
     mean, variance = tf.nn.moments(grouped, axes=[1, 3], keepdims=True)
     normalised = tf.reshape((grouped - mean) * tf.math.rsqrt(variance + epsilon), [-1, *x.shape[1:]])
-    return _use(Layer(_scale, _scale_squared_norms), weights, (f"{name}/scale", f"{name}/bias"), normalised)
+    return _use(
+        Layer(_scale, _scale_gradients, _scale_squared_norms), weights, (f"{name}/scale", f"{name}/bias"), normalised
+    )
 
 
 def _use(layer: Layer, weights: Weights, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
@@ -163,6 +169,11 @@ def _dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows, [*tf.unstack(tf.shape(x))[:-1], kernel.shape[1]])
 
 
+def _dense_gradients(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    rows, cotangents = _as_rows(x), _as_rows(cotangent)
+    return tf.matmul(rows, cotangents, transpose_a=True), tf.reduce_sum(cotangents, axis=0)
+
+
 def _dense_squared_norms(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
     return example_norms.dense_kernel(x, cotangent) + example_norms.bias(cotangent)
 
@@ -170,6 +181,19 @@ def _dense_squared_norms(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> t
 def _conv2d(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, strides: int, padding: Any) -> tf.Tensor:
     # Not `tf.nn.bias_add`: whether oneDNN fuses its gradient, and so its last bits, depends on the rest of the graph.
     return tf.nn.conv2d(x, kernel, strides, padding) + bias
+
+
+def _conv2d_gradients(
+    x: tf.Tensor, cotangent: tf.Tensor, kernel: tf.Tensor, _: tf.Tensor, strides: int, padding: str
+) -> tuple[tf.Tensor, ...]:
+    kernel_gradient = tf.raw_ops.Conv2DBackpropFilter(
+        input=x,
+        filter_sizes=kernel.shape,
+        out_backprop=cotangent,
+        strides=[1, strides, strides, 1],
+        padding=padding,
+    )
+    return kernel_gradient, tf.reduce_sum(cotangent, axis=[0, 1, 2])
 
 
 def _conv2d_squared_norms(
@@ -184,6 +208,10 @@ def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
     return tf.gather(table, ids)
 
 
+def _embedding_gradient(ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    return (tf.math.unsorted_segment_sum(_as_rows(cotangent), tf.reshape(ids, [-1]), table.shape[0]),)
+
+
 def _embedding_squared_norms(ids: tf.Tensor, cotangent: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
     return example_norms.embedding_table(ids, cotangent)
 
@@ -192,5 +220,15 @@ def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tenso
     return normalised * scale + bias
 
 
+def _scale_gradients(normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    positions = list(range(cotangent.shape.rank - 1))
+    return tf.reduce_sum(cotangent * normalised, axis=positions), tf.reduce_sum(cotangent, axis=positions)
+
+
 def _scale_squared_norms(normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
     return example_norms.bias(cotangent * normalised) + example_norms.bias(cotangent)
+
+
+def _as_rows(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, ..., size]` to `[batch * ..., size]`."""
+    return values if values.shape.rank == 2 else tf.reshape(values, [-1, values.shape[-1]])

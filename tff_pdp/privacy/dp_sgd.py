@@ -14,8 +14,8 @@ from tff_pdp.privacy.plan import SiloMechanism
 from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.privacy.sampling import Batches, poisson_batches
 
-# Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by step,
-# which saves memory.
+# Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
+# step, which saves memory.
 _SMALL_MODEL = 4096
 
 
@@ -34,10 +34,10 @@ class DpSgdDraws(NamedTuple):
 def build_dp_sgd(model: Model) -> GradientEstimator:
     """Builds `(sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
-    Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of one
-      example, over all of the model's weights jointly.
-    Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and new
-      in each round; each step is taken once; the generator (Philox, float32) stands in for real Gaussian noise.
+    Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of
+      one example, over all of the model's weights jointly.
+    Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
+      new in each round; each step is taken once; the generator (Philox, float32) stands in for real Gaussian noise.
 
     Its mechanism is a `SiloMechanism`.
     """
@@ -50,12 +50,11 @@ def build_dp_sgd(model: Model) -> GradientEstimator:
     ) -> DpSgdDraws:
         shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
         bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2]), shape)
-        batches = poisson_batches(bits[..., :max_examples], num_examples, mechanism["sampling_rate"], num_steps)
-        return DpSgdDraws(batches, gaussians(bits[..., max_examples:], num_parameters) if is_small else seeds)
+        for_batches, for_noise = tf.split(bits, [max_examples, num_noise_words], axis=2)
+        batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
+        return DpSgdDraws(batches, gaussians(for_noise, num_parameters) if is_small else seeds)
 
-    def gradient(
-        mechanism: Any, draws: DpSgdDraws, weights: Weights, data: ClientData, step: tf.Tensor
-    ) -> Weights:
+    def gradient(mechanism: Any, draws: DpSgdDraws, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
         indices, size = draws.batches.indices[step], draws.batches.sizes[step]
         total = clipped_sum(
             model,
@@ -88,6 +87,5 @@ def _add(total: Weights, noise: tf.Tensor) -> Weights:
     sizes = [math.prod(value.shape) for value in total.values()]
     parts = tf.split(noise, sizes)
     return collections.OrderedDict(
-        (name, value + tf.reshape(part, value.shape))
-        for (name, value), part in zip(total.items(), parts, strict=True)
+        (name, value + tf.reshape(part, value.shape)) for (name, value), part in zip(total.items(), parts, strict=True)
     )

@@ -97,13 +97,8 @@ class _Backward:
         gradients: dict[str, tf.Tensor] = {}
         for use, cotangent in zip(self.uses, self.cotangents, strict=True):
             scaled = _keep(kept, cotangent * _as_column(factors, cotangent))
-            with tf.GradientTape() as tape:
-                tape.watch(use.weights)
-                # Only the operations matter here; in a graph the second evaluation is pruned where they do not need it.
-                output = use.layer.apply(_keep(kept, use.inputs), *use.weights)
-            layer_gradients = tape.gradient([output], use.weights, output_gradients=[scaled])
-            # A gradient may come as `tf.IndexedSlices`.
-            gradients.update(zip(use.names, map(tf.convert_to_tensor, layer_gradients), strict=True))
+            own = use.layer.weight_gradients(_keep(kept, use.inputs), scaled, *use.weights)
+            gradients.update(zip(use.names, own, strict=True))
         return gradients
 
 

@@ -6,6 +6,7 @@ Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Rando
 """
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,10 +33,10 @@ def draw_bits(seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0
 
 
 def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
-    """Draws uint32 `[clients, size]`: for each of the seeds, int64 `[clients, 2]`, what `draw_bits` draws at place 0."""
+    """Draws uint32 `[clients, size]`: what `draw_bits` draws at place 0 for each of the seeds, int64 `[clients, 2]`."""
     if seeds.shape[0] == 1:
         return draw_bits(seeds[0], size)[tf.newaxis]
-    num_clients = tf.shape(seeds)[0]
+    num_clients: Any = tf.shape(seeds)[0]
     padded = tf.pad(seeds, [[0, -num_clients % _UNROLLED], [0, 0]])
     blocks = tf.map_fn(
         lambda block: tf.stack([draw_bits(seed, size) for seed in tf.unstack(block)]),
@@ -68,4 +69,5 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     radius = tf.sqrt(-2.0 * tf.math.log(uniform))
     angle *= 2.0 * math.pi * 2.0**-32
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    return tf.reduce_sum(draws, axis=-2)[..., :size] * math.sqrt(0.5)
+    summed = tf.reduce_sum(draws, axis=-2) * math.sqrt(0.5)
+    return summed if size == 2 * pairs else tf.split(summed, [size, 1], axis=-1)[0]

@@ -1,6 +1,6 @@
 """Sampling schemes, each tied to the accounting event that describes it (see `tff_pdp.privacy.plan`)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -46,7 +46,8 @@ def poisson_batches(
     is_step = tf.range(steps) < num_steps[:, tf.newaxis]
     sampled &= is_example[:, tf.newaxis, :] & is_step[:, :, tf.newaxis]
     chosen = tf.where(tf.reshape(sampled, [num_clients * steps, examples]))
-    batches = tf.RaggedTensor.from_value_rowids(
+    # The type stubs know no constructor of ragged tensors.
+    batches: Any = tf.RaggedTensor.from_value_rowids(  # pyright: ignore[reportAttributeAccessIssue]
         tf.cast(chosen[:, 1], tf.int32), chosen[:, 0], nrows=tf.cast(num_clients * steps, tf.int64), validate=False
     )
     indices = batches.to_tensor()

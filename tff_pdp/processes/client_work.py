@@ -34,7 +34,10 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
     def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
         draws = _draw(estimator, data, params)
         bound = tf.reduce_max(params["hparams"]["local_steps"])
-        return tf.vectorized_map(lambda own: train(message, *own, bound), (states, data, params, draws))
+        def train_one(own: tuple[Any, Any, Any, Any]) -> Any:
+            return train(message, *own, bound)
+
+        return tf.vectorized_map(train_one, (states, data, params, draws))
 
     return vectorizable(for_one, for_stack, num_shared=1)
 

@@ -103,7 +103,7 @@ def compose(
         for name, kind in algorithm.released.items()
     )
     aggregates_type = collections.OrderedDict(
-        (name, aggregator.next.type_signature.result.result.member) for name, aggregator in aggregators.items()
+        (name, _result_type(aggregator)) for name, aggregator in aggregators.items()
     )
 
     @_tff.tensorflow_computation(server_type, aggregates_type)
@@ -183,6 +183,11 @@ def client_params_type(algorithm: Algorithm, estimator: GradientEstimator) -> An
             seed=_tff.TensorType(np.int64, [2]),
         )
     )
+
+
+def _result_type(aggregator: _tff.AggregationProcess) -> Any:
+    output: Any = aggregator.next.type_signature.result
+    return output.result.member
 
 
 def _at_server(**values: Any) -> Any:

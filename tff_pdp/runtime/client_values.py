@@ -8,7 +8,6 @@ from typing import Any, overload
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp import _tff
 from tff_pdp.runtime import structures
 
 
@@ -65,7 +64,7 @@ class ClientValues(collections.abc.Sequence):
         """
         stacked_type = structures.with_client_axis(member_type)
         leaves = tuple(structures.from_python(columns, stacked_type, where))
-        sizes = {int(leaf.shape[0]) for leaf in leaves}
+        sizes = {int(leaf.shape.as_list()[0]) for leaf in leaves}
         if len(sizes) != 1:
             raise TypeError(f"{where}: columns of different lengths {sorted(sizes)}")
         return cls(member_type, [ClientGroup(np.arange(sizes.pop()), leaves, True)])
@@ -115,7 +114,8 @@ class ClientValues(collections.abc.Sequence):
         """Keeps the values stacked in these groups of clients from now on."""
         kept = [(group.indices, group.stacked) for group in self._groups]
         if len(kept) == len(partition) and all(
-            stacked and np.array_equal(indices, wanted) for (indices, stacked), wanted in zip(kept, partition, strict=True)
+            stacked and np.array_equal(indices, wanted)
+            for (indices, stacked), wanted in zip(kept, partition, strict=True)
         ):
             return
         self._replace([self._stack(indices) for indices in partition])

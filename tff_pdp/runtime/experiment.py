@@ -40,7 +40,7 @@ class Method:
     config_hash: str
 
     def client_data(self, split: str) -> ClientValues:
-        """Every client's examples of one split, in the order of `clients.client_ids`, padded so that they stack well."""
+        """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
         loaded = [self.clients.load(client_id, split) for client_id in self.clients.client_ids]
         padded = bucket_sizes([len(examples.y) for examples in loaded])
         rows = [
@@ -61,7 +61,10 @@ class Method:
                 for name in self.estimator.mechanism
             ),
             hparams=collections.OrderedDict(
-                (name, np.full(len(client_ids), self.hparams[name], np.int32 if isinstance(default, int) else np.float32))
+                (
+                    name,
+                    np.full(len(client_ids), self.hparams[name], np.int32 if isinstance(default, int) else np.float32),
+                )
                 for name, default in self.algorithm.hparams.items()
             ),
             seed=np.stack([run_key.client_seed(round_number, client_id) for client_id in client_ids]),

@@ -42,7 +42,9 @@ def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
     if isinstance(value_type, _tff.StructType):
         return [leaf for _, member in _tff.iter_elements(value_type) for leaf in leaf_types(member)]
     if not isinstance(value_type, _tff.TensorType | _tff.SequenceType):
-        raise EngineError(f"The in-process engine cannot pass on a value of type {value_type.compact_representation()}.")
+        raise EngineError(
+            f"The in-process engine cannot pass on a value of type {value_type.compact_representation()}."
+        )
     return [value_type]
 
 
@@ -80,11 +82,29 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
         parts = _parts(value, members, where)
         leaves = []
         for index, ((name, member), part) in enumerate(zip(members, parts, strict=True)):
-            leaves += from_python(part, member, f"{where}.{name}" if name else f"{where}[{index}]")
+            leaves += from_python(part, member, _within(where, name, index))
         return leaves
     if isinstance(value_type, _tff.SequenceType):
         return [tf.data.experimental.to_variant(_dataset(value, value_type, where))]
     return [_tensor(value, value_type, where)]
+
+
+def federated_members(value: Any, value_type: _tff.Type, where: str) -> Iterator[tuple[str, Any]]:
+    """Takes an argument apart into its members, each with its name, down to federated values and single leaves.
+
+    Raises:
+      TypeError: it has other members; the message names them.
+    """
+    if not isinstance(value_type, _tff.StructType):
+        yield where, value
+        return
+    members = list(_tff.iter_elements(value_type))
+    for index, ((name, member), part) in enumerate(zip(members, _parts(value, members, where), strict=True)):
+        yield from federated_members(part, member, _within(where, name, index))
+
+
+def _within(where: str, name: str | None, index: int) -> str:
+    return f"{where}.{name}" if name else f"{where}[{index}]"
 
 
 def _parts(value: Any, members: Sequence[tuple[str | None, Any]], where: str) -> list[Any]:

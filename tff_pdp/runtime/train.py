@@ -79,9 +79,7 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Client
     server_state, client_states, _ = method.process.next(
         state.server_state, state.client_states, data, method.client_params(state.run_key, round_number)
     )
-    return dataclasses.replace(
-        state, round_number=round_number, server_state=server_state, client_states=client_states
-    )
+    return dataclasses.replace(state, round_number=round_number, server_state=server_state, client_states=client_states)
 
 
 def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, resume: bool) -> Checkpoint:

@@ -23,8 +23,8 @@ def build_inprocess_engine(
 
     Args:
       device: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop` computes client by client; `vectorized` computes clients of equal shapes in one call, and
-        falls back to the loop where a computation cannot be stacked; `auto` times both at the first call of each
+      client_parallelism: `loop` computes client by client; `vectorized` computes clients of equal shapes in one call,
+        and falls back to the loop where a computation cannot be stacked; `auto` times both at the first call of each
         computation and keeps the faster.
       clients_per_call: the most clients in one call; memory grows with it.
       choices: what `auto` chose before, by computation; a run that is resumed goes on with it. Added to.

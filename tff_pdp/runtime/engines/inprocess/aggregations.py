@@ -20,7 +20,7 @@ def specs(statement: Statement) -> list[tf.TensorSpec]:
         return structures.leaf_specs(_accumulate(statement).type_signature.result)
     found = structures.leaf_specs(statement.value_type)
     if statement.uri == "federated_weighted_mean":
-        found = [*found, found[0]]
+        found = [*found, *structures.leaf_specs(_value_type(statement.value.argument[1]))]
     # A sum over values of open shape starts from a scalar.
     return [spec if spec.shape.is_fully_defined() else tf.TensorSpec(None, spec.dtype) for spec in found]
 
@@ -78,7 +78,7 @@ def _values(statement: Statement, evaluator: Evaluator) -> list[Any]:
         return structures.flatten(evaluator.evaluate(argument), _value_type(argument))
     values = structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0]))
     weight = evaluator.evaluate(argument[1])
-    return [*(value * tf.cast(weight, value.dtype) for value in values), tf.cast(weight, values[0].dtype)]
+    return [*(value * tf.cast(weight, value.dtype) for value in values), weight]
 
 
 def _stacked_values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor) -> Leaves:
@@ -92,7 +92,7 @@ def _stacked_values(statement: Statement, evaluator: Evaluator, num_clients: tf.
     weighted = [
         value * tf.reshape(tf.cast(weight, value.dtype), [-1, *[1] * (value.shape.rank - 1)]) for value in stacks
     ]
-    return [*weighted, tf.cast(weight, stacks[0].dtype)]
+    return [*weighted, weight]
 
 
 def _accumulated(statement: Statement, sums: Leaves, value: list[Any]) -> Leaves:

@@ -27,6 +27,7 @@ class InProcessContext(_tff.SyncContext):
         self._parallelism = parallelism
         self._clients_per_call = clients_per_call
         self.choices = choices
+        self._chosen_before = dict(choices)
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
         self._closed = False
@@ -48,12 +49,13 @@ class InProcessContext(_tff.SyncContext):
         with self._invocation, tf.device(self._device):
             program = self._load(comp)
             shared, own = program.take(arg)
-            mode = self._mode(program, shared, own)
+            if program.mode is None:
+                program.mode = self._choose_mode(program, shared, own)
             try:
-                return program.run(shared, own, mode, self._clients_per_call)
+                return program.run(shared, own, program.mode or "loop", self._clients_per_call)
             except CannotStack as error:
                 _logger.warning("clients are computed one by one, because %s", error)
-                self.choices[_fingerprint(program.computation)] = "loop"
+                program.mode = "loop"
                 return program.run(shared, own, "loop", self._clients_per_call)
 
     @property
@@ -76,23 +78,25 @@ class InProcessContext(_tff.SyncContext):
         self._programs.move_to_end(key)
         return self._programs[key]
 
-    def _mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode:
+    def _choose_mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode | None:
+        """How to compute clients from now on; None where this call cannot tell."""
         if not program.has_clients or not own or not len(next(iter(own.values()))):
-            return "loop"
-        key = _fingerprint(program.computation)
+            return None
         if self._parallelism != "auto":
-            return self.choices.get(key, self._parallelism)
-        if key not in self.choices:
-            seconds = program.compare(shared, own, self._clients_per_call)
-            self.choices[key] = min(seconds, key=lambda mode: seconds[mode])
-            _logger.info(
-                "clients are computed %s (%s)",
-                {"loop": "one by one", "vectorized": "as stacks"}[self.choices[key]],
-                ", ".join(f"{mode}: {1000 * spent:.1f} ms" for mode, spent in seconds.items()),
-            )
-        return self.choices[key]
+            return self._parallelism
+        key = _fingerprint(program.computation)
+        if key in self._chosen_before:
+            return self._chosen_before[key]
+        seconds = program.compare(shared, own, self._clients_per_call)
+        mode = self.choices[key] = min(seconds, key=seconds.__getitem__)
+        _logger.info(
+            "clients are computed %s (%s)",
+            "as stacks" if mode == "vectorized" else "one by one",
+            ", ".join(f"{name}: {1000 * spent:.1f} ms" for name, spent in seconds.items()),
+        )
+        return mode
 
 
 def _fingerprint(computation: Any) -> str:
-    """Names a computation in a way that another process repeats."""
+    """Names a computation as another process would: its graphs hold numbers that differ between processes."""
     return hashlib.sha256(str(computation.type_signature).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from tff_pdp.runtime.client_values import ClientGroup, ClientValues
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.engines.inprocess import aggregations
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
-from tff_pdp.runtime.engines.inprocess.program import Argument, lower, without_placement
+from tff_pdp.runtime.engines.inprocess.program import lower, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 from tff_pdp.runtime.engines.inprocess.steps import (
     ClientStep,
@@ -32,7 +32,12 @@ _TRIAL_CLIENTS = 32
 
 
 class LoadedProgram:
-    """A computation made ready for one device: lowered at once, traced at the first use of each step."""
+    """A computation made ready for one device: lowered at once, traced at the first use of each step.
+
+    Attributes:
+      computation: what it was made from.
+      mode: how its clients are computed; None until that has been decided.
+    """
 
     def __init__(self, computation: Any):
         """Lowers the computation.
@@ -41,6 +46,7 @@ class LoadedProgram:
           EngineError: it holds something this engine does not run; the message names it.
         """
         self.computation = computation
+        self.mode: Mode | None = None
         self.program = lower(computation)
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
@@ -64,12 +70,14 @@ class LoadedProgram:
         """
         shared: dict[str, Leaves] = {}
         own: dict[str, ClientValues] = {}
-        for member in self.program.arguments:
-            value = _member(argument, member)
-            where = _describe(member)
+        sizes: dict[str, int] = {}
+        parameter_type = self.program.parameter_type
+        given = structures.federated_members(argument, parameter_type, "argument") if self.program.arguments else []
+        for member, (where, value) in zip(self.program.arguments, given, strict=True):
             if not member.varies:
                 shared[member.name] = structures.from_python(value, member.value_type, where)
-            elif isinstance(value, ClientValues):
+                continue
+            if isinstance(value, ClientValues):
                 if not member.value_type.is_assignable_from(value.member_type):
                     raise TypeError(f"{where}: expected clients' {member.value_type}, not {value.member_type}")
                 own[member.name] = value
@@ -77,7 +85,7 @@ class LoadedProgram:
                 own[member.name] = ClientValues.from_members(member.value_type, value, where)
             else:
                 raise TypeError(f"{where}: expected a list with one value per client, not {type(value).__name__}")
-        sizes = {_describe(member): len(own[member.name]) for member in self.program.arguments if member.varies}
+            sizes[where] = len(own[member.name])
         if len(set(sizes.values())) > 1:
             raise TypeError(f"arguments for different numbers of clients: {sizes}")
         return shared, own
@@ -197,19 +205,6 @@ class LoadedProgram:
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
         return _to_python(value, self.program.result_type)
-
-
-def _member(argument: Any, member: Argument) -> Any:
-    for index in member.path:
-        if isinstance(argument, Mapping):
-            argument = list(argument.values())[index]
-        else:
-            argument = argument[index]
-    return argument
-
-
-def _describe(member: Argument) -> str:
-    return "argument " + ".".join(str(index) for index in member.path) if member.path else "argument"
 
 
 def _chunks(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[np.ndarray]:

@@ -63,6 +63,11 @@ class Statement:
         """Whether it combines one value per client into one at the server."""
         return self.uri in AGGREGATIONS
 
+    @property
+    def varies(self) -> bool:
+        """Whether every client has its own value; what is the same for all of them is computed once, at the server."""
+        return self.uri in ON_CLIENTS and not self.value.type_signature.all_equal
+
 
 @dataclasses.dataclass(frozen=True)
 class Level:
@@ -184,7 +189,7 @@ def _levels(statements: list[Statement]) -> list[Level]:
         levels.setdefault(available[statement.name], ([], [], []))
         if statement.is_aggregation:
             aggregations.append(statement)
-        elif statement.uri in ON_CLIENTS:
+        elif statement.varies:
             clients.append(statement)
         else:
             server.append(statement)

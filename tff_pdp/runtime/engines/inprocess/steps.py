@@ -194,12 +194,14 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
 
 def _at_server(statement: Statement, evaluator: Evaluator) -> Any:
     match statement.uri:
-        case "federated_apply":
+        case None:
+            return evaluator.evaluate(statement.value)
+        case "federated_apply" | "federated_map_all_equal":
             function, argument = statement.value.argument
             return evaluator.apply(function, argument)
         case "federated_eval_at_server":
             return evaluator.call(statement.value.argument, None)
-        case "federated_value_at_server" | "federated_zip_at_server":
+        case uri if uri.startswith("federated"):  # Broadcasts, zips and constants are their argument.
             return evaluator.evaluate(statement.value.argument)
         case _:
             return evaluator.evaluate(statement.value)
@@ -207,10 +209,10 @@ def _at_server(statement: Statement, evaluator: Evaluator) -> Any:
 
 def _at_clients(statement: Statement, evaluator: Evaluator) -> Any:
     match statement.uri:
-        case "federated_map" | "federated_map_all_equal":
+        case "federated_map":
             function, argument = statement.value.argument
             return evaluator.apply(function, argument)
         case "federated_eval_at_clients":
             return evaluator.call(statement.value.argument, None)
-        case _:  # Broadcasts, zips and constants are their argument.
+        case _:  # Zips are their argument.
             return evaluator.evaluate(statement.value.argument)

@@ -1,0 +1,47 @@
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.models.linear_regression import build_linear_regression, half_squared_error
+from tff_pdp.privacy.per_example import clipped_sum, per_example_norms
+
+WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}
+# 2 * 3 - 1 + 0.5 = 5.5 and 0 - 4 + 0.5 = -3.5; off by 1.5 and -3.
+X, Y = tf.constant([[3.0, 1.0], [0.0, 4.0]]), tf.constant([4.0, -0.5])
+
+
+def test_forward_pass_loss_and_metrics_by_hand():
+    model = build_linear_regression((2,))
+    np.testing.assert_array_equal(model.predict(WEIGHTS, X), [5.5, -3.5])
+    np.testing.assert_array_equal(model.loss(WEIGHTS, X, Y), [1.125, 4.5])
+    np.testing.assert_array_equal(half_squared_error(tf.constant([1.0]), tf.constant([1.0])), [0.0])
+    metrics = model.example_metrics(WEIGHTS, X, Y)
+    assert list(metrics) == ["squared_error", "loss"]
+    np.testing.assert_array_equal(metrics["squared_error"], [2.25, 9.0])
+    np.testing.assert_array_equal(metrics["loss"], [1.125, 4.5])
+
+
+def test_it_is_a_regression_from_zero_and_all_of_it_is_head():
+    model = build_linear_regression((3, 2, 1))
+    initial = model.init(7)
+    assert model.num_classes == 0
+    assert model.label_dtype is np.float32
+    assert set(model.head) == set(initial)
+    assert model.num_parameters() == 6 + 1
+    assert all(array.dtype == np.float32 and not array.any() for array in initial.values())
+    assert model.predict(initial, tf.ones([5, 3, 2, 1])).shape == (5,)
+
+
+def test_gradients_by_hand_clipped_and_not(caplog):
+    model = build_linear_regression((2,))
+    # Off by r, an example's gradient is r * (x1, x2, 1).
+    np.testing.assert_allclose(
+        per_example_norms(model, WEIGHTS, X, Y), [1.5 * math.sqrt(11), 3 * math.sqrt(17)], rtol=1e-6
+    )
+    plain = clipped_sum(model, WEIGHTS, X, Y, clip_norm=tf.constant(math.inf), included=tf.ones([2]))
+    np.testing.assert_array_equal(plain["dense_0/kernel"], [[4.5], [-10.5]])
+    np.testing.assert_array_equal(plain["dense_0/bias"], [-1.5])
+    clipped = clipped_sum(model, WEIGHTS, X, Y, clip_norm=tf.constant(1.0), included=tf.constant([0.0, 1.0]))
+    np.testing.assert_allclose(clipped["dense_0/kernel"], [[0.0], [-4 / math.sqrt(17)]], rtol=1e-6)
+    assert not caplog.records, "it has a closed form"
