@@ -58,6 +58,7 @@ bazel: setup  ## Query, build and test with Bazel, offline
 
 bench: setup  ## Seconds per round beside the floor, stock TFF and the peers that are installed; writes docs/performance.md
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.dp_sgd_step
 	$(BIN)/python -m benchmarks.table
 
 bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)

@@ -20,19 +20,23 @@ BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 # What every contender is set against, as a share of its time.
 _REFERENCES = ("stock-tff", "floor-tf")
 _COLUMNS = ("contender", "s/round", "fastest", "CPU s/round", "peak MB", "first round s", "/ stock-tff", "/ floor-tf")
+_STEP_COLUMNS = ("model", "plain ms", "DP-SGD ms", "times")
 _SCALING_COLUMNS = ("workload", "contender", "clients a round", "population", "s/round", "CPU s/round", "peak MB")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes the tables of latest.json, and of scaling.json where it exists, into the document."""
+    """Writes the tables of latest.json, and of the other results where they exist, into the document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rows", type=Path, default=RESULTS / "latest.json")
     parser.add_argument("--scaling", type=Path, default=RESULTS / "scaling.json")
+    parser.add_argument("--dp-sgd-step", type=Path, default=RESULTS / "dp_sgd_step.json")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     options = parser.parse_args(arguments)
     text = render(json.loads(options.rows.read_text(encoding="utf-8")))
     if options.scaling.is_file():
         text += "\n" + render_scaling(json.loads(options.scaling.read_text(encoding="utf-8")))
+    if options.dp_sgd_step.is_file():
+        text += "\n" + render_dp_sgd_step(json.loads(options.dp_sgd_step.read_text(encoding="utf-8")))
     document = replace_between_markers(options.document.read_text(encoding="utf-8"), text)
     staging = options.document.with_name(f".{options.document.name}.tmp")
     staging.write_text(document, encoding="utf-8")
@@ -65,6 +69,14 @@ def render_scaling(rows: Sequence[Row]) -> str:
         for row in sorted(rows, key=lambda row: tuple(row[key] for key in keys))
     ]
     return "### More clients, larger populations\n\n" + _table(_SCALING_COLUMNS, lines)
+
+
+def render_dp_sgd_step(rows: Sequence[Row]) -> str:
+    """What DP adds to one local step."""
+    lines = [
+        [row["model"], f"{1e3 * row['plain_s']:.3g}", f"{1e3 * row['dp_s']:.3g}", f"{row['ratio']:.2f}"] for row in rows
+    ]
+    return "### A local step with and without DP-SGD, batch of 64 expected\n\n" + _table(_STEP_COLUMNS, lines)
 
 
 def replace_between_markers(document: str, text: str) -> str:
@@ -111,7 +123,7 @@ def _mb(row: Row) -> str:
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rule = ["---" if column in ("workload", "contender") else "---:" for column in columns]
+    rule = ["---" if column in ("workload", "contender", "model") else "---:" for column in columns]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, rule, *lines))
 
 

@@ -1,4 +1,4 @@
-"""What several test folders share: one native engine, and one small client dataset written through the real job."""
+"""What several test folders share: started engines, and one small client dataset written through the real job."""
 
 import os
 from pathlib import Path
@@ -17,6 +17,23 @@ def native_engine():
     engine = build_engine("native")
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def engines(native_engine):
+    """Every way to compute, by name: natively, and in this process with clients one by one or as stacks."""
+    from tff_pdp.runtime.engines import build_engine
+
+    inprocess = {name: build_engine("inprocess", client_parallelism=name) for name in ("loop", "vectorized")}
+    yield {"native": native_engine, **inprocess}
+    for engine in inprocess.values():
+        engine.close()
+
+
+@pytest.fixture(params=["native", "loop", "vectorized"])
+def engine(request, engines):
+    """Each of the engines in turn; tests call computations inside `with engine.install():`."""
+    return engines[request.param]
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +65,8 @@ def experiment(client_folder, tmp_path):
             "training.checkpoint_every": 2,
             "training.evaluate_every": 3,
             "training.test_only_seed": 1,
+            # What `auto` finds faster may change from run to run, and with it the last bits.
+            "training.client_parallelism": "loop",
         }
         return _load_demo({**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
 

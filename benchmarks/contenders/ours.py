@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +22,14 @@ from tff_pdp.processes.compose import client_data_type, client_params_type, comp
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.experiment import WEIGHTS_OF_A_CALL
 from tff_pdp.runtime.run_key import RunKey
 
 PACKAGES = ["tff_pdp", "tensorflow-federated", "tensorflow", "numpy"]
 
 
 def build_on(engine: str, **options: Any) -> Callable[[Any], contender.Rounds]:
-    """Builds the contender for an engine: `workload -> rounds`."""
+    """Builds the contender on an engine: `workload -> rounds`."""
 
     def build(workload: Any) -> contender.Rounds:
         kind = _MrMtl if isinstance(workload, MrMtlWorkload) else _FedAvg
@@ -119,7 +121,13 @@ class _MrMtl(_Rounds):
         )
         rows = [
             collections.OrderedDict(x=x[:padded], y=y[:padded], num_examples=np.int32(size))
-            for x, y, size, padded in zip(silos.x, silos.y, sizes, bucket_sizes(sizes), strict=True)
+            for x, y, size, padded in zip(
+                silos.x,
+                silos.y,
+                sizes,
+                bucket_sizes(sizes, rows_of_a_call=WEIGHTS_OF_A_CALL / model.num_parameters()),
+                strict=True,
+            )
         ]
         self._data = ClientValues.from_members(self._data_type, rows)
         self._states = [self._process.init_client(self._state)] * len(sizes)
@@ -136,3 +144,13 @@ class _MrMtl(_Rounds):
             rows = [state["weights"] for state in self._states]
             weights = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         return {"kernel": weights["dense_0/kernel"][:, :, 0], "bias": weights["dense_0/bias"][:, 0]}
+
+
+FORMS: dict[str, Callable[[Any], contender.Rounds]] = {
+    "native": build_on("native"),
+    "loop": build_on("inprocess", device="cpu", client_parallelism="loop"),
+    "vectorized": build_on("inprocess", device="cpu", client_parallelism="vectorized"),
+}
+
+if __name__ == "__main__":
+    contender.main(FORMS[sys.argv[2]], PACKAGES)

@@ -1,13 +1,15 @@
 import collections
+import math
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData
+from tff_pdp.algorithms.base import ClientData, LocalSteps
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.registry import ALGORITHMS
 
-NO_DATA = ClientData(x=tf.zeros([0, 1]), y=tf.zeros([0], tf.int64))
+NO_DATA = ClientData(x=tf.zeros([0, 1]), y=tf.zeros([0], tf.int64), num_examples=tf.constant(0))
 
 
 def weights(value):
@@ -19,8 +21,11 @@ def pull_to(target):
     return lambda current, data, step: collections.OrderedDict(w=current["w"] - target)
 
 
-def hparams(**values):
-    return {name: tf.constant(value) for name, value in values.items()}
+def hparams(local_steps, bound=None, **values):
+    """Scalars as an algorithm receives them; without a bound the client is not computed together with others."""
+    bound = local_steps if bound is None else bound
+    steps = LocalSteps(tf.constant(local_steps), tf.constant(bound))
+    return {**{name: tf.constant(value) for name, value in values.items()}, "local_steps": steps}
 
 
 def test_two_steps_by_hand():
@@ -47,6 +52,35 @@ def test_each_step_gets_its_own_index():
 
     trained = local_sgd(weights(0.0), NO_DATA, count_up, **hparams(learning_rate=1.0, local_steps=4))
     np.testing.assert_array_equal(trained["w"], [0 + 1 + 2 + 3])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_steps_from_the_count_to_the_bound_change_no_bit(count):
+    given = {"learning_rate": 0.3, "prox_weight": 0.7}
+    alone = local_sgd(weights(1.1), NO_DATA, pull_to(4.0), anchor=weights(0.5), **hparams(count, **given))
+    among = local_sgd(weights(1.1), NO_DATA, pull_to(4.0), anchor=weights(0.5), **hparams(count, 7, **given))
+    np.testing.assert_array_equal(alone["w"], among["w"])
+    assert (float(alone["w"]) != np.float32(1.1)) == (count > 0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_shows_up_to_the_count_and_not_beyond(value):
+    def gradient(current, data, step):
+        return collections.OrderedDict(w=tf.where(step < 2, current["w"] - 4.0, value))
+
+    trained = local_sgd(weights(0.0), NO_DATA, gradient, **hparams(2, 5, learning_rate=0.5))
+    np.testing.assert_array_equal(trained["w"], [3.0])
+    trained = local_sgd(weights(0.0), NO_DATA, gradient, **hparams(3, 5, learning_rate=0.5))
+    assert not np.isfinite(trained["w"]).any()
+
+
+def test_a_stack_of_clients_each_with_its_own_count():
+    def of_one(count):
+        steps = LocalSteps(count, tf.constant(3))
+        return local_sgd(weights(0.0), NO_DATA, pull_to(4.0), learning_rate=tf.constant(0.5), local_steps=steps)["w"]
+
+    trained = tf.vectorized_map(of_one, tf.constant([0, 1, 2, 3]))
+    np.testing.assert_array_equal(trained, [[0.0], [2.0], [3.0], [3.5]])
 
 
 def test_fed_avg_releases_the_difference_and_adds_the_mean():

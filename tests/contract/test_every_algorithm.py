@@ -1,55 +1,67 @@
-"""What every registered algorithm must do, whatever its method; a new entry is tested with no new code."""
+"""What every registered algorithm must do, whatever its method and on every engine; a new entry needs no new code."""
 
 import collections
+import logging
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.runtime import engine_equality
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import ClientData, LocalSteps
 from tff_pdp.models.mlp import build_mlp
+from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import AGGREGATORS, client_data_type, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.checkpoint import Checkpoint, load_latest, save
 from tff_pdp.runtime.run_key import RunKey
 
 MODEL = build_mlp((2, 2, 1), 3, (4,))
-SIZES = (6, 9, 4)
+# Noise of this one is drawn step by step.
+LARGE = build_mlp((2, 2, 1), 3, (700,))
+# Examples of each client, and rows of its data: two stacks of two clients, with padding and without.
+SIZES = (6, 9, 4, 3)
+ROWS = (9, 9, 4, 4)
 ROUNDS = 3
 
 
-def client_data(seed=0):
+def client_data(seed=0, rows=ROWS, padding=0.0, padding_label=0):
     rng = np.random.default_rng(seed)
-    return [
-        collections.OrderedDict(
-            x=rng.normal(size=(size, 2, 2, 1)).astype(np.float32),
-            y=rng.integers(0, 3, size, dtype=np.int64),
-            num_examples=np.int32(size),
-        )
-        for size in SIZES
-    ]
+    data = []
+    for size, padded in zip(SIZES, rows, strict=True):
+        x = np.full([padded, 2, 2, 1], padding, np.float32)
+        y = np.full(padded, padding_label, np.int64)
+        x[:size] = rng.normal(size=(size, 2, 2, 1))
+        y[:size] = rng.integers(0, 3, size, dtype=np.int64)
+        data.append(collections.OrderedDict(x=x, y=y, num_examples=np.int32(size)))
+    return data
 
 
 def client_params(algorithm, round_number, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.5, **hparams):
+    """What each client is told; a value is for all clients, or a tuple with one for each."""
     key = RunKey.from_test_seed(5)
     values = {**algorithm.hparams, "local_steps": 2, **hparams}
+    mechanism = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate}
+    mechanism["expected_batch_size"] = tuple(np.broadcast_to(sampling_rate, len(SIZES)) * SIZES)
+
+    def of(value, index):
+        return value[index] if isinstance(value, tuple) else value
+
     return [
         collections.OrderedDict(
             mechanism=collections.OrderedDict(
-                clip_norm=np.float32(clip_norm),
-                noise_multiplier=np.float32(noise_multiplier),
-                sampling_rate=np.float32(sampling_rate),
-                expected_batch_size=np.float32(sampling_rate * size),
+                (name, np.float32(of(value, index))) for name, value in mechanism.items()
             ),
             hparams=collections.OrderedDict(
-                (name, (np.int32 if isinstance(default, int) else np.float32)(values[name]))
+                (name, (np.int32 if isinstance(default, int) else np.float32)(of(values[name], index)))
                 for name, default in algorithm.hparams.items()
             ),
             seed=key.client_seed(round_number, f"client {index}"),
         )
-        for index, size in enumerate(SIZES)
+        for index in range(len(SIZES))
     ]
 
 
@@ -60,18 +72,19 @@ def algorithm(request):
 
 @pytest.fixture(scope="module")
 def process(algorithm):
-    return compose(algorithm, MODEL)
+    return compose(algorithm, MODEL, estimator=build_dp_sgd(MODEL))
 
 
-def run(process, algorithm, rounds=ROUNDS, start=None, **params):
+def run(process, algorithm, rounds=ROUNDS, start=None, data=None, **params):
     server, clients = start or (process.initialize(), None)
     first = 1
     if clients is None:
         clients = [process.init_client(server)] * len(SIZES)
     else:
         first, rounds = rounds
+    data = client_data() if data is None else data
     for number in range(first, rounds + 1):
-        server, clients, _ = process.next(server, clients, client_data(), client_params(algorithm, number, **params))
+        server, clients, _ = process.next(server, clients, data, client_params(algorithm, number, **params))
     return server, clients
 
 
@@ -84,6 +97,11 @@ def assert_same(first, second):
         np.testing.assert_array_equal(one, other)
 
 
+def assert_close(first, second, tolerance=1e-5):
+    for one, other in zip(leaves(first), leaves(second), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * 1e-3)
+
+
 def test_it_is_registered_under_its_own_name(algorithm):
     assert ALGORITHMS[algorithm.name]().name == algorithm.name
     assert algorithm.data_passes >= 1
@@ -91,13 +109,63 @@ def test_it_is_registered_under_its_own_name(algorithm):
     assert set(algorithm.released.values()) <= set(AGGREGATORS)
 
 
-def test_same_seeds_give_the_same_bits(algorithm, process, native_engine):
-    with native_engine.install():
+def test_same_seeds_give_the_same_bits(algorithm, process, engine):
+    with engine.install():
         assert_same(run(process, algorithm), run(process, algorithm))
 
 
-def test_a_round_keeps_types_and_shapes(algorithm, process, native_engine):
-    with native_engine.install():
+@pytest.mark.parametrize("model", [MODEL, LARGE], ids=["small", "large"])
+def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, process, engines, model, caplog):
+    """Clients of different sizes, budgets and numbers of steps, two rounds, and what comes of the state after them."""
+    if model is LARGE:
+        process = compose(algorithm, LARGE, estimator=build_dp_sgd(LARGE))
+    # Small steps: the last bit of a weight that noise has made large is no small part of one that is close to zero.
+    given = {
+        "noise_multiplier": (1.0, 2.0, 0.5, 0.0),
+        "sampling_rate": (0.5, 0.9, 0.4, 1.0),
+        "local_steps": (2, 3, 1, 2),
+        "learning_rate": 0.03,
+    }
+    results = {}
+    for name, engine in engines.items():
+        with engine.install(), caplog.at_level(logging.WARNING):
+            server, clients = run(process, algorithm, 1, **given)
+            server, clients, metrics = process.next(
+                server, clients, client_data(), client_params(algorithm, 2, **given)
+            )
+            weights = process.personalise(server, clients)
+            measured = process.evaluate(server, clients, client_data(1))
+            results[name] = server, list(clients), metrics, list(weights), list(measured)
+    assert not caplog.records, "the stacks were given up"
+    for name in ("loop", "vectorized"):
+        assert engine_equality.largest_difference(results[name], results["native"], name) <= 1e-5
+
+
+@pytest.mark.parametrize("padding", [math.nan, math.inf, 1e30])
+def test_padding_may_hold_anything(algorithm, process, engine, padding):
+    with engine.install():
+        clean = run(process, algorithm, 2)
+        dirty = run(process, algorithm, 2, data=client_data(padding=padding, padding_label=2))
+        assert_same(clean, dirty)
+        measured = process.evaluate(*dirty, client_data(1, padding=padding, padding_label=2))
+        assert_same(list(process.evaluate(*clean, client_data(1))), list(measured))
+
+
+def test_without_draws_the_amount_of_padding_does_not_matter(algorithm, process, engine):
+    given = {"noise_multiplier": 0.0, "clip_norm": 0.5, "sampling_rate": 1.0}
+    with engine.install():
+        unpadded, padded, mixed = (
+            run(process, algorithm, 2, data=client_data(rows=rows), **given)
+            for rows in (SIZES, [20] * len(SIZES), [9, 10, 9, 10])
+        )
+        measured = [process.evaluate(*unpadded, client_data(1, rows=rows)) for rows in (SIZES, [20] * len(SIZES))]
+    assert_close(unpadded, padded)
+    assert_close(unpadded, mixed)
+    assert_close(*measured)
+
+
+def test_a_round_keeps_types_and_shapes(algorithm, process, engine):
+    with engine.install():
         server = process.initialize()
         client = process.init_client(server)
         new_server, new_clients = run(process, algorithm, rounds=1)
@@ -105,8 +173,8 @@ def test_a_round_keeps_types_and_shapes(algorithm, process, native_engine):
         assert (before.dtype, before.shape) == (after.dtype, after.shape)
 
 
-def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algorithm, process, native_engine, tmp_path):
-    with native_engine.install():
+def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algorithm, process, engine, tmp_path):
+    with engine.install():
         whole = run(process, algorithm, rounds=3)
         server, clients = run(process, algorithm, rounds=1)
         client_ids = tuple(str(index) for index in range(len(clients)))
@@ -116,11 +184,12 @@ def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algor
         assert_same(whole, run(process, algorithm, rounds=(2, 3), start=start))
 
 
-def test_personal_weights_have_the_models_structure_and_train(algorithm, process, native_engine):
-    with native_engine.install():
+def test_personal_weights_have_the_models_structure_and_train(algorithm, process, engine):
+    with engine.install():
         server, clients = run(process, algorithm)
         weights = process.personalise(server, clients)
     initial = MODEL.init(0)
+    assert len(weights) == len(SIZES)
     for one in weights:
         assert list(one) == list(initial)
         for name, array in initial.items():
@@ -129,41 +198,52 @@ def test_personal_weights_have_the_models_structure_and_train(algorithm, process
             assert not np.array_equal(one[name], array)
 
 
-def test_evaluation_uses_the_personal_weights(algorithm, process, native_engine):
-    with native_engine.install():
+def test_evaluation_uses_the_personal_weights(algorithm, process, engine):
+    with engine.install():
         server, clients = run(process, algorithm)
         weights = process.personalise(server, clients)
         metrics = process.evaluate(server, clients, client_data(1))
     for one, data, row in zip(weights, client_data(1), metrics, strict=True):
-        logits = MODEL.predict({name: tf.constant(array) for name, array in one.items()}, tf.constant(data["x"]))
-        accuracy = np.mean(np.argmax(logits, axis=1) == data["y"])
+        x, y = tf.constant(data["x"][: data["num_examples"]]), tf.constant(data["y"][: data["num_examples"]])
+        tensors = {name: tf.constant(array) for name, array in one.items()}
+        accuracy = np.mean(np.argmax(MODEL.predict(tensors, x), axis=1) == y)
         np.testing.assert_allclose(row["personal"]["accuracy"], accuracy)
+        np.testing.assert_allclose(row["personal"]["loss"], np.mean(MODEL.loss(tensors, x, y)), rtol=1e-5)
         assert ("global" in row) == process.has_global_model
 
 
 def test_only_what_is_declared_leaves_the_client(algorithm):
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     message = algorithm.broadcast(algorithm.init_server(initial))
+    hparams = {name: tf.constant(value) for name, value in algorithm.hparams.items()}
     result = algorithm.client_update(
         message,
         algorithm.init_client(message),
-        ClientData(tf.zeros([1, 2, 2, 1]), tf.zeros([1], tf.int64)),
+        ClientData(tf.zeros([1, 2, 2, 1]), tf.zeros([1], tf.int64), tf.constant(1)),
         lambda weights, data, step: weights,
-        {name: tf.constant(value) for name, value in algorithm.hparams.items()},
+        {**hparams, "local_steps": LocalSteps(hparams["local_steps"], hparams["local_steps"])},
     )
     assert set(result.released) == set(algorithm.released)
 
 
-def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, process, native_engine):
-    empty = [collections.OrderedDict(x=data["x"][:0], y=data["y"][:0]) for data in client_data()]
-    with native_engine.install():
-        server = process.initialize()
-        clients = [process.init_client(server)] * len(SIZES)
-        server, clients, _ = process.next(server, clients, empty, client_params(algorithm, 1))
-    assert all(np.isfinite(leaf).all() for leaf in leaves((server, clients)))
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, process, engine, rows):
+    empty = [
+        collections.OrderedDict(
+            x=np.full([rows, 2, 2, 1], math.nan, np.float32), y=np.zeros(rows, np.int64), num_examples=np.int32(0)
+        )
+    ] * len(SIZES)
+    with engine.install():
+        server, clients = run(process, algorithm, 1, data=empty)
+        weights = process.personalise(server, clients)
+        # One among others, too.
+        among = run(process, algorithm, 1, data=[empty[0], *client_data()[1:]])
+    assert all(np.isfinite(leaf).all() for leaf in leaves((server, clients, among)))
+    for one in weights:
+        assert not any(np.array_equal(one[name], array) for name, array in MODEL.init(0).items())
 
 
-def test_no_coordinate_of_a_release_is_without_noise(algorithm, native_engine):
+def test_no_coordinate_of_a_release_is_without_noise(algorithm):
     if not algorithm.released:
         pytest.skip("releases nothing")
     released = client_release(algorithm)
@@ -173,19 +253,14 @@ def test_no_coordinate_of_a_release_is_without_noise(algorithm, native_engine):
 
 def client_release(algorithm):
     """What one client releases in a round of one step, with the mechanism of the composed process."""
-    from tff_pdp.privacy.dp_sgd import build_dp_sgd_grad_fn
-
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     message = algorithm.broadcast(algorithm.init_server(initial))
-    data = client_data()[0]
+    data = tf.nest.map_structure(tf.constant, client_data()[0])
+    work = build_client_work(algorithm, build_dp_sgd(MODEL))
 
     @tf.function
     def release(params):
-        grad_fn = build_dp_sgd_grad_fn(MODEL, seed=params["seed"], **params["mechanism"])
-        examples = ClientData(tf.constant(data["x"]), tf.constant(data["y"]))
-        return algorithm.client_update(
-            message, algorithm.init_client(message), examples, grad_fn, params["hparams"]
-        ).released
+        return work(message, algorithm.init_client(message), data, params)["released"]
 
     def draw(number):
         params = client_params(algorithm, number, local_steps=1)[0]
@@ -194,32 +269,42 @@ def client_release(algorithm):
     return draw
 
 
-def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, native_engine):
+def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine, engines):
     """To the bit: z = 0 and C = infinity, against the same algorithm on a gradient that knows nothing of privacy."""
 
     def plain_gradient(weights, data, step):
+        x, y = data.x[: data.num_examples], data.y[: data.num_examples]
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
-            loss = tf.reduce_sum(MODEL.loss(weights, data.x, data.y))
+            loss = tf.reduce_sum(MODEL.loss(weights, x, y))
         gradients = tape.gradient(loss, list(weights.values()))
-        size = tf.cast(tf.shape(data.y)[0], tf.float32)
+        size = tf.cast(data.num_examples, tf.float32)
         return collections.OrderedDict((name, g / size) for name, g in zip(weights, gradients, strict=True))
 
     server_type = process.initialize.type_signature.result.member["algorithm"]
     client_type = process.init_client.type_signature.result.member
+    params_type = client_params_type(algorithm, build_dp_sgd(MODEL))
 
     # Through the same engine: another build of TensorFlow may round differently.
-    @_tff.tensorflow_computation(server_type, client_type, client_data_type(MODEL), client_params_type(algorithm))
+    @_tff.tensorflow_computation(server_type, client_type, client_data_type(MODEL), params_type)
     def reference(server, state, data, params):
+        count = params["hparams"]["local_steps"]
+        hparams = {**params["hparams"], "local_steps": LocalSteps(count, count)}
         result = algorithm.client_update(
-            algorithm.broadcast(server), state, ClientData(**data), plain_gradient, params["hparams"]
+            algorithm.broadcast(server), state, ClientData(**data), plain_gradient, hparams
         )
         return collections.OrderedDict(result.state)
 
     params = client_params(algorithm, 1, noise_multiplier=0.0, clip_norm=math.inf, sampling_rate=1.0)
-    with native_engine.install():
+    with engine.install():
         server = process.initialize()
         state = process.init_client(server)
         _, clients, _ = process.next(server, [state] * len(SIZES), client_data(), params)
-        for client, data, one in zip(clients, client_data(), params, strict=True):
-            assert_same(client, reference(server["algorithm"], state, data, one))
+        expected = [
+            reference(server["algorithm"], state, data, one) for data, one in zip(client_data(), params, strict=True)
+        ]
+    if engine is engines["vectorized"]:
+        # A product of stacks of matrices is another operation than a product of matrices.
+        assert_close(list(clients), expected)
+    else:
+        assert_same(list(clients), expected)

@@ -13,65 +13,59 @@ FEW_SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=9)
 MANY_SIZES = st.lists(st.integers(0, 100_000), min_size=1, max_size=60)
 
 
-def fewest_rows(sizes, max_buckets):
-    """By trying every set of at most so many padded sizes; one that is no client's size only wastes rows."""
-    own = sorted(set(sizes))
-    choices = [
-        chosen
-        for number in range(max_buckets)
-        for chosen in itertools.combinations(own[:-1], min(number, len(own) - 1))
-    ]
-    return min(sum(min(limit for limit in (*chosen, own[-1]) if limit >= size) for size in sizes) for chosen in choices)
+def lowest_cost(sizes, max_buckets, rows_of_a_call):
+    """By trying every set of at most so many padded sizes; one that is no client's own only wastes rows."""
+    own = np.maximum(sizes, 1)
+    *smaller, largest = sorted(set(own.tolist()))
+    return min(
+        sum(min(limit for limit in (*chosen, largest) if limit >= size) for size in own)
+        + (len(chosen) + 1) * rows_of_a_call
+        for number in range(min(max_buckets, len(smaller) + 1))
+        for chosen in itertools.combinations(smaller, number)
+    )
 
 
 def check(sizes, padded, max_buckets):
     assert padded.dtype == np.int64
     assert padded.shape == (len(sizes),)
-    assert (padded >= sizes).all()
+    assert (padded >= sizes).all() and (padded >= 1).all()
     assert len(set(padded)) <= max_buckets
-    assert padded.sum() <= max(sizes) * len(sizes), "more rows than with one bucket"
+    own = np.maximum(sizes, 1)
+    assert padded.sum() <= max(own) * len(sizes), "more rows than with one bucket"
     # No bucket is larger than its largest client, and equal clients are treated alike.
-    assert set(padded) <= set(sizes)
-    assert len(set(zip(sizes, padded, strict=True))) == len(set(sizes))
+    assert set(padded) <= set(own)
+    assert len(set(zip(own, padded, strict=True))) == len(set(own))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(sizes=MANY_SIZES, max_buckets=st.integers(1, 6), min_saving=st.floats(0.0, 0.9))
-def test_every_client_fits_and_little_is_wasted(sizes, max_buckets, min_saving):
-    check(sizes, bucket_sizes(sizes, max_buckets=max_buckets, min_saving=min_saving), max_buckets)
+@given(sizes=MANY_SIZES, max_buckets=st.integers(1, 6), rows_of_a_call=st.floats(0.0, 1e6))
+def test_every_client_fits_and_little_is_wasted(sizes, max_buckets, rows_of_a_call):
+    check(sizes, bucket_sizes(sizes, max_buckets=max_buckets, rows_of_a_call=rows_of_a_call), max_buckets)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(sizes=FEW_SIZES, max_buckets=st.integers(1, 4))
-def test_nothing_saves_more_rows(sizes, max_buckets):
-    padded = bucket_sizes(sizes, max_buckets=max_buckets, min_saving=0.0)
-    assert padded.sum() == fewest_rows(sizes, max_buckets)
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(sizes=FEW_SIZES, min_saving=st.floats(0.0, 0.5))
-def test_each_further_bucket_saves_its_share(sizes, min_saving):
-    padded = bucket_sizes(sizes, max_buckets=4, min_saving=min_saving)
-    used = len(set(padded))
-    if used > 1:
-        assert padded.sum() < fewest_rows(sizes, 1) * (1 - min_saving)
-    else:
-        assert fewest_rows(sizes, 2) >= fewest_rows(sizes, 1) * (1 - min_saving)
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(sizes=FEW_SIZES, max_buckets=st.integers(1, 4), rows_of_a_call=st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0, 1e6]))
+def test_nothing_costs_less(sizes, max_buckets, rows_of_a_call):
+    padded = bucket_sizes(sizes, max_buckets=max_buckets, rows_of_a_call=rows_of_a_call)
+    assert padded.sum() + len(set(padded)) * rows_of_a_call == lowest_cost(sizes, max_buckets, rows_of_a_call)
 
 
 def test_by_hand():
     np.testing.assert_array_equal(bucket_sizes([1, 2, 100, 99], max_buckets=2), [2, 2, 100, 100])
     np.testing.assert_array_equal(bucket_sizes([1, 50, 100], max_buckets=1), [100, 100, 100])
     np.testing.assert_array_equal(bucket_sizes([1, 50, 100], max_buckets=3), [1, 50, 100])
-    # Two buckets take 151 rows of 300 and three take 150: not a tenth less.
-    np.testing.assert_array_equal(bucket_sizes([49, 50, 100], max_buckets=3), [50, 50, 100])
-    np.testing.assert_array_equal(bucket_sizes([49, 50, 100], max_buckets=3, min_saving=0.0), [49, 50, 100])
+    # One bucket takes 300 rows, two take 200 and three 199.
+    np.testing.assert_array_equal(bucket_sizes([49, 50, 100], rows_of_a_call=0.9), [49, 50, 100])
+    np.testing.assert_array_equal(bucket_sizes([49, 50, 100], rows_of_a_call=1.1), [50, 50, 100])
+    np.testing.assert_array_equal(bucket_sizes([49, 50, 100], rows_of_a_call=99), [50, 50, 100])
+    np.testing.assert_array_equal(bucket_sizes([49, 50, 100], rows_of_a_call=101), [100, 100, 100])
 
 
 def test_no_clients_and_clients_without_examples():
     assert bucket_sizes([]).shape == (0,)
-    np.testing.assert_array_equal(bucket_sizes([0, 0]), [0, 0])
-    np.testing.assert_array_equal(bucket_sizes([0, 10]), [0, 10])
+    np.testing.assert_array_equal(bucket_sizes([0, 0]), [1, 1])
+    np.testing.assert_array_equal(bucket_sizes([0, 10]), [1, 10])
+    np.testing.assert_array_equal(bucket_sizes([0, 10], rows_of_a_call=100), [10, 10])
 
 
 @pytest.mark.parametrize("max_buckets", [1, 4, 8])
@@ -79,7 +73,7 @@ def test_more_different_sizes_than_are_tried(max_buckets):
     sizes = np.random.default_rng(0).lognormal(5, 1.2, 5000).astype(int) + 1
     assert len(set(sizes)) > 256
     padded = bucket_sizes(sizes, max_buckets=max_buckets)
-    check(sizes.tolist(), padded, max_buckets)
+    check(sizes, padded, max_buckets)
     if max_buckets == 4:
         # Four quantiles would be the simple choice.
         limits = np.quantile(sizes, [0.25, 0.5, 0.75, 1.0], method="higher")

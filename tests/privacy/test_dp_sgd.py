@@ -170,7 +170,9 @@ def test_noise_is_independent_of_the_batches_and_of_other_clients_noise(clients)
     filled = np.arange(draws.batches.indices.shape[2]) < draws.batches.sizes.numpy()[:, :, np.newaxis]
     masks = (np.eye(NUM_EXAMPLES)[draws.batches.indices.numpy()] * filled[..., np.newaxis]).sum(axis=2)
     noise = draws.noise.numpy()
+    # Sizes, too: a radius made from a word that has also sampled would not show in signs.
     columns = np.concatenate([masks[0], masks[1], noise[0], noise[1]], axis=1)
+    columns = np.concatenate([columns, np.abs(noise[0]), np.abs(noise[1])], axis=1)
     correlations = np.corrcoef(columns.T)[np.triu_indices(columns.shape[1], 1)]
     assert np.abs(correlations).max() < 5 / math.sqrt(num_steps)
 

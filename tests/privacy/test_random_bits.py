@@ -10,7 +10,7 @@ import tensorflow as tf
 from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 
 LARGEST_WORD = 2**32 - 1
-# What 64 zero bits give: half a unit below the last of them. It is the largest radius of one draw.
+# What 64 zero bits give, as half a unit is added below the last of them: about 9.49.
 LARGEST_RADIUS = math.sqrt(2 * 65 * math.log(2))
 
 
@@ -42,10 +42,10 @@ def words_of(number, count):
 
 
 def gaussians_in_double_precision(bits, size):
-    words = np.reshape(bits, [2, 3, math.ceil(size / 2)]).astype(np.float64)
-    high, low, angle = words[:, 0], words[:, 1], words[:, 2] * 2 * math.pi / 2**32
+    high, low, angle = np.reshape(bits, [3, math.ceil(size / 2)]).astype(np.float64)
     radius = np.sqrt(-2 * np.log((high + (low + 0.5) / 2**32) / 2**32))
-    return np.concatenate([(radius * turned(angle)).sum(axis=0) for turned in (np.cos, np.sin)])[:size] / math.sqrt(2)
+    angle *= 2 * math.pi / 2**32
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
 
 def test_the_reference_gives_the_published_answers():
@@ -105,29 +105,30 @@ def test_gaussians_are_box_mullers_in_double_precision(size):
 
 
 def test_crafted_bits_reach_beyond_what_tensorflows_own_draws_can():
-    def of(*words):
-        return gaussians(tf.constant(words, tf.uint32), 2).numpy()
+    def of(high, low, angle):
+        return gaussians(tf.constant([high, low, angle], tf.uint32), 2).numpy()
 
-    # The words of the two draws: high, low, angle of each. All ones are a radius of zero.
-    nothing = (LARGEST_WORD, LARGEST_WORD, 0)
-    np.testing.assert_array_equal(of(*nothing, *nothing), [0.0, 0.0])
-    np.testing.assert_allclose(of(0, 0, 0, *nothing), [LARGEST_RADIUS / math.sqrt(2), 0.0], rtol=1e-6)
-    assert LARGEST_RADIUS / math.sqrt(2) > 5.68
-    # A quarter of a turn, then half of one.
-    np.testing.assert_allclose(of(*nothing, 0, 0, 2**30), [0.0, LARGEST_RADIUS / math.sqrt(2)], atol=1e-5)
-    np.testing.assert_allclose(of(0, 0, 2**31, 0, 0, 2**31), [-LARGEST_RADIUS * math.sqrt(2), 0.0], atol=1e-5)
-    # The low word counts where the high one is zero, and only there: 2**-32 and 2**-33.
-    np.testing.assert_allclose(of(0, LARGEST_WORD, 0, *nothing)[0], math.sqrt(32 * math.log(2)), rtol=1e-6)
-    np.testing.assert_allclose(of(0, 2**31, 0, *nothing)[0], math.sqrt(33 * math.log(2)), rtol=1e-6)
+    assert pytest.approx(9.49, abs=0.005) == LARGEST_RADIUS
+    np.testing.assert_allclose(of(0, 0, 0), [LARGEST_RADIUS, 0.0], rtol=1e-6)
+    # A quarter of a turn, half of one, and three quarters.
+    np.testing.assert_allclose(of(0, 0, 2**30), [0.0, LARGEST_RADIUS], atol=1e-5)
+    np.testing.assert_allclose(of(0, 0, 2**31), [-LARGEST_RADIUS, 0.0], atol=1e-5)
+    np.testing.assert_allclose(of(0, 0, 3 * 2**30), [0.0, -LARGEST_RADIUS], atol=1e-5)
+    # The low word counts where the high one is zero: 2**-32 and 2**-33.
+    np.testing.assert_allclose(of(0, LARGEST_WORD, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
+    np.testing.assert_allclose(of(0, 2**31, 0)[0], math.sqrt(2 * 33 * math.log(2)), rtol=1e-6)
+    # Where it stops with 32 bits.
+    np.testing.assert_allclose(of(1, 0, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
+    # The other end: no noise at all, and not a NaN.
+    np.testing.assert_array_equal(of(LARGEST_WORD, LARGEST_WORD, 2**29), [0.0, 0.0])
 
 
 def test_no_bits_give_anything_but_a_finite_number_within_the_bound():
-    words = (0, 1, 2, 2**31, LARGEST_WORD - 1, LARGEST_WORD)
+    words = (0, 1, 2, 2**24, 2**30, 2**31 - 1, 2**31, 3 * 2**30, LARGEST_WORD - 1, LARGEST_WORD)
     bits = np.array(list(itertools.product(words, repeat=3)), np.uint32)
-    pairs = np.concatenate([np.tile(bits, [len(bits), 1]), np.repeat(bits, len(bits), axis=0)], axis=1)
-    draws = gaussians(tf.constant(pairs), 2).numpy()
+    draws = gaussians(tf.constant(bits), 2).numpy()
     assert np.isfinite(draws).all()
-    assert np.abs(draws).max() <= LARGEST_RADIUS * math.sqrt(2) * (1 + 1e-6)
+    assert np.linalg.norm(draws, axis=1).max() <= LARGEST_RADIUS * (1 + 1e-6)
 
 
 def test_the_gaussian_has_gaussian_tails():

@@ -1,15 +1,19 @@
 import collections
+import dataclasses
 import json
 import stat
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tff_pdp import _tff
 from tff_pdp.errors import DataError
 from tff_pdp.privacy.accountants import Adjacency, poisson_gaussian_event
 from tff_pdp.privacy.budgets import SiloBudget
 from tff_pdp.privacy.ledger import Ledger
 from tff_pdp.runtime.checkpoint import KEPT, Checkpoint, load_latest, save
+from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.run_key import RunKey
 
 
@@ -22,7 +26,8 @@ def make_checkpoint(round_number=3):
         server_state=collections.OrderedDict(
             algorithm=collections.OrderedDict(weights=weights), aggregators=collections.OrderedDict(update=([], ()))
         ),
-        client_states={"a/b": collections.OrderedDict(weights=weights), "..": collections.OrderedDict()},
+        client_ids=("a/b", ".."),
+        client_states=[collections.OrderedDict(weights=weights), collections.OrderedDict()],
         ledger=ledger,
         run_key=RunKey.from_entropy(),
         config_hash="hash",
@@ -37,10 +42,42 @@ def test_everything_comes_back(tmp_path):
     assert loaded.config_hash == "hash"
     assert loaded.run_key == original.run_key
     assert loaded.ledger.to_json() == original.ledger.to_json()
-    assert list(loaded.client_states) == ["a/b", ".."]
-    array = loaded.client_states["a/b"]["weights"]["dense/kernel"]
-    np.testing.assert_array_equal(array, original.client_states["a/b"]["weights"]["dense/kernel"])
+    assert loaded.client_ids == ("a/b", "..")
+    array = loaded.client_states[0]["weights"]["dense/kernel"]
+    np.testing.assert_array_equal(array, original.client_states[0]["weights"]["dense/kernel"])
     assert array.dtype == np.float32
+    assert loaded.client_states[1] == {}
+    server = loaded.server_state
+    np.testing.assert_array_equal(server["algorithm"]["weights"]["dense/kernel"], array)
+    assert server["aggregators"]["update"] == [[], []]
+
+
+@pytest.mark.parametrize("arrangement", ["members", "columns", "stacks"])
+def test_states_that_an_engine_keeps_come_back_in_their_order(tmp_path, arrangement):
+    state_type = _tff.to_type(collections.OrderedDict(w=_tff.TensorType(np.float32, [2])))
+    columns = {"w": np.arange(10, dtype=np.float32).reshape(5, 2)}
+    states = ClientValues.from_columns(state_type, columns)
+    if arrangement == "members":
+        states.separate()
+    if arrangement == "stacks":
+        states.arrange([np.array([3, 0]), np.array([4, 2, 1])])
+    ids = ("10", "9", "b", "a", "é/\\ü")
+    server = collections.OrderedDict(w=tf.constant([1.5, 2.5]), rounds=tf.constant(7))
+    original = dataclasses.replace(make_checkpoint(), server_state=server, client_ids=ids, client_states=states)
+    save(tmp_path, original)
+    loaded = load_latest(tmp_path)
+    assert loaded.client_ids == ids
+    assert [type(state["w"]) for state in loaded.client_states] == [np.ndarray] * 5
+    np.testing.assert_array_equal([state["w"] for state in loaded.client_states], columns["w"])
+    np.testing.assert_array_equal(loaded.server_state["w"], [1.5, 2.5])
+    assert (loaded.server_state["w"].dtype, loaded.server_state["rounds"].dtype) == (np.float32, np.int32)
+
+
+@pytest.mark.parametrize("ids", [("a/b",), ("a/b", "..", "c")])
+def test_ids_and_states_of_different_numbers_are_not_saved(tmp_path, ids):
+    with pytest.raises(ValueError, match="argument 2"):
+        save(tmp_path, dataclasses.replace(make_checkpoint(), client_ids=ids))
+    assert load_latest(tmp_path) is None
 
 
 def test_the_run_key_is_readable_by_its_owner_alone(tmp_path):

@@ -13,15 +13,17 @@ import tensorflow as tf
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import train as training
+from tff_pdp.runtime.engines.inprocess.execution import LoadedProgram
 from tff_pdp.runtime.train import read_metrics, train
 
 
 def leaves(state):
-    return [np.asarray(leaf) for leaf in tf.nest.flatten((state.server_state, dict(state.client_states)))]
+    return [np.asarray(leaf) for leaf in tf.nest.flatten((state.server_state, list(state.client_states)))]
 
 
 def assert_same_run(first, second):
     assert first.round_number == second.round_number
+    assert first.client_ids == second.client_ids
     assert first.ledger.to_json() == second.ledger.to_json()
     for one, other in zip(leaves(first), leaves(second), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -37,24 +39,72 @@ def test_a_run_spends_within_every_budget_and_writes_its_metrics(experiment):
     assert all(0 <= row["mean_accuracy"] <= 1 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "mr_mtl"])
-def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name):
-    whole = train(experiment("whole"), name, progress=False)
+def stop_before(monkeypatch, round_number):
     real_round = training.run_round
 
-    def failing_round(method, state, round_number, data):
-        if round_number == 4:
+    def failing_round(method, state, number, data):
+        if number == round_number:
             raise RuntimeError("the power went out")
-        return real_round(method, state, round_number, data)
+        return real_round(method, state, number, data)
 
-    config = experiment("stopped")
     monkeypatch.setattr(training, "run_round", failing_round)
-    with pytest.raises(RuntimeError):
-        train(config, name, progress=False)
-    monkeypatch.setattr(training, "run_round", real_round)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "parallelism"),
+    [("fed_avg", "inprocess", "loop"), ("mr_mtl", "inprocess", "vectorized"), ("mr_mtl", "native", "auto")],
+)
+def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name, engine, parallelism):
+    settings = {"training__engine": engine, "training__client_parallelism": parallelism}
+    whole = train(experiment("whole", **settings), name, progress=False)
+    config = experiment("stopped", **settings)
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        with pytest.raises(RuntimeError):
+            train(config, name, progress=False)
     resumed = train(config, name, resume=True, progress=False)
     assert_same_run(whole, resumed)
     assert [row["round"] for row in read_metrics(config.algorithm_folder(name))] == [3, 6]
+
+
+def test_a_resumed_run_goes_on_with_what_was_chosen_whatever_is_faster_now(experiment, monkeypatch):
+    """Clients one by one and clients in stacks round differently: a change of mind would change the bits."""
+
+    def choose(mode):
+        times = {"loop": 1.0, "vectorized": 1.0, mode: 0.5}
+        monkeypatch.setattr(LoadedProgram, "compare", lambda *arguments: times)
+
+    choose("loop")
+    settings = {"training__engine": "inprocess", "training__client_parallelism": "auto"}
+    whole = train(experiment("whole", **settings), "mr_mtl", progress=False)
+    config = experiment("stopped", **settings)
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        with pytest.raises(RuntimeError):
+            train(config, "mr_mtl", progress=False)
+    folder = config.algorithm_folder("mr_mtl")
+    assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"loop"}
+    choose("vectorized")
+    assert_same_run(whole, train(config, "mr_mtl", resume=True, progress=False))
+    train(config, "mr_mtl", overwrite=True, progress=False)
+    assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"vectorized"}
+
+
+@pytest.mark.parametrize("name", ["fed_avg", "local_only"])
+def test_engines_draw_the_same_and_differ_in_rounding_alone(experiment, name):
+    settings = [("native", "auto"), ("inprocess", "loop"), ("inprocess", "vectorized")]
+    native, *others = (
+        train(
+            experiment("_".join(pair), training__engine=pair[0], training__client_parallelism=pair[1]),
+            name,
+            progress=False,
+        )
+        for pair in settings
+    )
+    for other in others:
+        assert other.client_ids == native.client_ids
+        for one, same in zip(leaves(other), leaves(native), strict=True):
+            np.testing.assert_allclose(one, same, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.timeout(300)
@@ -142,7 +192,7 @@ def test_a_round_beyond_the_budget_is_refused_before_it_runs(experiment, monkeyp
 def test_unknown_names_are_listed_with_the_known_ones(experiment):
     with pytest.raises(ConfigError, match="fed_avg"):
         train(experiment(), "fedavg", progress=False)
-    with pytest.raises(ConfigError, match=r"model.name: 'transformer' is not known; known: linear, mlp"):
+    with pytest.raises(ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, linear, mlp"):
         train(experiment(model__name="transformer"), "fed_avg", progress=False)
     with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
         train(

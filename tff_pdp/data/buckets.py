@@ -7,25 +7,24 @@ import numpy as np
 _CANDIDATES = 256
 
 
-def bucket_sizes(sizes: Sequence[int], *, max_buckets: int = 4, min_saving: float = 0.1) -> np.ndarray:
-    """Chooses a padded size for each client: one of at most `max_buckets`, with the fewest rows of padding in all.
-
-    Every bucket costs a call and a little time of its own, so another one must save `min_saving` of all rows.
+def bucket_sizes(sizes: Sequence[int], *, max_buckets: int = 4, rows_of_a_call: float = 0.0) -> np.ndarray:
+    """Chooses a padded size for each client: one of at most `max_buckets`, with the least padding and fewest calls.
 
     Args:
       sizes: each client's number of examples.
       max_buckets: the most different sizes.
-      min_saving: share of all rows, padding included, that each further bucket has to save.
+      rows_of_a_call: how many rows take as long as another call; a further bucket has to save more.
 
     Returns:
-      int64 `[clients]`, each at least the client's own size.
+      int64 `[clients]`, each at least the client's own size, and at least 1.
 
-    >>> bucket_sizes([10, 10, 9, 100]).tolist()
+    >>> bucket_sizes([10, 10, 9, 100], rows_of_a_call=5).tolist()
     [10, 10, 10, 100]
-    >>> bucket_sizes([99, 100]).tolist()
-    [100, 100]
+    >>> bucket_sizes([10, 10, 9, 100], rows_of_a_call=300).tolist()
+    [100, 100, 100, 100]
     """
-    own = np.asarray(sizes, np.int64)
+    # Some operations do not take clients without any row.
+    own = np.maximum(np.asarray(sizes, np.int64), 1)
     if not own.size:
         return own
     candidates = np.unique(own)
@@ -34,8 +33,9 @@ def bucket_sizes(sizes: Sequence[int], *, max_buckets: int = 4, min_saving: floa
     counts = np.searchsorted(np.sort(own), candidates, side="right")
     best, cuts = None, []
     for chosen, rows in _partitions(candidates, counts, max_buckets):
-        if best is None or rows < best * (1 - min_saving):
-            best, cuts = rows, chosen
+        cost = rows + len(chosen) * rows_of_a_call
+        if best is None or cost < best:
+            best, cuts = cost, chosen
     limits = candidates[np.array(cuts)]
     return limits[np.searchsorted(limits, own)]
 

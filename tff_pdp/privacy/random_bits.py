@@ -27,9 +27,7 @@ def draw_bits(seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0
     """
     words = tf.bitcast(seed, tf.uint64)
     start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[size], key=words[:1], counter=tf.stack([start, words[1]]), alg=_PHILOX, dtype=tf.uint32
-    )
+    return _philox(words[:1], tf.stack([start, words[1]]), size)
 
 
 def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
@@ -38,36 +36,47 @@ def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
         return draw_bits(seeds[0], size)[tf.newaxis]
     num_clients: Any = tf.shape(seeds)[0]
     padded = tf.pad(seeds, [[0, -num_clients % _UNROLLED], [0, 0]])
+    words = tf.reshape(tf.bitcast(padded, tf.uint64), [-1, _UNROLLED, 2])
+
+    def draw_block(block: tf.Tensor) -> tf.Tensor:
+        keys = tf.unstack(block[:, :1])
+        counters = tf.unstack(tf.concat([tf.zeros([_UNROLLED, 1], tf.uint64), block[:, 1:]], axis=1))
+        return tf.stack([_philox(key, counter, size) for key, counter in zip(keys, counters, strict=True)])
+
     blocks = tf.map_fn(
-        lambda block: tf.stack([draw_bits(seed, size) for seed in tf.unstack(block)]),
-        tf.reshape(padded, [-1, _UNROLLED, 2]),
+        draw_block,
+        words,
         fn_output_signature=tf.TensorSpec([_UNROLLED, None], tf.uint32),
         parallel_iterations=1,
     )
     return tf.reshape(blocks, [-1, size])[:num_clients]
 
 
+def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[size], key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
+    )
+
+
 def bits_for_gaussians(size: int) -> int:
     """How many 32-bit words `gaussians` takes to make `size` of them."""
-    return 6 * math.ceil(size / 2)
+    return 3 * math.ceil(size / 2)
 
 
 def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     """Makes standard Gaussians, float32 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
 
     TensorFlow's own draws never exceed 5.68 standard deviations, and a bounded noise cannot hide all that an unbounded
-    one does. Here the radius comes from 64 bits, and each result is the scaled sum of two draws: it reaches 13.4
-    standard deviations, beyond which lies a probability of 1e-40, and it takes more than the low-order bits of one
-    draw to tell what the noise was (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", ESORICS
-    2021).
+    one does: with as many coordinates as a model has, and as many steps, a draw beyond that is no rarity. Here, in Box
+    and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 64 bits.
+    It reaches 9.49, beyond which a coordinate lies with a probability of 2e-21.
     """
     pairs = math.ceil(size / 2)
-    words = tf.cast(tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [2, 3, pairs]], axis=0)), tf.float32)
+    words = tf.cast(tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3, pairs]], axis=0)), tf.float32)
     high, low, angle = tf.unstack(words, axis=-2)
     # (0, 1]: a half is added below the last of 64 bits. Float32 rounds near one, not near zero, where the tail is.
     uniform = (high + (low + 0.5) * 2.0**-32) * 2.0**-32
     radius = tf.sqrt(-2.0 * tf.math.log(uniform))
     angle *= 2.0 * math.pi * 2.0**-32
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    summed = tf.reduce_sum(draws, axis=-2) * math.sqrt(0.5)
-    return summed if size == 2 * pairs else tf.split(summed, [size, 1], axis=-1)[0]
+    return draws if size == 2 * pairs else tf.split(draws, [size, 1], axis=-1)[0]

@@ -26,6 +26,10 @@ from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
 
 
+# A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
+WEIGHTS_OF_A_CALL = 2e7
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """One method of an experiment, ready to run: what trains, on whose data, under which privacy."""
@@ -42,7 +46,8 @@ class Method:
     def client_data(self, split: str) -> ClientValues:
         """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
         loaded = [self.clients.load(client_id, split) for client_id in self.clients.client_ids]
-        padded = bucket_sizes([len(examples.y) for examples in loaded])
+        sizes = [len(examples.y) for examples in loaded]
+        padded = bucket_sizes(sizes, rows_of_a_call=WEIGHTS_OF_A_CALL / self.model.num_parameters())
         rows = [
             collections.OrderedDict(
                 x=_pad(examples.x, size), y=_pad(examples.y, size), num_examples=np.int32(len(examples.y))

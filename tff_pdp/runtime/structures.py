@@ -184,7 +184,7 @@ def _leaf_to_python(leaf: Any, value_type: Any) -> Any:
     if isinstance(value_type, _tff.SequenceType):
         return tf.data.experimental.from_variant(leaf, element_spec(value_type.element))
     # There is no string on a device.
-    return leaf.numpy() if leaf.dtype == tf.string else leaf
+    return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else leaf
 
 
 def with_client_axis(value_type: _tff.Type) -> Any:

@@ -20,5 +20,5 @@ def pytest_tests(files):
             args = ["$(location {})".format(file)],
             data = ["//:configs", "//:pyproject.toml"],
             main = _PYTEST_MAIN,
-            deps = ["//beam_pipelines", "//serving", "//tests:support", "//tff_pdp"],
+            deps = ["//beam_pipelines", "//benchmarks", "//serving", "//tests:support", "//tff_pdp"],
         )

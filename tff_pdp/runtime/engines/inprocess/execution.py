@@ -162,7 +162,7 @@ class LoadedProgram:
         groups: dict[str, list[ClientGroup]] = {name: [] for name in step.outputs}
         for chunk in chunks:
             own = [leaf for name in step.own for leaf in _leaves(clients[name], chunk, mode)]
-            results = iter(step.function([tf.constant(len(chunk)), *shared, *own, *sums]))
+            results = iter(_called(step, [tf.constant(len(chunk)), *shared, *own, *sums], mode))
             for name in step.outputs:
                 leaves = tuple(next(results) for _ in structures.leaf_types(self._wiring.types[name]))
                 groups[name].append(ClientGroup(chunk, leaves, mode == "vectorized"))
@@ -231,6 +231,16 @@ def _chunks(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
     return chunks
 
 
+def _called(step: ClientStep, inputs: Leaves, mode: Mode) -> Leaves:
+    try:
+        return step.function(inputs)
+    except tf.errors.InvalidArgumentError as error:
+        # What `tf.vectorized_map` computes client by client it stacks in the end.
+        if mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
+            raise CannotStack("its results have different shapes at different clients") from error
+        raise
+
+
 def _leaves(values: ClientValues, chunk: np.ndarray, mode: Mode) -> Sequence[tf.Tensor]:
     if mode == "loop":
         return values.leaves_of(int(chunk[0]))
@@ -248,7 +258,8 @@ def _first(values: ClientValues, size: int) -> ClientValues:
 
 def _to_python(value: Any, result_type: Any) -> Any:
     if isinstance(result_type, _tff.FederatedType) and isinstance(value, ClientValues):
-        return value
+        # Inside the program, types have lost their containers.
+        return ClientValues(result_type.member, value.groups)
     if isinstance(result_type, _tff.StructType):
         members = [
             (name, _to_python(value[index], member))

@@ -45,10 +45,11 @@ class Graph:
         self.outputs = _tensor_names(self._proto.result)
         graph_def = tf.compat.v1.GraphDef()
         self._proto.graph_def.Unpack(graph_def)
-        _rename_functions(graph_def)
-        _make_resources_anonymous(graph_def)
         if self._proto.initialize_op:
             _run_first(graph_def, self._proto.initialize_op)
+        _keep_needed(graph_def, self.outputs)
+        _rename_functions(graph_def)
+        _make_resources_anonymous(graph_def)
         for function in graph_def.library.function:
             # An import adds the library to the graph that is traced. The function that becomes of that graph looks for
             # it here, and TensorFlow copies it only for functions it has traced itself.
@@ -152,28 +153,70 @@ def _rename_functions(graph_def: Any) -> None:
 
 def _rename_in_attributes(attributes: Iterable[Any], renamed: dict[str, str]) -> None:
     for attribute in attributes:
-        kind = attribute.WhichOneof("value")
-        functions = [attribute.func] if kind == "func" else list(attribute.list.func) if kind == "list" else []
-        for function in functions:
+        for function in _functions_in(attribute):
             function.name = renamed.get(function.name, function.name)
             _rename_in_attributes(function.attr.values(), renamed)
         # `forward_function_name` and `backward_function_name` are plain strings.
-        if kind == "s" and attribute.s.decode("utf-8", "replace") in renamed:
+        if attribute.WhichOneof("value") == "s" and attribute.s.decode("utf-8", "replace") in renamed:
             attribute.s = renamed[attribute.s.decode()].encode()
+
+
+def _functions_in(attribute: Any) -> list[Any]:
+    kind = attribute.WhichOneof("value")
+    return [attribute.func] if kind == "func" else list(attribute.list.func) if kind == "list" else []
 
 
 def _run_first(graph_def: Any, operation: str) -> None:
     """Makes everything that the operation does not itself need wait for it."""
-    nodes = {node.name: node for node in graph_def.node}
-    before, pending = set(), [operation]
-    while pending:
-        name = pending.pop()
-        if name not in before:
-            before.add(name)
-            pending += [source.removeprefix("^").partition(":")[0] for source in nodes[name].input]
+    before = _ancestors(graph_def, [operation])
     for node in graph_def.node:
         if node.name not in before and node.op != "Placeholder":
             node.input.append(f"^{operation}")
+
+
+def _keep_needed(graph_def: Any, outputs: Sequence[str]) -> None:
+    """Drops what no output waits for: TFF does not run it, whereas a traced function runs all that has effects."""
+    needed = _ancestors(graph_def, [name.partition(":")[0] for name in outputs])
+    kept = [node for node in graph_def.node if node.name in needed]
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    library = {function.signature.name: function for function in graph_def.library.function}
+    called: set[str] = set()
+    pending = list(_called_by(kept))
+    while pending:
+        name = pending.pop()
+        if name in library and name not in called:
+            called.add(name)
+            pending += _called_by(library[name].node_def)
+    functions = [function for name, function in library.items() if name in called]
+    del graph_def.library.function[:]
+    graph_def.library.function.extend(functions)
+
+
+def _called_by(nodes: Iterable[Any]) -> Iterator[str]:
+    for node in nodes:
+        yield node.op
+        yield from _named_in(node.attr.values())
+
+
+def _named_in(attributes: Iterable[Any]) -> Iterator[str]:
+    for attribute in attributes:
+        for function in _functions_in(attribute):
+            yield function.name
+            yield from _named_in(function.attr.values())
+
+
+def _ancestors(graph_def: Any, operations: Sequence[str]) -> set[str]:
+    """The names of these operations and of all that run before them."""
+    nodes = {node.name: node for node in graph_def.node}
+    found: set[str] = set()
+    pending = list(operations)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += [source.removeprefix("^").partition(":")[0] for source in nodes[name].input]
+    return found
 
 
 def _make_resources_anonymous(graph_def: Any) -> None:
