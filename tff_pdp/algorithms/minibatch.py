@@ -42,7 +42,8 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         indices, filled = draws.indices[step], draws.filled[step]
         shares = tf.cast(filled, tf.float32)
         shares /= tf.maximum(tf.reduce_sum(shares), 1.0)
-        x, y = tf.gather(data.x, indices), tf.gather(data.y, indices)
+        # Places that are not filled hold copies of the first example; what is in it must not count.
+        x, y = (_keep(filled, tf.gather(values, indices)) for values in (data.x, data.y))
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(model.loss(weights, x, y) * shares)
@@ -50,3 +51,8 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         return collections.OrderedDict(zip(weights, gradients, strict=True))
 
     return GradientEstimator(mechanism=(), draw=draw, gradient=gradient)
+
+
+def _keep(filled: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    column = tf.reshape(filled, [-1] + [1] * (rows.shape.rank - 1))
+    return tf.where(column, rows, tf.zeros([], rows.dtype))

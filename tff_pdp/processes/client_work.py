@@ -26,12 +26,14 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
         return collections.OrderedDict(state=plain(result.state), released=plain(result.released))
 
     def for_one(message: Any, state: Any, data: Any, params: Any) -> Any:
+        data = at_least_one_row(data, axis=0)
         stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], params)
         draws = _draw(estimator, tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], data), stacked_params)
         only = tf.nest.map_structure(lambda leaf: leaf[0], draws)
         return train(message, state, data, params, only, params["hparams"]["local_steps"])
 
     def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
+        data = at_least_one_row(data, axis=1)
         draws = _draw(estimator, data, params)
         bound = tf.reduce_max(params["hparams"]["local_steps"])
         def train_one(own: tuple[Any, Any, Any, Any]) -> Any:
@@ -47,6 +49,17 @@ def plain(state: Any) -> Any:
     if isinstance(state, Mapping):
         return collections.OrderedDict((name, plain(value)) for name, value in state.items())
     return state
+
+
+def at_least_one_row(data: Any, *, axis: int) -> Any:
+    """The data, or one row of padding where there is no row: some operations fail, or worse, on none."""
+    rows = tf.shape(data["y"])[axis]
+
+    def pad(values: tf.Tensor) -> tf.Tensor:
+        paddings = [[0, 0]] * axis + [[0, 1]] + [[0, 0]] * (values.shape.rank - axis - 1)
+        return tf.cond(rows > 0, lambda: values, lambda: tf.pad(values, paddings))
+
+    return collections.OrderedDict(x=pad(data["x"]), y=pad(data["y"]), num_examples=data["num_examples"])
 
 
 def _draw(estimator: GradientEstimator, data: Any, params: Any) -> Any:

@@ -66,9 +66,11 @@ def build_evaluate(
 
 def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, tf.Tensor]:
     own = tf.range(tf.shape(data["y"])[0]) < data["num_examples"]
+    # Padding need not hold a label.
+    labels = tf.where(own, data["y"], tf.zeros([], data["y"].dtype))
     # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
     size = tf.cast(data["num_examples"], tf.float32)
     return collections.OrderedDict(
         (name, tf.reduce_sum(tf.where(own, values, 0.0)) / size)
-        for name, values in model.example_metrics(weights, data["x"], data["y"]).items()
+        for name, values in model.example_metrics(weights, data["x"], labels).items()
     )

@@ -2,7 +2,7 @@
 
 import collections.abc
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -39,6 +39,7 @@ class ClientValues(collections.abc.Sequence):
         self._groups = list(groups)
         self._size = sum(len(group.indices) for group in groups)
         self._places: dict[int, tuple[ClientGroup, int]] = {}
+        self._give_out: Callable[[Iterator[Any]], Any] | None = None
 
     @classmethod
     def from_members(cls, member_type: Any, members: Sequence[Any], where: str = "value") -> "ClientValues":
@@ -79,7 +80,9 @@ class ClientValues(collections.abc.Sequence):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(self._size))]
-        return structures.to_python(map(_to_numpy, self.leaves_of(range(self._size)[index])), self.member_type)
+        if self._give_out is None:
+            self._give_out = structures.build_container(self.member_type)
+        return self._give_out(map(_to_numpy, self.leaves_of(range(self._size)[index])))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(self._size))
@@ -168,4 +171,5 @@ def _separated(group: ClientGroup) -> list[ClientGroup]:
 
 
 def _to_numpy(leaf: Any) -> Any:
-    return leaf if leaf.dtype == tf.variant else leaf.numpy()
+    # Strings become bytes on their way out, data sets stay what they are.
+    return leaf if leaf.dtype in (tf.variant, tf.string) else leaf.numpy()

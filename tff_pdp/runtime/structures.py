@@ -3,7 +3,8 @@
 A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,15 +176,33 @@ def element_spec(element_type: _tff.Type) -> Any:
 
 def to_python(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
     """Gives a value to the caller, in the containers of its type; data sets as such."""
-    types = leaf_types(value_type)
-    members = [_leaf_to_python(leaf, one) for leaf, one in zip(leaves, types, strict=True)]
-    return _tff.to_container(unflatten(members, value_type), value_type)
+    return build_container(value_type)(iter(leaves))
 
 
-def _leaf_to_python(leaf: Any, value_type: Any) -> Any:
+def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
+    """Builds `leaves -> value in the containers of its type`, for values that are given out many times."""
     if isinstance(value_type, _tff.SequenceType):
-        return tf.data.experimental.from_variant(leaf, element_spec(value_type.element))
-    # There is no string on a device.
+        spec = element_spec(value_type.element)
+        return lambda leaves: tf.data.experimental.from_variant(next(leaves), spec)
+    if not isinstance(value_type, _tff.StructType):
+        return lambda leaves: _given_out(next(leaves))
+    names = [name for name, _ in _tff.iter_elements(value_type)]
+    members = [build_container(member) for _, member in _tff.iter_elements(value_type)]
+    kind = value_type.python_container if isinstance(value_type, _tff.StructWithPythonType) else None
+    if None not in names and names and kind in (None, collections.OrderedDict):
+        return lambda leaves: collections.OrderedDict(
+            zip(names, [build(leaves) for build in members], strict=True)
+        )
+    # Named tuples, attrs classes and the like: TFF knows how they are made.
+    opaque = [(name, _tff.TensorType(np.bool_)) for name in names]
+    own_type = _tff.StructWithPythonType(opaque, kind) if kind is not None else _tff.StructType(opaque)
+    return lambda leaves: _tff.to_container(
+        _tff.Struct(zip(names, [build(leaves) for build in members], strict=True)), own_type
+    )
+
+
+def _given_out(leaf: Any) -> Any:
+    # There are no strings on devices.
     return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else leaf
 
 

@@ -51,6 +51,8 @@ class LoadedProgram:
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
         self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
+        self._needed_by_result = self._wiring.uses([self.program.result])
+        self._give_out = structures.build_container(_without_placements(self.program.result_type))
 
     @property
     def has_clients(self) -> bool:
@@ -201,10 +203,12 @@ class LoadedProgram:
 
     def _result(self, server: Mapping[str, Leaves], clients: Mapping[str, ClientValues]) -> Any:
         values: dict[str, Any] = {
-            name: structures.unflatten(leaves, self._wiring.types[name]) for name, leaves in server.items()
+            name: structures.unflatten(server[name], self._wiring.types[name])
+            for name in self._needed_by_result
+            if name in server
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
-        return _to_python(value, self.program.result_type)
+        return self._give_out(iter(_flat_result(value, self.program.result_type)))
 
 
 def _chunks(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[np.ndarray]:
@@ -256,32 +260,26 @@ def _first(values: ClientValues, size: int) -> ClientValues:
     return ClientValues(values.member_type, singles)
 
 
-def _to_python(value: Any, result_type: Any) -> Any:
-    if isinstance(result_type, _tff.FederatedType) and isinstance(value, ClientValues):
+def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
+    """The leaves of a result; the values of all clients are one leaf."""
+    if isinstance(value, ClientValues):
         # Inside the program, types have lost their containers.
-        return ClientValues(result_type.member, value.groups)
-    if isinstance(result_type, _tff.StructType):
-        members = [
-            (name, _to_python(value[index], member))
-            for index, (name, member) in enumerate(_tff.iter_elements(result_type))
-        ]
-        return _tff.to_container(_tff.Struct(members), _opaque(result_type))
-    member_type = without_placement(result_type)
-    return structures.to_python(structures.flatten(value, member_type), member_type)
+        yield ClientValues(result_type.member, value.groups)
+    elif isinstance(result_type, _tff.StructType):
+        for index, (_, member) in enumerate(_tff.iter_elements(result_type)):
+            yield from _flat_result(value[index], member)
+    else:
+        yield from structures.flatten(value, without_placement(result_type))
 
 
-def _opaque(value_type: Any) -> Any:
-    """The type with its own containers, and members that are passed on as they are."""
-    names = [(name, _tff.TensorType(np.bool_)) for name, _ in _tff.iter_elements(value_type)]
+def _without_placements(value_type: Any) -> Any:
+    """The type of a result, with the values of all clients as one leaf."""
+    if isinstance(value_type, _tff.FederatedType):
+        is_server = value_type.all_equal
+        return value_type.member if is_server else _tff.TensorType(np.bool_)
+    if not isinstance(value_type, _tff.StructType):
+        return value_type
+    members = [(name, _without_placements(member)) for name, member in _tff.iter_elements(value_type)]
     if isinstance(value_type, _tff.StructWithPythonType):
-        return _tff.StructWithPythonType(names, value_type.python_container)
-    return _tff.StructType(names)
-
-
-def iterate_leaves(values: ClientValues) -> Iterator[tf.Tensor]:
-    """All tensors that hold clients' values."""
-    for group in values.groups:
-        yield from group.leaves
-
-
-__all__ = ["LoadedProgram", "Mode", "aggregations"]
+        return _tff.StructWithPythonType(members, value_type.python_container)
+    return _tff.StructType(members)
