@@ -58,9 +58,7 @@ def measure(name: str, repetitions: int) -> dict[str, Any]:
 def _draws(model: Model, seed: tf.Tensor) -> Any:
     rate = tf.constant([BATCH_SIZE / NUM_EXAMPLES])
     one = tf.constant([1])
-    draws = build_dp_sgd(model).draw(
-        {"sampling_rate": rate}, one * NUM_EXAMPLES, tf.constant(NUM_EXAMPLES), one, seed
-    )
+    draws = build_dp_sgd(model).draw({"sampling_rate": rate}, one * NUM_EXAMPLES, tf.constant(NUM_EXAMPLES), one, seed)
     return tf.nest.map_structure(lambda leaf: leaf[0], draws)
 
 

@@ -149,15 +149,13 @@ class ExperimentConfig:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
-        """A digest of everything that decides the bits of one method's training, its data set included."""
+        """A digest of everything that decides one method's training up to rounding, its data set included."""
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
-            key: value
-            for key, value in content["training"].items()
-            if key not in ("evaluate_every", "checkpoint_every")
+            key: value for key, value in content["training"].items() if key in ("rounds", "test_only_seed")
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 

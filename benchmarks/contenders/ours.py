@@ -85,7 +85,7 @@ class _FedAvg(_Rounds):
             x, y = self._workload.client_data(client)
             rows.append(collections.OrderedDict(x=x, y=y.astype(np.int64), num_examples=np.int32(len(y))))
         stateless = [self._process.init_client(self._state)] * len(rows)
-        return stateless, ClientValues.from_members(self._data_type, rows)
+        return stateless, ClientValues.from_members(self._data_type, rows).stack()
 
     def run(self, prepared: Any) -> dict[str, np.ndarray]:
         states, data = prepared
@@ -129,7 +129,7 @@ class _MrMtl(_Rounds):
                 strict=True,
             )
         ]
-        self._data = ClientValues.from_members(self._data_type, rows)
+        self._data = ClientValues.from_members(self._data_type, rows).stack()
         self._states = [self._process.init_client(self._state)] * len(sizes)
 
     def prepare(self, round_number: int) -> Any:

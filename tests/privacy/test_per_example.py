@@ -179,7 +179,6 @@ def test_a_norm_whose_factors_leave_the_range_of_float32_is_never_too_small(x):
     assert np.linalg.norm(flat(clip(model, weights, x, y, 0.1))) <= 0.1
 
 
-
 @pytest.mark.parametrize("name", MODELS)
 def test_no_examples(name):
     model = MODELS[name]

@@ -66,7 +66,8 @@ class GradientEstimator:
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
         their data are padded to. What is drawn for a client must not depend on the others.
-      gradient: `(mechanism, draws, weights, data, step) -> gradient`, for one client.
+      gradient: `(mechanism, draws, weights, data, step) -> gradient`, for one client. From the client's number of steps
+        on it must be finite where the weights are; it then counts for nothing.
     """
 
     mechanism: tuple[str, ...]

@@ -36,8 +36,7 @@ def local_sgd(
         if anchor is not None:
             gradient = map_weights(lambda g, w, a: g + prox_weight * (w - a), gradient, current, anchor)
         rate = tf.where(index < local_steps.count, learning_rate, 0.0)
-        # Without a rate nothing moves, not even by a gradient that is not finite.
-        return index + 1, map_weights(lambda w, g: w - tf.math.multiply_no_nan(g, rate), current, gradient)
+        return index + 1, map_weights(lambda w, g: w - rate * g, current, gradient)
 
     _, trained = tf.while_loop(
         lambda index, _: index < local_steps.bound,

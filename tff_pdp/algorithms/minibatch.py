@@ -32,9 +32,10 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
     ) -> Minibatches:
         del mechanism, max_examples, seeds
         steps_per_epoch = tf.maximum((num_examples + batch_size - 1) // batch_size, 1)
-        step = tf.range(tf.reduce_max(num_steps)) % steps_per_epoch[:, tf.newaxis]
-        indices = step[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
+        step = tf.range(tf.reduce_max(num_steps))
+        indices = (step % steps_per_epoch[:, tf.newaxis])[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
+        filled &= (step < num_steps[:, tf.newaxis])[:, :, tf.newaxis]
         return Minibatches(tf.where(filled, indices, 0), filled)
 
     def gradient(mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:

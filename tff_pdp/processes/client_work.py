@@ -36,6 +36,7 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
         data = at_least_one_row(data, axis=1)
         draws = _draw(estimator, data, params)
         bound = tf.reduce_max(params["hparams"]["local_steps"])
+
         def train_one(own: tuple[Any, Any, Any, Any]) -> Any:
             return train(message, *own, bound)
 

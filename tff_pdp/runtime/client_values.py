@@ -65,9 +65,9 @@ class ClientValues(collections.abc.Sequence):
         """
         stacked_type = structures.with_client_axis(member_type)
         leaves = tuple(structures.from_python(columns, stacked_type, where))
-        sizes = {int(leaf.shape.as_list()[0]) for leaf in leaves}
+        sizes: set[Any] = {leaf.shape[0] for leaf in leaves}
         if len(sizes) != 1:
-            raise TypeError(f"{where}: columns of different lengths {sorted(sizes)}")
+            raise TypeError(f"{where}: expected columns of one length, not of {sorted(sizes)}")
         return cls(member_type, [ClientGroup(np.arange(sizes.pop()), leaves, True)])
 
     def __len__(self) -> int:
@@ -93,6 +93,8 @@ class ClientValues(collections.abc.Sequence):
         Raises:
           ValueError: the clients' values have different shapes.
         """
+        if len(set(self.shapes())) > 1:
+            raise ValueError("clients' values have different shapes")
         everyone = self._stack(np.arange(self._size))
         return structures.to_python(map(_to_numpy, everyone.leaves), self.member_type)
 
@@ -112,6 +114,14 @@ class ClientValues(collections.abc.Sequence):
         """Keeps every client's value by itself from now on."""
         if any(group.stacked for group in self._groups):
             self._replace([single for group in self._groups for single in _separated(group)])
+
+    def stack(self) -> "ClientValues":
+        """Keeps the values of clients of equal shapes stacked from now on; returns itself."""
+        by_shapes: dict[Any, list[int]] = {}
+        for index, shapes in enumerate(self.shapes()):
+            by_shapes.setdefault(shapes, []).append(index)
+        self.arrange([np.array(indices) for indices in by_shapes.values()])
+        return self
 
     def arrange(self, partition: Sequence[np.ndarray]) -> None:
         """Keeps the values stacked in these groups of clients from now on."""
@@ -139,10 +149,10 @@ class ClientValues(collections.abc.Sequence):
         return shapes
 
     def _stack(self, indices: np.ndarray) -> ClientGroup:
-        involved = [group for group in self._groups if np.isin(group.indices, indices).any()]
-        if not any(group.stacked for group in involved):
+        if not any(group.stacked for group in self._groups):
             rows = [self.leaves_of(int(index)) for index in indices]
             return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)
+        involved = [group for group in self._groups if np.isin(group.indices, indices).any()]
         rows = _rows_of(indices, np.concatenate([group.indices for group in involved]))
         columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
         leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]

@@ -25,7 +25,6 @@ from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
 
-
 # A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
 WEIGHTS_OF_A_CALL = 2e7
 
@@ -46,15 +45,14 @@ class Method:
     def client_data(self, split: str) -> ClientValues:
         """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
         loaded = [self.clients.load(client_id, split) for client_id in self.clients.client_ids]
-        sizes = [len(examples.y) for examples in loaded]
-        padded = bucket_sizes(sizes, rows_of_a_call=WEIGHTS_OF_A_CALL / self.model.num_parameters())
+        padded = padded_sizes(self.clients, self.model, split)
         rows = [
             collections.OrderedDict(
                 x=_pad(examples.x, size), y=_pad(examples.y, size), num_examples=np.int32(len(examples.y))
             )
             for examples, size in zip(loaded, padded, strict=True)
         ]
-        return ClientValues.from_members(client_data_type(self.model), rows)
+        return ClientValues.from_members(client_data_type(self.model), rows).stack()
 
     def client_params(self, run_key: RunKey, round_number: int) -> ClientValues:
         """Every client's mechanism, hyper-parameters and seed for one round."""
@@ -100,7 +98,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         rounds=config.training.rounds,
     )
     estimator = build_dp_sgd(model)
-    data_hash = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
+    data_hash = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
+    # What a client draws depends on the size its data are padded to.
+    data_hash.update(padded_sizes(clients, model, "train").tobytes())
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -109,8 +109,14 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         plan=plan,
         estimator=estimator,
         process=compose(algorithm, model, estimator=estimator, model_seed=config.model.seed),
-        config_hash=config.hash(name, data_hash),
+        config_hash=config.hash(name, data_hash.hexdigest()),
     )
+
+
+def padded_sizes(clients: ClientDataset, model: Model, split: str) -> np.ndarray:
+    """The size each client's examples are padded to: int64 `[clients]`."""
+    sizes = [clients.num_examples(client_id, split) for client_id in clients.client_ids]
+    return bucket_sizes(sizes, rows_of_a_call=WEIGHTS_OF_A_CALL / model.num_parameters())
 
 
 @contextlib.contextmanager

@@ -70,8 +70,8 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
     """Takes a value from a caller of a computation.
 
     Args:
-      value: what TFF's own engine takes: arrays, numbers, tensors; mappings, lists, tuples and attrs of them; data sets,
-        or lists of their elements.
+      value: what TFF's own engine takes: arrays, numbers, tensors; mappings, lists, tuples and attrs of them; data
+        sets, or lists of their elements.
       value_type: what it should be; without placement.
       where: how an error names it.
 
@@ -134,7 +134,8 @@ def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
         if isinstance(value, tf.Tensor):
             tensor = value
         elif isinstance(value, np.ndarray | np.generic):
-            tensor = tf.convert_to_tensor(value)
+            array: Any = value
+            tensor = tf.convert_to_tensor(array)
         else:
             # Python numbers have no type of their own.
             tensor = tf.convert_to_tensor(value, dtype)
@@ -190,9 +191,7 @@ def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
     members = [build_container(member) for _, member in _tff.iter_elements(value_type)]
     kind = value_type.python_container if isinstance(value_type, _tff.StructWithPythonType) else None
     if None not in names and names and kind in (None, collections.OrderedDict):
-        return lambda leaves: collections.OrderedDict(
-            zip(names, [build(leaves) for build in members], strict=True)
-        )
+        return lambda leaves: collections.OrderedDict(zip(names, [build(leaves) for build in members], strict=True))
     # Named tuples, attrs classes and the like: TFF knows how they are made.
     opaque = [(name, _tff.TensorType(np.bool_)) for name in names]
     own_type = _tff.StructWithPythonType(opaque, kind) if kind is not None else _tff.StructType(opaque)
@@ -211,5 +210,6 @@ def with_client_axis(value_type: _tff.Type) -> Any:
     if isinstance(value_type, _tff.StructType):
         return _tff.to_type([(name, with_client_axis(member)) for name, member in _tff.iter_elements(value_type)])
     if isinstance(value_type, _tff.TensorType):
-        return _tff.TensorType(value_type.dtype, [None, *value_type.shape])
+        shape: Any = value_type.shape
+        return _tff.TensorType(value_type.dtype, [None, *shape])
     raise TypeError(f"values of type {value_type.compact_representation()} cannot be stacked")

@@ -96,6 +96,7 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, res
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if saved.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
+    _check_engine(config, folder)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -128,6 +129,18 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     # A process that was killed while writing leaves a last line without its end.
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _check_engine(config: ExperimentConfig, folder: Path) -> None:
+    """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference."""
+    started_with = json.loads((folder / "config.json").read_text())["training"]
+    for key in ("engine", "device", "client_parallelism", "clients_per_call"):
+        now = getattr(config.training, key)
+        if started_with[key] != now:
+            raise ConfigError(
+                f"{folder} was started with training.{key} {started_with[key]!r}, not {now!r}: resume it in the same "
+                "way, or give --overwrite to start again"
+            )
 
 
 def _read_choices(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from tff_pdp.runtime.engines.inprocess.program import Statement, without_placeme
 from tff_pdp.runtime.engines.inprocess.stacked import stack
 
 Leaves = list[tf.Tensor]
+_ANY_SHAPE: Any = None
 
 
 def specs(statement: Statement) -> list[tf.TensorSpec]:
@@ -22,7 +23,7 @@ def specs(statement: Statement) -> list[tf.TensorSpec]:
     if statement.uri == "federated_weighted_mean":
         found = [*found, *structures.leaf_specs(_value_type(statement.value.argument[1]))]
     # A sum over values of open shape starts from a scalar.
-    return [spec if spec.shape.is_fully_defined() else tf.TensorSpec(None, spec.dtype) for spec in found]
+    return [spec if spec.shape.is_fully_defined() else tf.TensorSpec(_ANY_SHAPE, spec.dtype) for spec in found]
 
 
 def start(statement: Statement, evaluator: Evaluator) -> Leaves:
@@ -30,9 +31,11 @@ def start(statement: Statement, evaluator: Evaluator) -> Leaves:
     if statement.uri == "federated_aggregate":
         zero = statement.value.argument[1]
         return structures.flatten(evaluator.evaluate(zero), _accumulate(statement).type_signature.result)
-    first = {"federated_min": lambda dtype: dtype.max, "federated_max": lambda dtype: dtype.min}.get(statement.uri or "")
     return [
-        tf.fill(spec.shape if spec.shape.rank is not None else [], tf.constant(first(spec.dtype) if first else 0, spec.dtype))
+        tf.fill(
+            spec.shape if spec.shape.rank is not None else [],
+            tf.constant(_FIRST.get(statement.uri or "", _zero)(spec.dtype), spec.dtype),
+        )
         for spec in specs(statement)
     ]
 
@@ -42,7 +45,9 @@ def add_one(statement: Statement, sums: Leaves, evaluator: Evaluator, num_client
     del num_clients
     argument = statement.value.argument
     if statement.uri == "federated_aggregate":
-        return _accumulated(statement, sums, structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0])))
+        return _accumulated(
+            statement, sums, structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0]))
+        )
     values = _values(statement, evaluator)
     return [_COMBINE[statement.uri or ""](total, value) for total, value in zip(sums, values, strict=True)]
 
@@ -118,6 +123,11 @@ def _accumulate(statement: Statement) -> Any:
     return statement.value.argument[2]
 
 
+def _zero(dtype: tf.DType) -> int:
+    del dtype
+    return 0
+
+
 def _value_type(block: Any) -> Any:
     return without_placement(block.type_signature)
 
@@ -128,6 +138,10 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "federated_min": tf.minimum,
     "federated_sum": tf.add,
     "federated_weighted_mean": tf.add,
+}
+_FIRST: dict[str, Callable[[tf.DType], Any]] = {
+    "federated_max": lambda dtype: dtype.min,
+    "federated_min": lambda dtype: dtype.max,
 }
 _REDUCE: dict[str, Callable[[Any], Any]] = {
     "federated_max": lambda stack: tf.reduce_max(stack, axis=0),

@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import logging
+import math
 import threading
 from typing import Any, Literal
 
@@ -88,7 +89,8 @@ class InProcessContext(_tff.SyncContext):
         if key in self._chosen_before:
             return self._chosen_before[key]
         seconds = program.compare(shared, own, self._clients_per_call)
-        mode = self.choices[key] = min(seconds, key=seconds.__getitem__)
+        mode: Mode = "vectorized" if seconds.get("vectorized", math.inf) < seconds["loop"] else "loop"
+        self.choices[key] = mode
         _logger.info(
             "clients are computed %s (%s)",
             "as stacks" if mode == "vectorized" else "one by one",

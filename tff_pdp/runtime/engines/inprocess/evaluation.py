@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
 from tff_pdp.runtime import structures
-from tff_pdp.runtime.engines.inprocess.graphs import Graph, graph_of
+from tff_pdp.runtime.engines.inprocess.graphs import Graph
 
 # (graph, argument leaves) -> result leaves.
 CallGraph = Callable[[Graph, list[Any]], list[Any]]
@@ -43,7 +43,8 @@ class Evaluator:
             case _tff.StructBlock():
                 return _tff.Struct([(name, self.evaluate(member)) for name, member in _tff.iter_elements(block)])
             case _tff.Literal():
-                return tf.constant(block.value, dtype=block.type_signature.dtype)
+                value: Any = block.value
+                return tf.constant(value, dtype=block.type_signature.dtype)
             case _tff.Block():
                 return self._with({}).evaluate_block(block)
             case _tff.Call():
@@ -77,9 +78,9 @@ class Evaluator:
             bound = {} if function.parameter_name is None else {function.parameter_name: argument}
             return self._with(bound).evaluate(function.result)
         if isinstance(function, _tff.CompiledComputation):
-            signature = function.type_signature
+            signature: Any = function.type_signature
             leaves = [] if signature.parameter is None else structures.flatten(argument, signature.parameter)
-            return structures.unflatten(self._call_graph(graph_of(function), leaves), signature.result)
+            return structures.unflatten(self._call_graph(Graph(function), leaves), signature.result)
         raise EngineError(f"The in-process engine cannot call {function.compact_representation()}.")
 
     def _with(self, bound: Mapping[str, Any]) -> "Evaluator":

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
-from tff_pdp.runtime.client_values import ClientGroup, ClientValues
 from tff_pdp.runtime import structures
-from tff_pdp.runtime.engines.inprocess import aggregations
+from tff_pdp.runtime.client_values import ClientGroup, ClientValues
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
 from tff_pdp.runtime.engines.inprocess.program import lower, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
@@ -193,9 +192,7 @@ class LoadedProgram:
     def _needed_after_clients(self, number: int) -> list[str]:
         later = self.program.levels[number + 1 :]
         blocks = [
-            statement.value
-            for level in later
-            for statement in (*level.server, *level.clients, *level.aggregations)
+            statement.value for level in later for statement in (*level.server, *level.clients, *level.aggregations)
         ]
         # What finishes an aggregation is part of the aggregation's own expression.
         blocks += [statement.value for statement in self.program.levels[number].aggregations]
@@ -275,8 +272,7 @@ def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
 def _without_placements(value_type: Any) -> Any:
     """The type of a result, with the values of all clients as one leaf."""
     if isinstance(value_type, _tff.FederatedType):
-        is_server = value_type.all_equal
-        return value_type.member if is_server else _tff.TensorType(np.bool_)
+        return value_type.member if value_type.all_equal else _tff.TensorType(np.bool_)
     if not isinstance(value_type, _tff.StructType):
         return value_type
     members = [(name, _without_placements(member)) for name, member in _tff.iter_elements(value_type)]

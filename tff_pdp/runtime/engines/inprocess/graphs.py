@@ -1,6 +1,5 @@
 """TensorFlow graphs of a computation, imported into the TensorFlow function that is being traced."""
 
-import functools
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tff_pdp import _tff
 from tff_pdp.errors import EngineError
 
 _CPU_ONLY = re.compile(r"Dataset|Iterator|Table|^(Parse|Decode|Encode|String|Regex|Lookup|As?String)")
@@ -50,10 +48,11 @@ class Graph:
         _keep_needed(graph_def, self.outputs)
         _rename_functions(graph_def)
         _make_resources_anonymous(graph_def)
+        eager_context: Any = context.context()
         for function in graph_def.library.function:
             # An import adds the library to the graph that is traced. The function that becomes of that graph looks for
             # it here, and TensorFlow copies it only for functions it has traced itself.
-            context.context().add_function_def(function)
+            eager_context.add_function_def(function)
         self.graph_def = graph_def
         self.operations = frozenset(node.op for node in _all_nodes(graph_def))
 
@@ -73,28 +72,6 @@ class Graph:
             return tf.graph_util.import_graph_def(
                 self.graph_def, input_map=mapping, return_elements=self.outputs, name="computation"
             )
-
-
-@functools.lru_cache(maxsize=512)
-def _graph_of(key: "_ById") -> Graph:
-    return Graph(key.block)
-
-
-def graph_of(block: Any) -> Graph:
-    """The graph of a compiled computation; read once for each block."""
-    return _graph_of(_ById(block))
-
-
-class _ById:
-    # TFF's blocks hash and compare by serialising themselves.
-    def __init__(self, block: Any):
-        self.block = block
-
-    def __hash__(self) -> int:
-        return id(self.block)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.block is self.block
 
 
 def _is_used(name: str, needed: set[str]) -> bool:

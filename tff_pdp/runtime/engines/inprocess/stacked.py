@@ -1,7 +1,6 @@
 """Graphs written for one client, called for a stack of clients."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -101,18 +100,12 @@ class _RuleWiring:
         ]
         results = self.rule.call(arguments)
         return [
-            Column(results[target], is_stacked=True) if target >= 0 else columns[-1 - target]
-            for target in self.targets
+            Column(results[target], is_stacked=True) if target >= 0 else columns[-1 - target] for target in self.targets
         ]
 
 
 def _wiring_of(graph: Graph) -> _RuleWiring | None:
-    return _find_wiring(_ById(graph))
-
-
-@functools.lru_cache(maxsize=256)
-def _find_wiring(key: "_ById") -> _RuleWiring | None:
-    graph = key.graph
+    """How the graph is connected to a `vectorizable` function, if a call of one is all it consists of."""
     nodes = {node.name: node for node in graph.graph_def.node}
     calls = [(node, find_rule(node.attr["f"].func.name)) for node in nodes.values() if "f" in node.attr]
     if len(calls) != 1 or calls[0][1] is None:
@@ -141,14 +134,3 @@ def _find_wiring(key: "_ById") -> _RuleWiring | None:
 
 def _operation(name: str) -> str:
     return name.removeprefix("^").partition(":")[0]
-
-
-class _ById:
-    def __init__(self, graph: Graph):
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.graph is self.graph

@@ -66,7 +66,9 @@ class Wiring:
             if argument.path == path:
                 return values.get(argument.name)
         members = enumerate(_tff.iter_elements(value_type))
-        return _tff.Struct([(name, self._parameter(member, (*path, index), values)) for index, (name, member) in members])
+        return _tff.Struct(
+            [(name, self._parameter(member, (*path, index), values)) for index, (name, member) in members]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +127,7 @@ def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) 
         for statement in level.server:
             evaluator.environment[statement.name] = _at_server(statement, evaluator)
         results = [
-            leaf
-            for name in outputs
-            for leaf in structures.flatten(evaluator.environment[name], wiring.types[name])
+            leaf for name in outputs for leaf in structures.flatten(evaluator.environment[name], wiring.types[name])
         ]
         starts = [leaf for statement in level.aggregations for leaf in aggregations.start(statement, evaluator)]
         return [tf.identity(leaf) for leaf in (*results, *starts)]
