@@ -120,7 +120,7 @@ def _text(content: dict[str, Any]) -> str:
         else:
             verdict = "ok" if test["passed"] else "FAILED"
             lines.append(
-                f"{where:<22} {verdict}: a DP FedAvg round differs by {test['difference']:.1e} from native's; its noise "
-                f"has standard deviation {test['noise_stddev']:.4f}, {_NOISE_STDDEV} expected"
+                f"{where:<22} {verdict}: a DP FedAvg round differs by {test['difference']:.1e} from native's; its "
+                f"noise has standard deviation {test['noise_stddev']:.4f}, {_NOISE_STDDEV} expected"
             )
     return "\n".join(lines)

@@ -1,5 +1,4 @@
 import collections
-import math
 
 import numpy as np
 import pytest
@@ -61,17 +60,6 @@ def test_steps_from_the_count_to_the_bound_change_no_bit(count):
     among = local_sgd(weights(1.1), NO_DATA, pull_to(4.0), anchor=weights(0.5), **hparams(count, 7, **given))
     np.testing.assert_array_equal(alone["w"], among["w"])
     assert (float(alone["w"]) != np.float32(1.1)) == (count > 0)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_shows_up_to_the_count_and_not_beyond(value):
-    def gradient(current, data, step):
-        return collections.OrderedDict(w=tf.where(step < 2, current["w"] - 4.0, value))
-
-    trained = local_sgd(weights(0.0), NO_DATA, gradient, **hparams(2, 5, learning_rate=0.5))
-    np.testing.assert_array_equal(trained["w"], [3.0])
-    trained = local_sgd(weights(0.0), NO_DATA, gradient, **hparams(3, 5, learning_rate=0.5))
-    assert not np.isfinite(trained["w"]).any()
 
 
 def test_a_stack_of_clients_each_with_its_own_count():

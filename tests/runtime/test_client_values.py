@@ -231,7 +231,7 @@ def test_an_error_names_the_client_and_the_member(bad, message):
 
 def test_columns_that_do_not_fit_are_refused():
     columns = columns_of(MEMBERS)
-    with pytest.raises(TypeError, match=r"states: columns of different lengths \[4, 5\]"):
+    with pytest.raises(TypeError, match=r"states: expected columns of one length, not of \[4, 5\]"):
         ClientValues.from_columns(MEMBER, {**columns, "y": columns["y"][:4]}, "states")
     with pytest.raises(TypeError, match=r"states\.y: expected int64\[\?,\?\], not int64\[5\]"):
         ClientValues.from_columns(MEMBER, {**columns, "y": columns["y"][:, 0]}, "states")

@@ -60,6 +60,7 @@ def client_params(algorithm, estimator, round_number):
 def test_a_long_run_grows_in_nothing(client_parallelism):
     algorithm, estimator = ALGORITHMS["mr_mtl"](), build_dp_sgd(MODEL)
     process = compose(algorithm, MODEL, estimator=estimator)
+    threads = threading.active_count()
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     engine = build_engine("inprocess", device="cpu", client_parallelism=client_parallelism)
     with contextlib.closing(engine), engine.install():
@@ -69,8 +70,8 @@ def test_a_long_run_grows_in_nothing(client_parallelism):
         for round_number in range(1, ROUNDS + 1):
             server, states, _ = process.next(server, states, data, client_params(algorithm, estimator, round_number))
             if round_number == WARM_UP:
-                resident, traced, threads = resident_bytes(), engine.num_traced, threading.active_count()
+                resident, traced = resident_bytes(), engine.num_traced
         assert resident_bytes() <= resident * 1.02
         assert engine.num_traced == traced
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert {child.pid for child in psutil.Process().children(recursive=True)} == children

@@ -64,6 +64,15 @@ def add_stacked(statement: Statement, sums: Leaves, evaluator: Evaluator, num_cl
     return [combine(total, reduce(value)) for total, value in zip(sums, values, strict=True)]
 
 
+def merge(statement: Statement, first: Leaves, second: Leaves) -> Leaves:
+    """The sums over two sets of clients."""
+    if statement.uri != "federated_aggregate":
+        return [_COMBINE[statement.uri or ""](one, other) for one, other in zip(first, second, strict=True)]
+    sum_type = _accumulate(statement).type_signature.result
+    pair = [(None, structures.unflatten(sums, sum_type)) for sums in (first, second)]
+    return structures.flatten(Evaluator({}).call(statement.value.argument[3], _tff.Struct(pair)), sum_type)
+
+
 def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator: Evaluator) -> Any:
     """The value at the server."""
     if statement.uri == "federated_aggregate":

@@ -12,11 +12,14 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
 from tff_pdp.runtime.engines.inprocess.execution import LoadedProgram, Mode
+from tff_pdp.runtime.engines.inprocess.lanes import Lanes
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 
 ClientParallelism = Literal["loop", "vectorized", "auto"]
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
+_looped: Mode = "loop"
+_stacked: Mode = "vectorized"
 
 
 class InProcessContext(_tff.SyncContext):
@@ -31,6 +34,7 @@ class InProcessContext(_tff.SyncContext):
         self._chosen_before = dict(choices)
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
+        self._lanes = Lanes(device)
         self._closed = False
 
     def invoke(self, comp: Any, arg: Any) -> Any:
@@ -68,12 +72,13 @@ class InProcessContext(_tff.SyncContext):
         """Forgets all programs; a computation called after that is an error."""
         self._closed = True
         self._programs.clear()
+        self._lanes.close()
 
     def _load(self, computation: Any) -> LoadedProgram:
         # TFF's computations hash by serialising themselves; the program keeps its computation alive, and its id unique.
         key = id(computation)
         if key not in self._programs:
-            self._programs[key] = LoadedProgram(computation)
+            self._programs[key] = LoadedProgram(computation, self._lanes)
             if len(self._programs) > _KEPT_PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
@@ -84,13 +89,13 @@ class InProcessContext(_tff.SyncContext):
         if not program.has_clients or not own or not len(next(iter(own.values()))):
             return None
         if self._parallelism != "auto":
-            return self._parallelism
+            return _looped if self._parallelism == "loop" else _stacked
         key = _fingerprint(program.computation)
         if key in self._chosen_before:
             return self._chosen_before[key]
         seconds = program.compare(shared, own, self._clients_per_call)
-        mode: Mode = "vectorized" if seconds.get("vectorized", math.inf) < seconds["loop"] else "loop"
-        self.choices[key] = mode
+        is_stacking_faster = seconds.get("vectorized", math.inf) < seconds["loop"]
+        mode = self.choices[key] = _stacked if is_stacking_faster else _looped
         _logger.info(
             "clients are computed %s (%s)",
             "as stacks" if mode == "vectorized" else "one by one",

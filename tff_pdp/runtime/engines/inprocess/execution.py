@@ -1,8 +1,9 @@
 """Runs a lowered computation: the server's steps on one value, the clients' steps on all of them in turn."""
 
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from tff_pdp.errors import EngineError
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.client_values import ClientGroup, ClientValues
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
+from tff_pdp.runtime.engines.inprocess.lanes import Lanes
 from tff_pdp.runtime.engines.inprocess.program import lower, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 from tff_pdp.runtime.engines.inprocess.steps import (
@@ -20,6 +22,7 @@ from tff_pdp.runtime.engines.inprocess.steps import (
     Step,
     Wiring,
     build_client_step,
+    build_merge_step,
     build_server_step,
 )
 
@@ -38,8 +41,8 @@ class LoadedProgram:
       mode: how its clients are computed; None until that has been decided.
     """
 
-    def __init__(self, computation: Any):
-        """Lowers the computation.
+    def __init__(self, computation: Any, lanes: Lanes):
+        """Lowers the computation; clients run in these lanes.
 
         Raises:
           EngineError: it holds something this engine does not run; the message names it.
@@ -50,6 +53,8 @@ class LoadedProgram:
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
         self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
+        self._merge_steps: dict[int, Callable[[Leaves], Leaves]] = {}
+        self._lanes = lanes
         self._needed_by_result = self._wiring.uses([self.program.result])
         self._give_out = structures.build_container(_without_placements(self.program.result_type))
 
@@ -61,7 +66,7 @@ class LoadedProgram:
     @property
     def num_traced(self) -> int:
         """How many TensorFlow functions have been traced for it."""
-        return len(self._server_steps) + len(self._client_steps)
+        return len(self._server_steps) + len(self._client_steps) + len(self._merge_steps)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
         """Takes the arguments of a call apart into what the server and what the clients hold.
@@ -100,17 +105,18 @@ class LoadedProgram:
           shared: leaves by argument name.
           own: clients' values by argument name; their arrangement changes to the one the mode needs.
           mode: whether clients are computed one by one or as stacks.
-          clients_per_call: at most so many clients in a stack.
+          clients_per_call: at most so many clients are computed at a time.
         """
         server, clients = dict(shared), dict(own)
         num_clients = len(next(iter(own.values()))) if own else 0
+        num_lanes = min(self._lanes.size, clients_per_call) if mode == "loop" else 1
         chunks = _chunks(own, mode, clients_per_call)
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
             outputs = self._run_server(number, server, sums, num_clients)
             sums = outputs
             if level.clients or level.aggregations:
-                results, sums = self._run_clients(number, server, clients, sums, mode, chunks)
+                results, sums = self._run_clients(number, server, clients, sums, mode, chunks, num_lanes)
                 clients.update(results)
         return self._result(server, clients)
 
@@ -152,6 +158,7 @@ class LoadedProgram:
         sums: Leaves,
         mode: Mode,
         chunks: Sequence[np.ndarray],
+        num_lanes: int,
     ) -> tuple[dict[str, ClientValues], Leaves]:
         step = self._client_step(number, mode) if chunks else None
         if step is None:
@@ -161,14 +168,33 @@ class LoadedProgram:
             return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
         shared = [leaf for name in step.shared for leaf in server[name]]
         groups: dict[str, list[ClientGroup]] = {name: [] for name in step.outputs}
-        for chunk in chunks:
-            own = [leaf for name in step.own for leaf in _leaves(clients[name], chunk, mode)]
-            results = iter(_called(step, [tf.constant(len(chunk)), *shared, *own, *sums], mode))
-            for name in step.outputs:
-                leaves = tuple(next(results) for _ in structures.leaf_types(self._wiring.types[name]))
-                groups[name].append(ClientGroup(chunk, leaves, mode == "vectorized"))
-            sums = list(results)
-        return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, sums
+
+        def run_lane(own_chunks: Sequence[np.ndarray]) -> tuple[list[Leaves], Leaves]:
+            kept, lane_sums = [], sums
+            for chunk in own_chunks:
+                own = [leaf for name in step.own for leaf in _leaves(clients[name], chunk, mode)]
+                results = _called(step, [tf.constant(len(chunk)), *shared, *own, *lane_sums], mode)
+                kept.append(results[: len(results) - len(sums)])
+                lane_sums = results[len(results) - len(sums) :]
+            return kept, lane_sums
+
+        # Which lane a chunk is in is fixed, and so is the order of all sums: a repeated round has the same bits.
+        num_lanes = min(num_lanes, len(chunks))
+        lanes = [chunks[lane::num_lanes] for lane in range(num_lanes)]
+        outcomes = self._lanes.run([functools.partial(run_lane, lane) for lane in lanes])
+        for lane, (kept, _) in zip(lanes, outcomes, strict=True):
+            for chunk, results in zip(lane, kept, strict=True):
+                leaves = iter(results)
+                for name in step.outputs:
+                    own = tuple(next(leaves) for _ in structures.leaf_types(self._wiring.types[name]))
+                    groups[name].append(ClientGroup(chunk, own, mode == "vectorized"))
+        merged = functools.reduce(functools.partial(self._merge, number), (lane_sums for _, lane_sums in outcomes))
+        return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, merged
+
+    def _merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:
+        if number not in self._merge_steps:
+            self._merge_steps[number] = build_merge_step(self._wiring, number)
+        return self._merge_steps[number]([*first, *second])
 
     def _client_step(self, number: int, mode: Mode) -> ClientStep:
         if (number, mode) not in self._client_steps:

@@ -192,6 +192,24 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
     return ClientStep(shared, own, outputs, trace(step, specs))
 
 
+def build_merge_step(wiring: Wiring, number: int) -> Callable[[Leaves], Leaves]:
+    """Traces the merging of a level's sums over two sets of clients: takes the leaves of both, one after the other."""
+    statements = wiring.program.levels[number].aggregations
+    specs = [spec for statement in statements for spec in aggregations.specs(statement)]
+
+    def step(*leaves: tf.Tensor) -> Leaves:
+        first, second = iter(leaves[: len(specs)]), iter(leaves[len(specs) :])
+        merged = []
+        for statement in statements:
+            size = len(aggregations.specs(statement))
+            merged += aggregations.merge(
+                statement, [next(first) for _ in range(size)], [next(second) for _ in range(size)]
+            )
+        return merged
+
+    return trace(step, [*specs, *specs])
+
+
 def _at_server(statement: Statement, evaluator: Evaluator) -> Any:
     match statement.uri:
         case None:
