@@ -80,8 +80,6 @@ federated_min = tff.federated_min
 federated_sum = tff.federated_sum
 federated_value = tff.federated_value
 federated_zip = tff.federated_zip
-# TFF 0.87 has no `federated_collect`: values of all clients reach the server only concatenated.
-concat_factory = tff.aggregators.concat_factory
 
 Computation = tff.Computation
 FederatedType = tff.FederatedType
@@ -100,13 +98,8 @@ tensorflow_to_type = tff.types.tensorflow_to_type
 to_container = tff.types.type_to_py_container
 
 AggregationProcess = tff.templates.AggregationProcess
-IterativeProcess = tff.templates.IterativeProcess
-MeasuredProcess = tff.templates.MeasuredProcess
-MeasuredProcessOutput = tff.templates.MeasuredProcessOutput
 UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
-WeightedAggregationFactory = tff.aggregators.WeightedAggregationFactory
 DifferentiallyPrivateFactory = tff.aggregators.DifferentiallyPrivateFactory
-MeanFactory = tff.aggregators.MeanFactory
 SumFactory = tff.aggregators.SumFactory
 UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
 
@@ -123,7 +116,6 @@ SyncContext = tff.framework.SyncContext
 Block = tff.framework.Block
 Call = tff.framework.Call
 CompiledComputation = tff.framework.CompiledComputation
-ComputationBuildingBlock = tff.framework.ComputationBuildingBlock
 Intrinsic = tff.framework.Intrinsic
 Lambda = tff.framework.Lambda
 Literal = tff.framework.Literal

@@ -128,9 +128,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--client-parallelism",
         metavar="MODE",
-        help="loop: client by client; vectorized: many in one call; auto (default): times both and keeps the faster",
+        help="loop: a call for each client; vectorized: one for many; auto (default): times both and keeps the faster",
     )
-    parser.add_argument("--clients-per-call", type=int, metavar="N", help="most clients in one call; bounds memory")
+    parser.add_argument(
+        "--clients-per-call", type=int, metavar="N", help="most clients computed at a time; bounds memory"
+    )
 
 
 def _add_algorithms(parser: argparse.ArgumentParser) -> None:

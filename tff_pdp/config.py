@@ -79,9 +79,9 @@ class TrainingConfig:
       checkpoint_every: a checkpoint each so many rounds.
       engine: a name from `tff_pdp.runtime.engines.ENGINES`.
       device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop` computes client by client, `vectorized` many clients in one call, and `auto` times both
-        in the first round and keeps the faster. For the engine `inprocess`.
-      clients_per_call: the most clients in one call; memory grows with it. For the engine `inprocess`.
+      client_parallelism: `loop` calls once for each client, a few at a time, `vectorized` for many clients at once, and
+        `auto` times both in the first round and keeps the faster. For the engine `inprocess`.
+      clients_per_call: the most clients computed at a time; memory grows with it. For the engine `inprocess`.
       test_only_seed: fixes all randomness; reports then say "not private".
     """
 

@@ -1,6 +1,5 @@
 """What `tff-pdp doctor` shows: versions, devices, and whether each engine computes what the reference computes."""
 
-import contextlib
 import importlib.metadata
 import platform
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.errors import UserError
+from tff_pdp.errors import EngineError, UserError
 from tff_pdp.runtime import devices
 from tff_pdp.runtime.engines import running_engine
 
@@ -37,7 +36,9 @@ def examine() -> tuple[dict[str, Any], str]:
         result: dict[str, Any] = {"engine": engine, "device": device}
         try:
             weights, noise = _run(engine, device)
-            reference = weights if reference is None else reference
+            reference = weights if engine == "native" else reference
+            if reference is None:
+                raise EngineError("there is nothing to compare with: the native engine has failed")
             result["difference"] = float(np.max(np.abs(weights - reference)))
             result["noise_stddev"] = float(np.std(noise))
             # 7 standard errors of a standard deviation estimated from this many draws.
@@ -64,9 +65,9 @@ def _version(distribution: str) -> str:
 
 def _run(engine: str, device: str) -> tuple[np.ndarray, np.ndarray]:
     """The weights after a round without noise, and the noise of one with it."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(running_engine(engine, device))
-        return _one_round(0.0), _one_round(_NOISE_STDDEV * _NUM_CLIENTS) - _one_round(0.0)
+    with running_engine(engine, device):
+        weights = _one_round(0.0)
+        return weights, _one_round(_NOISE_STDDEV * _NUM_CLIENTS) - weights
 
 
 def _one_round(noise_multiplier: float) -> np.ndarray:

@@ -74,15 +74,20 @@ def test_clients_of_different_sizes_have_epochs_of_their_own():
     assert batches[4][:2] == [[0, 1], [2, 3]]
 
 
-def test_it_takes_no_mechanism_and_draws_nothing_at_random():
-    estimator = build_minibatch(MODEL, 2)
-    assert estimator.mechanism == ()
-    first, second = (
-        estimator.draw({}, tf.constant([5]), tf.constant(9), tf.constant([4]), tf.constant([seed], tf.int64))
-        for seed in ([1, 2], [3, 4])
-    )
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
+def test_it_takes_no_mechanism():
+    assert build_minibatch(MODEL, 2).mechanism == ()
+
+
+def test_the_seed_decides_which_batch_is_the_first_and_nothing_else():
+    # Five examples make three batches.
+    given = ({}, tf.constant([5]), tf.constant(9), tf.constant([4]))
+    draws = build_minibatch(MODEL, 2).draw
+    from_zero = draws(*given, tf.constant([[3, 8]], tf.int64))
+    np.testing.assert_array_equal(from_zero.indices, [[[0, 1], [2, 3], [4, 0], [0, 1]]])
+    np.testing.assert_array_equal(from_zero.filled[0], [[True, True], [True, True], [True, False], [True, True]])
+    for seed in (1, -2, 2**62 + 3 - 2**62 % 3 - 2):
+        from_one = draws(*given, tf.constant([[seed, 0]], tf.int64))
+        np.testing.assert_array_equal(from_one.indices, [[[2, 3], [4, 0], [0, 1], [2, 3]]])
 
 
 def test_the_mean_gradient_by_hand():

@@ -119,8 +119,14 @@ def test_crafted_bits_reach_beyond_what_tensorflows_own_draws_can():
     np.testing.assert_allclose(of(0, 2**31, 0)[0], math.sqrt(2 * 33 * math.log(2)), rtol=1e-6)
     # Where it stops with 32 bits.
     np.testing.assert_allclose(of(1, 0, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
-    # The other end: no noise at all, and not a NaN.
-    np.testing.assert_array_equal(of(LARGEST_WORD, LARGEST_WORD, 2**29), [0.0, 0.0])
+    # The other end, where float32 itself is too coarse to hold the uniform number: little noise, but never none.
+    np.testing.assert_allclose(of(LARGEST_WORD, 0, 0)[0], math.sqrt(2.0**-64), rtol=1e-6)
+    np.testing.assert_allclose(of(LARGEST_WORD, LARGEST_WORD, 0)[0], math.sqrt(2.0**-31), rtol=1e-6)
+    np.testing.assert_allclose(of(LARGEST_WORD - 100, 2**31, 0)[0], math.sqrt(2 * 101.0 * 2.0**-32), rtol=0.01)
+    # Both sides of the middle.
+    np.testing.assert_allclose(
+        [of(2**31 - 1, LARGEST_WORD, 0)[0], of(2**31, LARGEST_WORD, 0)[0]], math.sqrt(2 * math.log(2)), rtol=1e-6
+    )
 
 
 def test_no_bits_give_anything_but_a_finite_number_within_the_bound():
@@ -128,6 +134,7 @@ def test_no_bits_give_anything_but_a_finite_number_within_the_bound():
     bits = np.array(list(itertools.product(words, repeat=3)), np.uint32)
     draws = gaussians(tf.constant(bits), 2).numpy()
     assert np.isfinite(draws).all()
+    assert np.linalg.norm(draws.astype(np.float64), axis=1).min() > 0
     assert np.linalg.norm(draws, axis=1).max() <= LARGEST_RADIUS * (1 + 1e-6)
 
 

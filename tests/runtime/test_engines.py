@@ -142,7 +142,7 @@ def test_built_in_a_thread_that_ends_it_still_runs():
 
 
 def test_two_engines_do_not_share_a_worker(engine):
-    with running_engine() as other:
+    with running_engine("native") as other:
         assert other.process_id != engine.process_id
         assert next_round([0], [ones(1)])[1] == 4.0
         os.kill(engine_to_lose := other.process_id, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_an_engine_nobody_holds_ends_its_worker():
 
 
 def test_a_worker_killed_during_a_round_is_an_error_in_time():
-    with running_engine() as engine:
+    with running_engine("native") as engine:
         killer = threading.Timer(2.0, os.kill, (engine.process_id, signal.SIGKILL))
         killer.start()
         started = time.monotonic()

@@ -22,6 +22,9 @@ class Minibatches(NamedTuple):
 def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
     """Builds the mean gradient over consecutive batches; the last of an epoch may be smaller.
 
+    A round starts at a batch that the client's seed decides. Examples keep their order: shuffle them when you prepare
+    the data.
+
     Args:
       model: gives the loss of each example.
       batch_size: examples in a batch.
@@ -30,10 +33,13 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
     def draw(
         mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
     ) -> Minibatches:
-        del mechanism, max_examples, seeds
+        del mechanism, max_examples
         steps_per_epoch = tf.maximum((num_examples + batch_size - 1) // batch_size, 1)
+        # Rounds that are shorter than an epoch must not always see the same examples.
+        first = tf.math.floormod(seeds[:, 0], tf.cast(steps_per_epoch, tf.int64))
         step = tf.range(tf.reduce_max(num_steps))
-        indices = (step % steps_per_epoch[:, tf.newaxis])[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
+        batch = (tf.cast(first, tf.int32)[:, tf.newaxis] + step) % steps_per_epoch[:, tf.newaxis]
+        indices = batch[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
         filled &= (step < num_steps[:, tf.newaxis])[:, :, tf.newaxis]
         return Minibatches(tf.where(filled, indices, 0), filled)

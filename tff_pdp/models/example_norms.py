@@ -103,7 +103,7 @@ def _flatten_positions(values: tf.Tensor) -> tf.Tensor:
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:
-    """Sum of the squares of each example's values, `[batch, ...]`, in float64 and never too small.
+    """Sum of the squares of each example's values, `[batch, ...]`, in float64; never too small by underflow.
 
     Squares are taken in float32, for speed. What underflows is made up for by as much as it can have been; what
     overflows is infinite. Either way an example counts as larger than it is, and is clipped more.

@@ -165,7 +165,7 @@ def build_no_privacy_plan(
 def _sampling_rate(batch_size: int, num_examples: int) -> float:
     if batch_size < 1:
         raise ConfigError(f"privacy.batch_size must be at least 1, not {batch_size}")
-    # The sampler compares 23 random bits with the rate, which amounts to rounding it up.
+    # Onto the grid of the sampler, which compares 23 random bits with the rate, and upwards.
     return min(1.0, math.ceil(batch_size / num_examples * 2**23) / 2**23)
 
 

@@ -69,14 +69,18 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     TensorFlow's own draws never exceed 5.68 standard deviations, and a bounded noise cannot hide all that an unbounded
     one does: with as many coordinates as a model has, and as many steps, a draw beyond that is no rarity. Here, in Box
     and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 64 bits.
-    It reaches 9.49, beyond which a coordinate lies with a probability of 2e-21.
+    It reaches 9.49, beyond which a coordinate lies with a probability of 2e-21, and it is never zero.
     """
     pairs = math.ceil(size / 2)
-    words = tf.cast(tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3, pairs]], axis=0)), tf.float32)
+    words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3, pairs]], axis=0))
     high, low, angle = tf.unstack(words, axis=-2)
-    # (0, 1]: a half is added below the last of 64 bits. Float32 rounds near one, not near zero, where the tail is.
-    uniform = (high + (low + 0.5) * 2.0**-32) * 2.0**-32
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
-    angle *= 2.0 * math.pi * 2.0**-32
+    # Float32 is fine near zero and coarse near one, so a uniform number is held by its distance to the nearer end; a
+    # half below the last of 64 bits keeps it off both. Else one pair in 2**25 would have a radius of zero: no noise.
+    is_upper = high >= 2**31
+    distance = tf.cast(tf.where(is_upper, tf.bitwise.invert(high), high), tf.float32)
+    distance = (distance + (tf.cast(low, tf.float32) + 0.5) * 2.0**-32) * 2.0**-32
+    logarithm = tf.where(is_upper, tf.math.log1p(-distance), tf.math.log(distance))
+    radius = tf.sqrt(-2.0 * logarithm)
+    angle = tf.cast(angle, tf.float32) * (2.0 * math.pi * 2.0**-32)
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
     return draws if size == 2 * pairs else tf.split(draws, [size, 1], axis=-1)[0]

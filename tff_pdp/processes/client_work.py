@@ -13,8 +13,9 @@ from tff_pdp.processes.vectorizable import vectorizable
 def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
 
-    A client's result does not depend on who else is in the stack: what it draws comes from its own seed, and padding
-    counts for nothing.
+    Up to rounding, a client's result does not depend on who else is in the stack: what it draws comes from its own
+    seed, and padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may
+    round differently.)
     """
 
     def train(message: Any, state: Any, data: Any, params: Any, draws: Any, bound: tf.Tensor) -> Any:

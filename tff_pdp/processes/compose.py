@@ -28,7 +28,7 @@ from tff_pdp.processes.client_work import build_client_work, plain
 from tff_pdp.processes.evaluate import build_evaluate, build_personalise
 
 AGGREGATORS = {
-    # The values are already private when they arrive, and counted uniformly: plain mean and sum, no zeroing or
+    # Under DP-SGD the values are private when they arrive, and counted uniformly: plain mean and sum, no zeroing or
     # clipping that would read them un-noised.
     "mean": _tff.UnweightedMeanFactory,
     "sum": _tff.SumFactory,

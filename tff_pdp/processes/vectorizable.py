@@ -6,16 +6,15 @@ computation but the name of a function in its graph, so every other engine runs 
 """
 
 import dataclasses
-import itertools
 import re
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-_numbers = itertools.count()
 _rules: dict[str, "StackedRule"] = {}
-_NAME = re.compile(r"vectorizable_function_\d+(?=_)")
+_NAME = re.compile(r"vectorizable_[0-9a-f]{32}")
 
 
 @dataclasses.dataclass
@@ -57,11 +56,15 @@ def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, n
     Returns:
       A function to be called in place of `function`, inside a TensorFlow computation.
     """
-    name = f"vectorizable_function_{next(_numbers)}"
+    # Unlike a number, it cannot be another function's in the process that a computation is sent to.
+    name = f"vectorizable_{uuid.uuid4().hex}"
     rule = _rules[name] = StackedRule(stacked, num_shared)
 
     def traced(*arguments: Any) -> Any:
-        rule.structure = tf.nest.map_structure(lambda _: 0, arguments)
+        structure = tf.nest.map_structure(lambda _: 0, arguments)
+        if rule.structure is not None:
+            tf.nest.assert_same_structure(rule.structure, structure)
+        rule.structure = structure
         return function(*arguments)
 
     traced.__name__ = name

@@ -91,8 +91,10 @@ class ClientValues(collections.abc.Sequence):
         """All members at once: NumPy arrays with a first axis of clients, in the structure of a member.
 
         Raises:
-          ValueError: the clients' values have different shapes.
+          ValueError: the clients' values have different shapes, or there are no clients.
         """
+        if not self._size:
+            raise ValueError("there are no clients")
         if len(set(self.shapes())) > 1:
             raise ValueError("clients' values have different shapes")
         everyone = self._stack(np.arange(self._size))

@@ -128,10 +128,13 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
       choices: what `client_parallelism: auto` chose before; added to.
 
     Raises:
+      ConfigError: the engine does not have the option.
       EngineError: the device is absent, or the engine does not start.
     """
     training = config.training
     options: dict[str, Any] = {}
+    if training.engine == "native" and training.client_parallelism == "vectorized":
+        raise ConfigError("training.client_parallelism: the engine 'native' computes client by client")
     if training.engine == "inprocess":
         options = {
             "client_parallelism": training.client_parallelism,

@@ -30,8 +30,9 @@ def train(
 ) -> Checkpoint:
     """Trains one method of an experiment and returns its final state.
 
-    A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
-    batches and the same noise, so repeating it releases nothing new.
+    A run that was stopped and resumed on the same machine's CPU ends with the same bits as one that was not: a repeated
+    round draws the same batches and the same noise, so repeating it releases nothing new. (On a GPU the draws are the
+    same, but sums may round differently.)
 
     Args:
       config: the experiment.
@@ -51,8 +52,8 @@ def train(
         releases.set_aside(Path(config.output), folder)
     choices = _read_choices(folder) if resume else {}
     saved_choices = dict(choices)
-    with experiment_engine(config, choices):
-        state = _start_or_resume(config, method, folder, resume)
+    with experiment_engine(config, choices) as engine:
+        state = _start_or_resume(config, method, folder, engine.device, resume)
         train_data, validation_data = method.client_data("train"), method.client_data("validation")
         rounds = range(state.round_number + 1, config.training.rounds + 1)
         total, done = config.training.rounds, state.round_number
@@ -60,13 +61,13 @@ def train(
             started = time.monotonic()
             state = run_round(method, state, round_number, train_data)
             seconds = time.monotonic() - started
-            if choices != saved_choices:
-                # Other ways to compute round differently: a run that is resumed has to go on in the same way.
-                saved_choices = _write_choices(folder, choices)
             is_last = round_number == config.training.rounds
             if is_last or round_number % config.training.evaluate_every == 0:
                 metrics = _validation_metrics(method, state, validation_data)
                 _append_metrics(folder, round_number, {"seconds": seconds, **metrics})
+            if choices != saved_choices:
+                # Other ways to compute round differently: a run that is resumed has to go on in the same way.
+                saved_choices = _write_choices(folder, choices)
             if is_last or round_number % config.training.checkpoint_every == 0:
                 checkpoints.save(folder / "checkpoints", state)
     return state
@@ -82,11 +83,11 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Client
     return dataclasses.replace(state, round_number=round_number, server_state=server_state, client_states=client_states)
 
 
-def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, resume: bool) -> Checkpoint:
+def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool) -> Checkpoint:
     saved = checkpoints.load_latest(folder / "checkpoints")
     if saved is None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2))
+        (folder / "config.json").write_text(json.dumps(_resolved(config, device), indent=2))
         (folder / "metrics.jsonl").write_text("")
         first = _first_state(config, method)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
@@ -96,7 +97,7 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, res
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if saved.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
-    _check_engine(config, folder)
+    _check_engine(_resolved(config, device), folder)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -131,11 +132,18 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _check_engine(config: ExperimentConfig, folder: Path) -> None:
+def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
+    """The experiment as plain data, with the device that it runs on in place of the one asked for."""
+    content = config.to_dict()
+    content["training"]["device"] = device
+    return content
+
+
+def _check_engine(content: Mapping[str, Any], folder: Path) -> None:
     """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference."""
     started_with = json.loads((folder / "config.json").read_text())["training"]
     for key in ("engine", "device", "client_parallelism", "clients_per_call"):
-        now = getattr(config.training, key)
+        now = content["training"][key]
         if started_with[key] != now:
             raise ConfigError(
                 f"{folder} was started with training.{key} {started_with[key]!r}, not {now!r}: resume it in the same "

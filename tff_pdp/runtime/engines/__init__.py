@@ -28,7 +28,7 @@ ENGINES: dict[str, Callable[..., Engine]] = {
 }
 
 
-def build_engine(name: str = "native", device: str = "cpu", **options: object) -> Engine:
+def build_engine(name: str = "inprocess", device: str = "auto", **options: object) -> Engine:
     """Builds and starts an engine.
 
     Args:
@@ -49,7 +49,7 @@ def build_engine(name: str = "native", device: str = "cpu", **options: object) -
 
 
 @contextlib.contextmanager
-def running_engine(name: str = "native", device: str = "cpu", **options: object) -> Iterator[Engine]:
+def running_engine(name: str = "inprocess", device: str = "auto", **options: object) -> Iterator[Engine]:
     """Builds an engine, installs it in this thread, and closes it at the end of the `with` block.
 
     Raises:

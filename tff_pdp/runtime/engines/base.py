@@ -15,6 +15,11 @@ class Engine(Protocol):
         """The name under which `build_engine` knows this engine."""
         ...
 
+    @property
+    def device(self) -> str:
+        """Where it computes: `cpu` or `gpu:N`."""
+        ...
+
     def install(self) -> AbstractContextManager[Self]:
         """Sends the TFF computations called inside the `with` block to this engine.
 

@@ -64,6 +64,7 @@ class NativeEngine:
     """
 
     name = "native"
+    device = "cpu"
 
     def __init__(
         self,

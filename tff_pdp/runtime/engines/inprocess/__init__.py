@@ -23,10 +23,10 @@ def build_inprocess_engine(
 
     Args:
       device: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop` computes client by client; `vectorized` computes clients of equal shapes in one call,
+      client_parallelism: `loop` calls once for each client, on several cores; `vectorized` once for clients of equal shapes,
         and falls back to the loop where a computation cannot be stacked; `auto` times both at the first call of each
         computation and keeps the faster.
-      clients_per_call: the most clients in one call; memory grows with it.
+      clients_per_call: the most clients computed at a time; memory grows with it.
       choices: what `auto` chose before, by computation; a run that is resumed goes on with it. Added to.
 
     Returns:
@@ -57,6 +57,11 @@ class InProcessEngine:
     def __init__(self, context: InProcessContext):
         """Wraps a context; see `build_inprocess_engine`."""
         self._context: InProcessContext | None = context
+
+    @property
+    def device(self) -> str:
+        """Where it computes: `cpu` or `gpu:N`."""
+        return self._running().device.removeprefix("/").lower().replace("cpu:0", "cpu")
 
     @property
     def num_traced(self) -> int:

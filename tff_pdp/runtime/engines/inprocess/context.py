@@ -1,7 +1,6 @@
 """TFF's way into the engine: an execution context that runs computations in this process."""
 
 import collections
-import hashlib
 import logging
 import math
 import threading
@@ -18,8 +17,6 @@ from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 ClientParallelism = Literal["loop", "vectorized", "auto"]
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
-_looped: Mode = "loop"
-_stacked: Mode = "vectorized"
 
 
 class InProcessContext(_tff.SyncContext):
@@ -27,11 +24,10 @@ class InProcessContext(_tff.SyncContext):
 
     def __init__(self, device: str, parallelism: ClientParallelism, clients_per_call: int, choices: dict[str, Mode]):
         """Runs on a device by TensorFlow's name of it; `choices` holds what `auto` has chosen, and is added to."""
-        self._device = device
+        self.device = device
         self._parallelism = parallelism
         self._clients_per_call = clients_per_call
         self.choices = choices
-        self._chosen_before = dict(choices)
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
         self._lanes = Lanes(device)
@@ -49,9 +45,9 @@ class InProcessContext(_tff.SyncContext):
           TypeError: an argument is of another type.
           tf.errors.OpError: the computation itself fails.
         """
-        if self._closed:
-            raise EngineError("The engine has been closed.")
-        with self._invocation, tf.device(self._device):
+        with self._invocation, tf.device(self.device):
+            if self._closed:
+                raise EngineError("The engine has been closed.")
             program = self._load(comp)
             shared, own = program.take(arg)
             if program.mode is None:
@@ -60,7 +56,7 @@ class InProcessContext(_tff.SyncContext):
                 return program.run(shared, own, program.mode or "loop", self._clients_per_call)
             except CannotStack as error:
                 _logger.warning("clients are computed one by one, because %s", error)
-                program.mode = "loop"
+                program.mode = self.choices[program.fingerprint] = "loop"
                 return program.run(shared, own, "loop", self._clients_per_call)
 
     @property
@@ -70,9 +66,10 @@ class InProcessContext(_tff.SyncContext):
 
     def close(self) -> None:
         """Forgets all programs; a computation called after that is an error."""
-        self._closed = True
-        self._programs.clear()
-        self._lanes.close()
+        with self._invocation:
+            self._closed = True
+            self._programs.clear()
+            self._lanes.close()
 
     def _load(self, computation: Any) -> LoadedProgram:
         # TFF's computations hash by serialising themselves; the program keeps its computation alive, and its id unique.
@@ -88,22 +85,17 @@ class InProcessContext(_tff.SyncContext):
         """How to compute clients from now on; None where this call cannot tell."""
         if not program.has_clients or not own or not len(next(iter(own.values()))):
             return None
+        if program.fingerprint in self.choices:
+            return self.choices[program.fingerprint]
         if self._parallelism != "auto":
-            return _looped if self._parallelism == "loop" else _stacked
-        key = _fingerprint(program.computation)
-        if key in self._chosen_before:
-            return self._chosen_before[key]
+            return "loop" if self._parallelism == "loop" else "vectorized"
         seconds = program.compare(shared, own, self._clients_per_call)
         is_stacking_faster = seconds.get("vectorized", math.inf) < seconds["loop"]
-        mode = self.choices[key] = _stacked if is_stacking_faster else _looped
+        mode: Mode = "vectorized" if is_stacking_faster else "loop"
+        self.choices[program.fingerprint] = mode
         _logger.info(
             "clients are computed %s (%s)",
             "as stacks" if mode == "vectorized" else "one by one",
             ", ".join(f"{name}: {1000 * spent:.1f} ms" for name, spent in seconds.items()),
         )
         return mode
-
-
-def _fingerprint(computation: Any) -> str:
-    """Names a computation as another process would: its graphs hold numbers that differ between processes."""
-    return hashlib.sha256(str(computation.type_signature).encode()).hexdigest()[:16]

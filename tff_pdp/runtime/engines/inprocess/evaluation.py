@@ -48,8 +48,7 @@ class Evaluator:
             case _tff.Block():
                 return self._with({}).evaluate_block(block)
             case _tff.Call():
-                argument = None if block.argument is None else block.argument
-                return self.apply(block.function, argument)
+                return self.apply(block.function, block.argument)
             case _:
                 raise EngineError(
                     f"The in-process engine cannot evaluate a {type(block).__name__} of type "

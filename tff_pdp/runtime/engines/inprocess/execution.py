@@ -1,6 +1,7 @@
 """Runs a lowered computation: the server's steps on one value, the clients' steps on all of them in turn."""
 
 import functools
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ from tff_pdp.errors import EngineError
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.client_values import ClientGroup, ClientValues
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
-from tff_pdp.runtime.engines.inprocess.lanes import Lanes
-from tff_pdp.runtime.engines.inprocess.program import lower, without_placement
+from tff_pdp.runtime.engines.inprocess.lanes import NUM_LANES, Lanes
+from tff_pdp.runtime.engines.inprocess.program import Program, lower, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 from tff_pdp.runtime.engines.inprocess.steps import (
     ClientStep,
@@ -29,7 +30,7 @@ from tff_pdp.runtime.engines.inprocess.steps import (
 _logger = logging.getLogger(__name__)
 Leaves = list[tf.Tensor]
 Mode = Literal["loop", "vectorized"]
-# Enough clients to tell the two apart, few enough not to double a long first round.
+# Enough clients to tell the two apart; a first round with more is not much longer for it.
 _TRIAL_CLIENTS = 32
 
 
@@ -39,6 +40,7 @@ class LoadedProgram:
     Attributes:
       computation: what it was made from.
       mode: how its clients are computed; None until that has been decided.
+      fingerprint: what it is called in another process, where its graphs hold other numbers.
     """
 
     def __init__(self, computation: Any, lanes: Lanes):
@@ -50,6 +52,7 @@ class LoadedProgram:
         self.computation = computation
         self.mode: Mode | None = None
         self.program = lower(computation)
+        self.fingerprint = _fingerprint(self.program)
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
         self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
@@ -109,12 +112,11 @@ class LoadedProgram:
         """
         server, clients = dict(shared), dict(own)
         num_clients = len(next(iter(own.values()))) if own else 0
-        num_lanes = min(self._lanes.size, clients_per_call) if mode == "loop" else 1
+        num_lanes = min(NUM_LANES, clients_per_call) if mode == "loop" else 1
         chunks = _chunks(own, mode, clients_per_call)
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
-            outputs = self._run_server(number, server, sums, num_clients)
-            sums = outputs
+            sums = self._run_server(number, server, sums, num_clients)
             if level.clients or level.aggregations:
                 results, sums = self._run_clients(number, server, clients, sums, mode, chunks, num_lanes)
                 clients.update(results)
@@ -129,16 +131,21 @@ class LoadedProgram:
           Seconds by mode; no entry for a mode that cannot run this computation.
         """
         few = {name: _first(values, _TRIAL_CLIENTS) for name, values in own.items()}
-        seconds: dict[Mode, float] = {}
-        for mode in ("vectorized", "loop"):
-            try:
-                self.run(shared, few, mode, clients_per_call)  # Traces.
-                started = time.perf_counter()
-                self.run(shared, few, mode, clients_per_call)
-                seconds[mode] = time.perf_counter() - started
-            except CannotStack as error:
-                _logger.info("clients are computed one by one, because %s", error)
-        return seconds
+        try:
+            vectorized = self._time(shared, few, "vectorized", clients_per_call)
+        except (CannotStack, tf.errors.OpError) as error:
+            # An error that is not the stack's own shows again in the loop.
+            _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
+            return {"loop": 0.0}
+        return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
+
+    def _time(
+        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
+    ) -> float:
+        self.run(shared, own, mode, clients_per_call)  # Traces.
+        started = time.perf_counter()
+        self.run(shared, own, mode, clients_per_call)
+        return time.perf_counter() - started
 
     def _run_server(self, number: int, server: dict[str, Leaves], sums: Leaves, num_clients: int) -> Leaves:
         if number not in self._server_steps:
@@ -232,6 +239,16 @@ class LoadedProgram:
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
         return self._give_out(iter(_flat_result(value, self.program.result_type)))
+
+
+def _fingerprint(program: Program) -> str:
+    statements = [
+        (level, statement.uri, str(statement.value_type))
+        for level, steps in enumerate(program.levels)
+        for statement in (*steps.server, *steps.clients, *steps.aggregations)
+    ]
+    content = f"{program.parameter_type} {program.result_type} {statements}"
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _chunks(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[np.ndarray]:

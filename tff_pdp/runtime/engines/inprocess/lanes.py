@@ -12,29 +12,25 @@ from typing import TypeVar
 import tensorflow as tf
 
 _Result = TypeVar("_Result")
-# More calls at once than that cost more memory than they save time.
-_MOST_LANES = 8
+# Each lane has sums of its own. Their number decides how sums round, so it does not depend on the machine.
+NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device, at most `size` at a time.
-
-    Attributes:
-      size: one per core, and one in all on an accelerator, which computes one call after the other anyway.
-    """
+    """Runs functions on one device: as many at a time as there are cores, or one on an accelerator."""
 
     def __init__(self, device: str):
         """Starts no thread before the first use."""
         self._device = device
-        self.size = min(len(os.sched_getaffinity(0)), _MOST_LANES) if device.startswith("/CPU") else 1
+        self._num_threads = min(len(os.sched_getaffinity(0)), NUM_LANES) if device.startswith("/CPU") else 1
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def run(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """Returns the functions' results in their order; raises what the first of them to fail raises."""
-        if len(functions) == 1:
-            return [functions[0]()]
+        if len(functions) == 1 or self._num_threads == 1:
+            return [function() for function in functions]
         if self._threads is None:
-            self._threads = concurrent.futures.ThreadPoolExecutor(self.size, "tff-pdp-lane")
+            self._threads = concurrent.futures.ThreadPoolExecutor(self._num_threads, "tff-pdp-lane")
         futures = [self._threads.submit(self._run_on_device, function) for function in functions]
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]

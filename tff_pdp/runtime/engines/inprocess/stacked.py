@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from tff_pdp.processes.vectorizable import StackedRule, find_rule
 from tff_pdp.runtime.engines.inprocess.graphs import Graph
 
-_RANDOM = re.compile(r"^(Random|Truncated|Multinomial|Stateful(Standard|Uniform|Random)|Rng|ParameterizedTruncated)")
+# Operations that TensorFlow calls stateful though they give all clients the same.
+_HARMLESS = re.compile(
+    r"Partitioned(Call)?|^(If|While|Case)$|Assert|Print|VarHandle|Variable|Table|Dataset|Iterator|NoOp"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +51,7 @@ def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Co
 
     def call(graph: Graph, inputs: list[Any]) -> list[Column]:
         columns = [as_column(leaf) for leaf in inputs]
-        is_random = any(_RANDOM.search(operation) for operation in graph.operations)
-        if not is_random and not any(column.is_stacked for column in columns):
+        if not _differs_by_call(graph) and not any(column.is_stacked for column in columns):
             return [Column(tensor, is_stacked=False) for tensor in graph([column.tensor for column in columns])]
         wiring = _wiring_of(graph)
         if wiring is not None and wiring.accepts(columns):
@@ -58,7 +61,18 @@ def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Co
     return call
 
 
+def _differs_by_call(graph: Graph) -> bool:
+    """Whether two calls with the same inputs may give different results: random numbers, the clock."""
+    definitions = (op_def_registry.get(operation) for operation in graph.operations)
+    return any(
+        definition is not None and definition.is_stateful and not _HARMLESS.search(definition.name)
+        for definition in definitions
+    )
+
+
 def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor) -> list[Column]:
+    if "Timestamp" in graph.operations:
+        raise CannotStack("it reads the clock, and clients of a stack might read the same")
     if graph.has_state:
         raise CannotStack("it keeps variables, tables or data sets")
     if graph.graph_def.library.function:
