@@ -23,9 +23,9 @@ def build_inprocess_engine(
 
     Args:
       device: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop` calls once for each client, on several cores; `vectorized` once for clients of equal shapes,
-        and falls back to the loop where a computation cannot be stacked; `auto` times both at the first call of each
-        computation and keeps the faster.
+      client_parallelism: `loop` calls once for each client, on several cores; `vectorized` once for clients of equal
+        shapes, and falls back to the loop where a computation cannot be stacked; `auto` times both at the first call of
+        each computation and keeps the faster.
       clients_per_call: the most clients computed at a time; memory grows with it.
       choices: what `auto` chose before, by computation; a run that is resumed goes on with it. Added to.
 
