@@ -802,6 +802,20 @@ def test_random_numbers_differ_between_clients_and_calls(engine, caplog):
     assert len(np.unique(at_server, axis=0)) == 3
 
 
+def test_clients_of_a_stack_do_not_share_what_the_clock_says():
+    @_tff.tensorflow_computation
+    def read_clock():
+        return tf.timestamp()
+
+    @_tff.federated_computation(_tff.at_clients(np.int32))
+    def read_everywhere(x):
+        return _tff.federated_map(draw, x), _tff.federated_eval(read_clock, _tff.CLIENTS)
+
+    with inprocess("vectorized") as engine, engine.install():
+        times = read_everywhere([0] * 6)[1]
+    assert len(set(times)) == 6
+
+
 def test_stacks_are_no_larger_than_asked_for():
     clients = vectors(5)
     with inprocess("vectorized", clients_per_call=2) as engine, engine.install():
