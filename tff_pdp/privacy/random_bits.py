@@ -76,8 +76,10 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     high, low, angle = tf.unstack(words, axis=-2)
     # Float32 is fine near zero and coarse near one, so a uniform number is held by its distance to the nearer end; a
     # half below the last of 64 bits keeps it off both. Else one pair in 2**25 would have a radius of zero: no noise.
-    is_upper = high >= 2**31
-    distance = tf.cast(tf.where(is_upper, tf.bitwise.invert(high), high), tf.float32)
+    # As signed words, those of the upper half are negative, and inverting their bits counts from the other end.
+    signed = tf.bitcast(high, tf.int32)
+    is_upper = signed < 0
+    distance = tf.cast(tf.bitwise.bitwise_xor(signed, tf.bitwise.right_shift(signed, 31)), tf.float32)
     distance = (distance + (tf.cast(low, tf.float32) + 0.5) * 2.0**-32) * 2.0**-32
     logarithm = tf.where(is_upper, tf.math.log1p(-distance), tf.math.log(distance))
     radius = tf.sqrt(-2.0 * logarithm)
