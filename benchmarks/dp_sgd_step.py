@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData
+from tff_pdp.files import replace_text
 from tff_pdp.models.base import Model
 from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.mlp import build_linear, build_mlp
@@ -99,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = [measure(name, options.repetitions) for name in MODELS]
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(rows, indent=2) + "\n")
+    replace_text(options.output, json.dumps(rows, indent=2) + "\n")
     for row in rows:
         print(f"{row['model']:<8} {1e3 * row['plain_s']:8.2f} ms {1e3 * row['dp_s']:8.2f} ms  {row['ratio']:.2f} times")
 

@@ -8,7 +8,6 @@ A contender whose environment is not there is passed over; one that fails is rep
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from benchmarks.measure import WARM_UP_ROUNDS, Row, measure
 from benchmarks.workloads import WORKLOADS, build_workload
+from tff_pdp.files import replace_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -57,9 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_rows(rows: Sequence[Row], output: Path) -> None:
     """Replaces the file by these rows, in one move."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    staging = output.with_name(f".{output.name}.tmp")
-    staging.write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")
-    os.replace(staging, output)
+    replace_text(output, json.dumps(list(rows), indent=1) + "\n")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

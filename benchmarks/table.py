@@ -5,12 +5,12 @@ python -m benchmarks.table
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rounds import RESULTS, ROOT
+from tff_pdp.files import replace_text
 
 Row = dict[str, Any]
 
@@ -38,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.dp_sgd_step.is_file():
         text += "\n" + render_dp_sgd_step(json.loads(options.dp_sgd_step.read_text(encoding="utf-8")))
     document = replace_between_markers(options.document.read_text(encoding="utf-8"), text)
-    staging = options.document.with_name(f".{options.document.name}.tmp")
-    staging.write_text(document, encoding="utf-8")
-    os.replace(staging, options.document)
+    replace_text(options.document, document)
 
 
 def render(rows: Sequence[Row]) -> str:

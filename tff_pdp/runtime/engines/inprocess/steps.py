@@ -107,9 +107,9 @@ def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) 
     level = program.levels[number]
     before: tuple[Statement, ...] = program.levels[number - 1].aggregations if number else ()
     own = [statement.name for statement in (*before, *level.server)]
+    made_here = {*own, *(statement.name for statement in level.aggregations)}
     used = wiring.uses([statement.value for statement in (*before, *level.server, *level.aggregations)])
-    inputs = tuple(name for name in used if name not in own and not wiring.varies[name])
-    inputs = tuple(name for name in inputs if name not in {statement.name for statement in level.aggregations})
+    inputs = tuple(name for name in used if name not in made_here and not wiring.varies[name])
     outputs = tuple(name for name in own if name in needed_later)
     input_specs = [spec for name in inputs for spec in structures.leaf_specs(wiring.types[name])]
     sum_specs = [spec for statement in before for spec in aggregations.specs(statement)]
