@@ -42,10 +42,11 @@ def words_of(number, count):
 
 
 def gaussians_in_double_precision(bits, size):
-    high, low, angle = np.reshape(bits, [3, math.ceil(size / 2)]).astype(np.float64)
+    words = np.reshape(bits, [33, math.ceil(size / 32)]).astype(np.float64)
+    high, angle, low = words[:16], words[16:32], words[32]
     radius = np.sqrt(-2 * np.log((high + (low + 0.5) / 2**32) / 2**32))
     angle *= 2 * math.pi / 2**32
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).flatten()[:size]
 
 
 def test_the_reference_gives_the_published_answers():
@@ -104,38 +105,50 @@ def test_gaussians_are_box_mullers_in_double_precision(size):
     np.testing.assert_allclose(gaussians(bits[7], size), together[7], atol=1e-6)
 
 
-def test_crafted_bits_reach_beyond_what_tensorflows_own_draws_can():
-    def of(high, low, angle):
-        return gaussians(tf.constant([high, low, angle], tf.uint32), 2).numpy()
+def pairs_of(high, angle, low):
+    """Gaussians `[2, ...]` of words `[...]`, each in sixteen pairs of which the first is returned."""
+    words = [
+        np.repeat(np.atleast_1d(word)[..., np.newaxis], times, axis=-1)
+        for word, times in zip((high, angle, low), (16, 16, 1), strict=True)
+    ]
+    draws = gaussians(tf.constant(np.concatenate(words, axis=-1), tf.uint32), 32).numpy()
+    return np.squeeze(np.stack([draws[..., 0], draws[..., 16]]))
 
+
+def test_crafted_bits_reach_beyond_what_tensorflows_own_draws_can():
     assert pytest.approx(9.49, abs=0.005) == LARGEST_RADIUS
-    np.testing.assert_allclose(of(0, 0, 0), [LARGEST_RADIUS, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(pairs_of(0, 0, 0), [LARGEST_RADIUS, 0.0], rtol=1e-6)
     # A quarter of a turn, half of one, and three quarters.
-    np.testing.assert_allclose(of(0, 0, 2**30), [0.0, LARGEST_RADIUS], atol=1e-5)
-    np.testing.assert_allclose(of(0, 0, 2**31), [-LARGEST_RADIUS, 0.0], atol=1e-5)
-    np.testing.assert_allclose(of(0, 0, 3 * 2**30), [0.0, -LARGEST_RADIUS], atol=1e-5)
+    np.testing.assert_allclose(pairs_of(0, 2**30, 0), [0.0, LARGEST_RADIUS], atol=1e-5)
+    np.testing.assert_allclose(pairs_of(0, 2**31, 0), [-LARGEST_RADIUS, 0.0], atol=1e-5)
+    np.testing.assert_allclose(pairs_of(0, 3 * 2**30, 0), [0.0, -LARGEST_RADIUS], atol=1e-5)
     # The low word counts where the high one is zero: 2**-32 and 2**-33.
-    np.testing.assert_allclose(of(0, LARGEST_WORD, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
-    np.testing.assert_allclose(of(0, 2**31, 0)[0], math.sqrt(2 * 33 * math.log(2)), rtol=1e-6)
+    np.testing.assert_allclose(pairs_of(0, 0, LARGEST_WORD)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
+    np.testing.assert_allclose(pairs_of(0, 0, 2**31)[0], math.sqrt(2 * 33 * math.log(2)), rtol=1e-6)
     # Where it stops with 32 bits.
-    np.testing.assert_allclose(of(1, 0, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
+    np.testing.assert_allclose(pairs_of(1, 0, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
     # The other end, where float32 itself is too coarse to hold the uniform number: little noise, but never none.
-    np.testing.assert_allclose(of(LARGEST_WORD, 0, 0)[0], math.sqrt(2.0**-64), rtol=1e-6)
-    np.testing.assert_allclose(of(LARGEST_WORD, LARGEST_WORD, 0)[0], math.sqrt(2.0**-31), rtol=1e-6)
-    np.testing.assert_allclose(of(LARGEST_WORD - 100, 2**31, 0)[0], math.sqrt(2 * 101.0 * 2.0**-32), rtol=0.01)
-    # Both sides of the middle.
-    np.testing.assert_allclose(
-        [of(2**31 - 1, LARGEST_WORD, 0)[0], of(2**31, LARGEST_WORD, 0)[0]], math.sqrt(2 * math.log(2)), rtol=1e-6
-    )
+    least = math.sqrt(2.0**-23)
+    for high, low in ((LARGEST_WORD, 0), (LARGEST_WORD, LARGEST_WORD), (LARGEST_WORD - 100, 2**31)):
+        np.testing.assert_allclose(pairs_of(high, 0, low)[0], least, rtol=1e-4)
+    np.testing.assert_allclose(pairs_of(2**32 - 2**12, 0, 0)[0], math.sqrt(2 * 2.0**-20), rtol=1e-4)
+    np.testing.assert_allclose(pairs_of(2**31, 0, 0)[0], math.sqrt(2 * math.log(2)), rtol=1e-6)
 
 
 def test_no_bits_give_anything_but_a_finite_number_within_the_bound():
     words = (0, 1, 2, 2**24, 2**30, 2**31 - 1, 2**31, 3 * 2**30, LARGEST_WORD - 1, LARGEST_WORD)
-    bits = np.array(list(itertools.product(words, repeat=3)), np.uint32)
-    draws = gaussians(tf.constant(bits), 2).numpy()
+    draws = pairs_of(*np.array(list(itertools.product(words, repeat=3)), np.uint32).T)
     assert np.isfinite(draws).all()
-    assert np.linalg.norm(draws.astype(np.float64), axis=1).min() > 0
-    assert np.linalg.norm(draws, axis=1).max() <= LARGEST_RADIUS * (1 + 1e-6)
+    assert np.linalg.norm(draws.astype(np.float64), axis=0).min() > 0
+    assert np.linalg.norm(draws, axis=0).max() <= LARGEST_RADIUS * (1 + 1e-6)
+
+
+def test_pairs_that_share_lower_bits_are_not_correlated():
+    size = 32 * 50_000
+    draws = gaussians(draw_bits(seeds_of((5, 6))[0], bits_for_gaussians(size)), size).numpy()
+    radii = np.linalg.norm(np.reshape(draws, [2, 16, -1]), axis=0)
+    correlations = np.corrcoef(radii) - np.identity(16)
+    assert np.abs(correlations).max() < 5 / math.sqrt(radii.shape[1])
 
 
 def test_the_gaussian_has_gaussian_tails():

@@ -15,6 +15,8 @@ _PHILOX = 1
 _PLACE_BITS = 40
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
 _UNROLLED = 32
+# Pairs of Gaussians that share the lower bits of their radii.
+_PAIRS_OF_A_LOW_WORD = 16
 
 
 def draw_bits(seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0) -> tf.Tensor:
@@ -60,7 +62,7 @@ def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Ten
 
 def bits_for_gaussians(size: int) -> int:
     """How many 32-bit words `gaussians` takes to make `size` of them."""
-    return 3 * math.ceil(size / 2)
+    return (2 * _PAIRS_OF_A_LOW_WORD + 1) * _num_low_words(size)
 
 
 def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
@@ -70,19 +72,22 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     one does: with as many coordinates as a model has, and as many steps, a draw beyond that is no rarity. Here, in Box
     and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 64 bits.
     It reaches 9.49, beyond which a coordinate lies with a probability of 2e-21, and it is never zero.
+
+    The lower 32 of those 64 bits are shared by 16 pairs. Every draw has them, as every draw must; but float32 holds 24
+    bits, so they show only in radii beyond 3.3, and who knows one such radius knows of another's what lies behind its
+    upper 32 bits, which is little more than float32's own coarseness tells.
     """
-    pairs = math.ceil(size / 2)
-    words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3, pairs]], axis=0))
-    high, low, angle = tf.unstack(words, axis=-2)
-    # Float32 is fine near zero and coarse near one, so a uniform number is held by its distance to the nearer end; a
-    # half below the last of 64 bits keeps it off both. Else one pair in 2**25 would have a radius of zero: no noise.
-    # As signed words, those of the upper half are negative, and inverting their bits counts from the other end.
-    signed = tf.bitcast(high, tf.int32)
-    is_upper = signed < 0
-    distance = tf.cast(tf.bitwise.bitwise_xor(signed, tf.bitwise.right_shift(signed, 31)), tf.float32)
-    distance = (distance + (tf.cast(low, tf.float32) + 0.5) * 2.0**-32) * 2.0**-32
-    logarithm = tf.where(is_upper, tf.math.log1p(-distance), tf.math.log(distance))
-    radius = tf.sqrt(-2.0 * logarithm)
-    angle = tf.cast(angle, tf.float32) * (2.0 * math.pi * 2.0**-32)
-    draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    return draws if size == 2 * pairs else tf.split(draws, [size, 1], axis=-1)[0]
+    shape = [_PAIRS_OF_A_LOW_WORD, _PAIRS_OF_A_LOW_WORD, 1]
+    words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [sum(shape), _num_low_words(size)]], axis=0))
+    high, angle, low = (tf.cast(part, tf.float32) for part in tf.split(words, shape, axis=-2))
+    # Half below the last of 64 bits keeps the uniform number off zero. Close to one, float32 is coarse and would round
+    # one pair in 2**25 up to it, whose radius were zero: no noise. They get float32's last number below one.
+    uniform = tf.minimum((high + (low + 0.5) * 2.0**-32) * 2.0**-32, 1.0 - 2.0**-24)
+    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
+    angle *= 2.0 * math.pi * 2.0**-32
+    draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-2)
+    return tf.reshape(draws, tf.concat([tf.shape(bits)[:-1], [-1]], axis=0))[..., :size]
+
+
+def _num_low_words(size: int) -> int:
+    return math.ceil(size / (2 * _PAIRS_OF_A_LOW_WORD))
