@@ -83,11 +83,11 @@ def test_the_seed_decides_which_batch_is_the_first_and_nothing_else():
     given = ({}, tf.constant([5]), tf.constant(9), tf.constant([4]))
     draws = build_minibatch(MODEL, 2).draw
     from_zero = draws(*given, tf.constant([[3, 8]], tf.int64))
-    np.testing.assert_array_equal(from_zero.indices, [[[0, 1], [2, 3], [4, 0], [0, 1]]])
+    np.testing.assert_array_equal(from_zero.indices, [[[0, 1], [2, 3], [4, 4], [0, 1]]])
     np.testing.assert_array_equal(from_zero.filled[0], [[True, True], [True, True], [True, False], [True, True]])
     for seed in (1, -2, 2**62 + 3 - 2**62 % 3 - 2):
         from_one = draws(*given, tf.constant([[seed, 0]], tf.int64))
-        np.testing.assert_array_equal(from_one.indices, [[[2, 3], [4, 0], [0, 1], [2, 3]]])
+        np.testing.assert_array_equal(from_one.indices, [[[2, 3], [4, 4], [0, 1], [2, 3]]])
 
 
 def test_the_mean_gradient_by_hand():
@@ -110,12 +110,12 @@ def test_padding_counts_for_nothing():
 
 
 def test_a_client_without_examples_has_no_gradient():
-    data = client_data([[math.nan, math.nan]] * 2, [math.nan] * 2, num_examples=0)
+    data = client_data([[0, 0]] * 2, [0] * 2, num_examples=0)
     np.testing.assert_array_equal(gradient(weights_of(1, 2, 3), data, 0, batch_size=2), [0.0, 0.0, 0.0])
 
 
 def test_an_example_shows_in_its_own_batch_alone():
-    # Places of a smaller batch that are not filled stand for row 0.
+    # Places of a smaller batch that are not filled hold none of another batch.
     data = client_data([[math.inf, 0], [0, 1], [2, 2]], [3, 1, 8])
     assert not np.isfinite(gradient(weights_of(1, 2, 3), data, 0, batch_size=2)).all()
     np.testing.assert_array_equal(gradient(weights_of(1, 2, 3), data, 1, batch_size=2), [2.0, 2.0, 1.0])

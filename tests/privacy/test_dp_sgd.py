@@ -171,10 +171,11 @@ def test_noise_is_independent_of_the_batches_and_of_other_clients_noise(clients)
     masks = (np.eye(NUM_EXAMPLES)[draws.batches.indices.numpy()] * filled[..., np.newaxis]).sum(axis=2)
     noise = draws.noise.numpy()
     # Sizes, too: a radius made from a word that has also sampled would not show in signs.
-    columns = np.concatenate([masks[0], masks[1], noise[0], noise[1]], axis=1)
-    columns = np.concatenate([columns, np.abs(noise[0]), np.abs(noise[1])], axis=1)
-    correlations = np.corrcoef(columns.T)[np.triu_indices(columns.shape[1], 1)]
-    assert np.abs(correlations).max() < 5 / math.sqrt(num_steps)
+    drawn = np.concatenate([noise[0], noise[1]], axis=1)
+    for values in (drawn, np.abs(drawn)):
+        columns = np.concatenate([masks[0], masks[1], values], axis=1)
+        correlations = np.corrcoef(columns.T)[np.triu_indices(columns.shape[1], 1)]
+        assert np.abs(correlations).max() < 5 / math.sqrt(num_steps)
 
 
 def test_adding_one_example_moves_the_sum_by_at_most_the_clip(weights, data, gradient):

@@ -37,7 +37,7 @@ class LocalSteps(NamedTuple):
     """How many local steps a client takes; the value of the hyper-parameter `local_steps` inside a computation.
 
     Attributes:
-      count: int32 scalar.
+      count: int32 scalar, at least 1.
       bound: int32 scalar, at least `count`, and the same for all clients computed together.
     """
 
@@ -66,8 +66,9 @@ class GradientEstimator:
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
         their data are padded to. What is drawn for a client must not depend on the others.
-      gradient: `(mechanism, draws, weights, data, step) -> gradient`, for one client. From the client's number of steps
-        on it must be finite where the weights are; it then counts for nothing.
+      gradient: `(mechanism, draws, weights, data, step) -> gradient`, for one client. The data has at least one row, of
+        zeros where the client has no examples. From the client's number of steps on the gradient must be finite where
+        the weights are; it then counts for nothing.
     """
 
     mechanism: tuple[str, ...]

@@ -38,10 +38,13 @@ def local_sgd(
         rate = tf.where(index < local_steps.count, learning_rate, 0.0)
         return index + 1, map_weights(lambda w, g: w - rate * g, current, gradient)
 
+    # The first step is outside of the loop. Clients that start from the same weights, computed together, take it with
+    # one matrix product for all of them; in the loop everyone has weights of their own.
+    first = step(tf.constant(0), map_weights(tf.convert_to_tensor, weights))
     _, trained = tf.while_loop(
         lambda index, _: index < local_steps.bound,
         step,
-        (tf.constant(0), map_weights(tf.convert_to_tensor, weights)),
+        first,
         # One step reads the weights the step before wrote: nothing to run in parallel.
         parallel_iterations=1,
     )

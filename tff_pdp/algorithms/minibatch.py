@@ -42,15 +42,15 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         indices = batch[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
         filled &= (step < num_steps[:, tf.newaxis])[:, :, tf.newaxis]
-        return Minibatches(tf.where(filled, indices, 0), filled)
+        # The rest of a batch repeats its first example.
+        return Minibatches(tf.where(filled, indices, indices[..., :1]), filled)
 
     def gradient(mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
         del mechanism
         indices, filled = draws.indices[step], draws.filled[step]
         shares = tf.cast(filled, tf.float32)
         shares /= tf.maximum(tf.reduce_sum(shares), 1.0)
-        # Places that are not filled hold copies of the first example; what is in it must not count.
-        x, y = (_keep(filled, tf.gather(values, indices)) for values in (data.x, data.y))
+        x, y = tf.gather(data.x, indices), tf.gather(data.y, indices)
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(model.loss(weights, x, y) * shares)
@@ -58,8 +58,3 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         return collections.OrderedDict(zip(weights, gradients, strict=True))
 
     return GradientEstimator(mechanism=(), draw=draw, gradient=gradient)
-
-
-def _keep(filled: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    column = tf.reshape(filled, [-1] + [1] * (rows.shape.rank - 1))
-    return tf.where(column, rows, tf.zeros([], rows.dtype))

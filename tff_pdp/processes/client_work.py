@@ -27,14 +27,14 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
         return collections.OrderedDict(state=plain(result.state), released=plain(result.released))
 
     def for_one(message: Any, state: Any, data: Any, params: Any) -> Any:
-        data = at_least_one_row(data, axis=0)
+        data = usable_rows(data, axis=0)
         stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], params)
         draws = _draw(estimator, tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], data), stacked_params)
         only = tf.nest.map_structure(lambda leaf: leaf[0], draws)
         return train(message, state, data, params, only, params["hparams"]["local_steps"])
 
     def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
-        data = at_least_one_row(data, axis=1)
+        data = usable_rows(data, axis=1)
         draws = _draw(estimator, data, params)
         bound = tf.reduce_max(params["hparams"]["local_steps"])
 
@@ -53,15 +53,30 @@ def plain(state: Any) -> Any:
     return state
 
 
-def at_least_one_row(data: Any, *, axis: int) -> Any:
-    """The data, or one row of padding where there is no row: some operations fail, or worse, on none."""
-    rows = tf.shape(data["y"])[axis]
+def usable_rows(data: Any, *, axis: int) -> Any:
+    """The data with at least one row, and with zeros in the rows of clients that have no examples.
 
-    def pad(values: tf.Tensor) -> tf.Tensor:
+    Whoever has examples can point at one of them where a batch is not full; who has none would point at padding, and
+    some operations fail, or worse, where there is no row at all. Copies nothing where all clients have examples.
+
+    Args:
+      data: of type `client_data_type`, or stacked.
+      axis: of the rows; 0, or 1 for stacked clients.
+    """
+    rows = tf.shape(data["y"])[axis]
+    is_empty = data["num_examples"] == 0
+
+    def prepare(values: tf.Tensor) -> tf.Tensor:
+        unlike_rows = [1] * (values.shape.rank - axis)
         paddings = [[0, 0]] * axis + [[0, 1]] + [[0, 0]] * (values.shape.rank - axis - 1)
+        values = tf.cond(
+            tf.reduce_any(is_empty),
+            lambda: tf.where(tf.reshape(is_empty, [-1, *unlike_rows][1 - axis :]), tf.zeros([], values.dtype), values),
+            lambda: values,
+        )
         return tf.cond(rows > 0, lambda: values, lambda: tf.pad(values, paddings))
 
-    return collections.OrderedDict(x=pad(data["x"]), y=pad(data["y"]), num_examples=data["num_examples"])
+    return collections.OrderedDict(x=prepare(data["x"]), y=prepare(data["y"]), num_examples=data["num_examples"])
 
 
 def _draw(estimator: GradientEstimator, data: Any, params: Any) -> Any:
