@@ -43,7 +43,7 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
         filled &= (step < num_steps[:, tf.newaxis])[:, :, tf.newaxis]
         # The rest of a batch repeats its first example.
-        return Minibatches(tf.where(filled, indices, indices[..., :1]), filled)
+        return Minibatches(tf.where(filled, indices, indices[:, :, :1]), filled)
 
     def gradient(mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
         del mechanism

@@ -86,7 +86,9 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     radius = tf.sqrt(-2.0 * tf.math.log(uniform))
     angle *= 2.0 * math.pi * 2.0**-32
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-2)
-    return tf.reshape(draws, tf.concat([tf.shape(bits)[:-1], [-1]], axis=0))[..., :size]
+    made = 2 * _PAIRS_OF_A_LOW_WORD * _num_low_words(size)
+    draws = tf.reshape(draws, tf.concat([tf.shape(bits)[:-1], [made]], axis=0))
+    return tf.split(draws, [size, made - size], axis=-1)[0]
 
 
 def _num_low_words(size: int) -> int:
