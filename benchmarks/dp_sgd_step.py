@@ -25,6 +25,7 @@ from tff_pdp.privacy.dp_sgd import build_dp_sgd
 OUTPUT = pathlib.Path(__file__).parent / "results" / "dp_sgd_step.json"
 NUM_EXAMPLES = 640
 BATCH_SIZE = 64
+RATE = 0.1
 NUM_CLASSES = 62
 MODELS: dict[str, Callable[[], Model]] = {
     "linear": lambda: build_linear((784,), NUM_CLASSES),
@@ -74,8 +75,8 @@ def _dp_step(model: Model) -> Callable[..., Any]:
 
     @tf.function
     def step(weights: Any, data: ClientData, seed: tf.Tensor) -> Any:
-        gradient = estimator.gradient(mechanism, _draws(model, seed), weights, data, tf.constant(0))
-        return tf.nest.map_structure(lambda w, g: w - 0.1 * g, weights, gradient)
+        gradient = estimator.gradient(mechanism, _draws(model, seed), weights, data, tf.constant(0), tf.constant(RATE))
+        return tf.nest.map_structure(tf.subtract, weights, gradient)
 
     return step
 
@@ -86,8 +87,9 @@ def _plain_step(model: Model) -> Callable[..., Any]:
         batch = _draws(model, seed).batches.indices[0]
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            loss = tf.reduce_sum(model.loss(weights, tf.gather(data.x, batch), tf.gather(data.y, batch))) / BATCH_SIZE
-        return tf.nest.map_structure(lambda w, g: w - 0.1 * g, weights, tape.gradient(loss, weights))
+            loss = tf.reduce_sum(model.loss(weights, tf.gather(data.x, batch), tf.gather(data.y, batch)))
+            loss *= RATE / BATCH_SIZE
+        return tf.nest.map_structure(tf.subtract, weights, tape.gradient(loss, weights))
 
     return step
 

@@ -17,7 +17,7 @@ def weights(value):
 
 def pull_to(target):
     """The gradient of `(w - target)^2 / 2`, so that every step can be followed by hand."""
-    return lambda current, data, step: collections.OrderedDict(w=current["w"] - target)
+    return lambda current, data, step, scale: collections.OrderedDict(w=scale * (current["w"] - target))
 
 
 def hparams(local_steps, bound=None, **values):
@@ -46,8 +46,8 @@ def test_proximal_term_by_hand():
 
 
 def test_each_step_gets_its_own_index():
-    def count_up(current, data, step):
-        return collections.OrderedDict(w=-tf.cast(step, tf.float32)[tf.newaxis])
+    def count_up(current, data, step, scale):
+        return collections.OrderedDict(w=-scale * tf.cast(step, tf.float32)[tf.newaxis])
 
     trained = local_sgd(weights(0.0), NO_DATA, count_up, **hparams(learning_rate=1.0, local_steps=4))
     np.testing.assert_array_equal(trained["w"], [0 + 1 + 2 + 3])

@@ -36,13 +36,13 @@ def draw(num_examples, num_steps, batch_size):
     ]
 
 
-def gradient(weights, data, step, batch_size):
+def gradient(weights, data, step, batch_size, scale=1.0):
     estimator = build_minibatch(MODEL, batch_size)
     draws = estimator.draw(
         {}, data.num_examples[tf.newaxis], tf.shape(data.y)[0], tf.constant([step + 1]), tf.zeros([1, 2], tf.int64)
     )
     own = tf.nest.map_structure(lambda leaf: leaf[0], draws)
-    result = estimator.gradient({}, own, weights, data, tf.constant(step))
+    result = estimator.gradient({}, own, weights, data, tf.constant(step), tf.constant(scale))
     assert list(result) == list(weights)
     return np.concatenate([np.ravel(tensor) for tensor in result.values()])
 
@@ -100,6 +100,7 @@ def test_the_mean_gradient_by_hand():
     np.testing.assert_array_equal(gradient(weights, data, 1, batch_size=2), [2.0, 2.0, 1.0])
     np.testing.assert_array_equal(gradient(weights, data, 2, batch_size=2), [0.5, 2.0, 2.5])
     np.testing.assert_allclose(gradient(weights, data, 0, batch_size=10), np.array([3, 6, 6]) / 3, rtol=1e-6)
+    np.testing.assert_array_equal(gradient(weights, data, 0, batch_size=2, scale=0.5), [0.25, 1.0, 1.25])
 
 
 def test_padding_counts_for_nothing():

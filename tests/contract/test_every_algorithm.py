@@ -223,7 +223,7 @@ def test_only_what_is_declared_leaves_the_client(algorithm):
         message,
         algorithm.init_client(message),
         ClientData(tf.zeros([1, 2, 2, 1]), tf.zeros([1], tf.int64), tf.constant(1)),
-        lambda weights, data, step: weights,
+        lambda weights, data, step, scale: weights,
         {**hparams, "local_steps": LocalSteps(hparams["local_steps"], hparams["local_steps"])},
     )
     assert set(result.released) == set(algorithm.released)
@@ -275,14 +275,14 @@ def client_release(algorithm):
 def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine, engines):
     """To the bit: z = 0 and C = infinity, against the same algorithm on a gradient that knows nothing of privacy."""
 
-    def plain_gradient(weights, data, step):
+    def plain_gradient(weights, data, step, scale):
         x, y = data.x[: data.num_examples], data.y[: data.num_examples]
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(MODEL.loss(weights, x, y))
         gradients = tape.gradient(loss, list(weights.values()))
         size = tf.cast(data.num_examples, tf.float32)
-        return collections.OrderedDict((name, g / size) for name, g in zip(weights, gradients, strict=True))
+        return collections.OrderedDict((name, g * (scale / size)) for name, g in zip(weights, gradients, strict=True))
 
     server_type = process.initialize.type_signature.result.member["algorithm"]
     client_type = process.init_client.type_signature.result.member

@@ -57,10 +57,10 @@ class Clients:
             tf.constant(seeds, tf.int64),
         )
 
-    def gradient(self, draws, weights, data, step=0, client=0, **mechanism):
+    def gradient(self, draws, weights, data, step=0, client=0, scale=1.0, **mechanism):
         """The gradient of one client, flat."""
         own = tf.nest.map_structure(lambda leaf: leaf[client], draws)
-        result = self._gradient(mechanism_of(**mechanism), own, weights, data, tf.constant(step))
+        result = self._gradient(mechanism_of(**mechanism), own, weights, data, tf.constant(step), tf.constant(scale))
         assert list(result) == list(weights)
         return flat(result.values())
 
@@ -95,7 +95,7 @@ def plain_gradient(weights, data, size):
     with tf.GradientTape() as tape:
         tape.watch(list(weights.values()))
         total = tf.reduce_sum(MODEL.loss(weights, data.x[: data.num_examples], data.y[: data.num_examples]))
-    return [value / size for value in tape.gradient(total, list(weights.values()))]
+    return [value * (1.0 / size) for value in tape.gradient(total, list(weights.values()))]
 
 
 def example_gradients(weights, data):
@@ -176,6 +176,14 @@ def test_noise_is_independent_of_the_batches_and_of_other_clients_noise(clients)
         columns = np.concatenate([masks[0], masks[1], values], axis=1)
         correlations = np.corrcoef(columns.T)[np.triu_indices(columns.shape[1], 1)]
         assert np.abs(correlations).max() < 5 / math.sqrt(num_steps)
+
+
+def test_the_scale_applies_to_signal_and_noise_alike(weights, data, clients):
+    draws = clients.draw([(1, 2)], 1, sampling_rate=0.5)
+    given = {"clip_norm": 0.3, "noise_multiplier": 1.5}
+    whole = clients.gradient(draws, weights, data, **given)
+    np.testing.assert_allclose(clients.gradient(draws, weights, data, scale=0.25, **given), whole / 4, rtol=1e-6)
+    assert not clients.gradient(draws, weights, data, scale=0.0, **given).any()
 
 
 def test_adding_one_example_moves_the_sum_by_at_most_the_clip(weights, data, gradient):

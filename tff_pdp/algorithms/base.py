@@ -52,9 +52,11 @@ class ClientResult(NamedTuple):
     released: Mapping[str, Weights]
 
 
-# (weights, data, step) -> gradient with the structure of the weights. `step` is the int32 index of the local step; a
-# gradient function that draws randomness derives it from the step, so two calls with the same step draw the same.
-GradFn = Callable[[Weights, ClientData, tf.Tensor], Weights]
+# (weights, data, step, scale) -> scale * gradient, with the structure of the weights. `step` is the int32 index of the
+# local step; a gradient function that draws randomness derives it from the step, so two calls with the same step draw
+# the same. `scale`, a float32 scalar, is the learning rate: applied to the losses it costs nothing, while applied to
+# the gradient it costs a pass over all weights, and passes over weights are what a step of a small batch consists of.
+GradFn = Callable[[Weights, ClientData, tf.Tensor, tf.Tensor], Weights]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +68,15 @@ class GradientEstimator:
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
         their data are padded to. What is drawn for a client must not depend on the others.
-      gradient: `(mechanism, draws, weights, data, step) -> gradient`, for one client. The data has at least one row, of
-        zeros where the client has no examples. From the client's number of steps on the gradient must be finite where
-        the weights are; it then counts for nothing.
+      gradient: `(mechanism, draws, weights, data, step, scale) -> scale * gradient`, for one client; see `GradFn`. The
+        data has at least one row, of zeros where the client has no examples. The scale must not be a function of the
+        data. It is zero from the client's number of steps on, and the result must then be zero where the weights are
+        finite.
     """
 
     mechanism: tuple[str, ...]
     draw: Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Any]
-    gradient: Callable[[Mapping[str, tf.Tensor], Any, Weights, ClientData, tf.Tensor], Weights]
+    gradient: Callable[[Mapping[str, tf.Tensor], Any, Weights, ClientData, tf.Tensor, tf.Tensor], Weights]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ def local_sgd(
     Args:
       weights: where to start.
       data: the client's examples.
-      grad_fn: gradient of the data term, already private where the plan asks for it.
+      grad_fn: scaled gradient of the data term, already private where the plan asks for it.
       learning_rate: float32 scalar.
       local_steps: how many; steps from there to the bound leave the weights as they are.
       anchor: weights to be pulled towards; none for plain SGD.
@@ -32,11 +32,11 @@ def local_sgd(
     """
 
     def step(index: tf.Tensor, current: Weights) -> tuple[tf.Tensor, Weights]:
-        gradient = grad_fn(current, data, index)
-        if anchor is not None:
-            gradient = map_weights(lambda g, w, a: g + prox_weight * (w - a), gradient, current, anchor)
         rate = tf.where(index < local_steps.count, learning_rate, 0.0)
-        return index + 1, map_weights(lambda w, g: w - rate * g, current, gradient)
+        movement = grad_fn(current, data, index, rate)
+        if anchor is not None:
+            movement = map_weights(lambda m, w, a: m + rate * prox_weight * (w - a), movement, current, anchor)
+        return index + 1, map_weights(tf.subtract, current, movement)
 
     # The first step is outside of the loop. Clients that start from the same weights, computed together, take it with
     # one matrix product for all of them; in the loop everyone has weights of their own.

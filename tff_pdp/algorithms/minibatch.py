@@ -45,11 +45,13 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         # The rest of a batch repeats its first example.
         return Minibatches(tf.where(filled, indices, indices[:, :, :1]), filled)
 
-    def gradient(mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
+    def gradient(
+        mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor, scale: tf.Tensor
+    ) -> Weights:
         del mechanism
         indices, filled = draws.indices[step], draws.filled[step]
         shares = tf.cast(filled, tf.float32)
-        shares /= tf.maximum(tf.reduce_sum(shares), 1.0)
+        shares *= scale / tf.maximum(tf.reduce_sum(shares), 1.0)
         x, y = tf.gather(data.x, indices), tf.gather(data.y, indices)
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))

@@ -32,7 +32,7 @@ class DpSgdDraws(NamedTuple):
 
 
 def build_dp_sgd(model: Model) -> GradientEstimator:
-    """Builds `(sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
+    """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
     Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of
       one example, over all of the model's weights jointly.
@@ -54,7 +54,9 @@ def build_dp_sgd(model: Model) -> GradientEstimator:
         batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
         return DpSgdDraws(batches, gaussians(for_noise, num_parameters) if is_small else seeds)
 
-    def gradient(mechanism: Any, draws: DpSgdDraws, weights: Weights, data: ClientData, step: tf.Tensor) -> Weights:
+    def gradient(
+        mechanism: Any, draws: DpSgdDraws, weights: Weights, data: ClientData, step: tf.Tensor, scale: tf.Tensor
+    ) -> Weights:
         indices, size = draws.batches.indices[step], draws.batches.sizes[step]
         total = clipped_sum(
             model,
@@ -68,9 +70,8 @@ def build_dp_sgd(model: Model) -> GradientEstimator:
         # z = 0 means no noise, also where C is infinite and z * C would be NaN.
         stddev = tf.math.multiply_no_nan(mechanism["clip_norm"], mechanism["noise_multiplier"])
         noised = _add(total, noise * stddev)
-        return collections.OrderedDict(
-            (name, value / mechanism["expected_batch_size"]) for name, value in noised.items()
-        )
+        factor = scale / mechanism["expected_batch_size"]
+        return collections.OrderedDict((name, value * factor) for name, value in noised.items())
 
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient

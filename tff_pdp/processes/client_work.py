@@ -19,8 +19,8 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
     """
 
     def train(message: Any, state: Any, data: Any, params: Any, draws: Any, bound: tf.Tensor) -> Any:
-        def grad_fn(weights, examples, step):
-            return estimator.gradient(params["mechanism"], draws, weights, examples, step)
+        def grad_fn(weights, examples, step, scale):
+            return estimator.gradient(params["mechanism"], draws, weights, examples, step, scale)
 
         hparams = {**params["hparams"], "local_steps": LocalSteps(params["hparams"]["local_steps"], bound)}
         result = algorithm.client_update(message, state, ClientData(**data), grad_fn, hparams)
