@@ -13,7 +13,6 @@ from benchmarks import contender
 from benchmarks.workloads import MrMtlWorkload
 from tff_pdp import _tff
 from tff_pdp.algorithms.minibatch import build_minibatch
-from tff_pdp.data.buckets import bucket_sizes
 from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.mlp import build_mlp
@@ -22,7 +21,7 @@ from tff_pdp.processes.compose import client_data_type, client_params_type, comp
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import build_engine
-from tff_pdp.runtime.experiment import WEIGHTS_OF_A_CALL
+from tff_pdp.runtime.experiment import padded_sizes
 from tff_pdp.runtime.run_key import RunKey
 
 PACKAGES = ["tff_pdp", "tensorflow-federated", "tensorflow", "numpy"]
@@ -125,7 +124,7 @@ class _MrMtl(_Rounds):
                 silos.x,
                 silos.y,
                 sizes,
-                bucket_sizes(sizes, rows_of_a_call=WEIGHTS_OF_A_CALL / model.num_parameters()),
+                padded_sizes(sizes, model),
                 strict=True,
             )
         ]

@@ -14,7 +14,7 @@ def local_sgd(
     learning_rate: tf.Tensor,
     local_steps: LocalSteps,
     anchor: Weights | None = None,
-    prox_weight: tf.Tensor | None = None,
+    prox_weight: tf.Tensor | float = 0.0,
 ) -> Weights:
     """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
@@ -28,7 +28,7 @@ def local_sgd(
       learning_rate: float32 scalar.
       local_steps: how many; steps from there to the bound leave the weights as they are.
       anchor: weights to be pulled towards; none for plain SGD.
-      prox_weight: float32 scalar, the strength of the pull; required with an anchor.
+      prox_weight: float32 scalar, the strength of the pull.
     """
 
     def step(index: tf.Tensor, current: Weights) -> tuple[tf.Tensor, Weights]:

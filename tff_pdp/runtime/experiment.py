@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
 
 # A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
-WEIGHTS_OF_A_CALL = 2e7
+_WEIGHTS_OF_A_CALL = 2e7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Method:
     def client_data(self, split: str) -> ClientValues:
         """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
         loaded = [self.clients.load(client_id, split) for client_id in self.clients.client_ids]
-        padded = padded_sizes(self.clients, self.model, split)
+        padded = padded_sizes([len(examples.y) for examples in loaded], self.model)
         rows = [
             collections.OrderedDict(
                 x=_pad(examples.x, size), y=_pad(examples.y, size), num_examples=np.int32(len(examples.y))
@@ -91,16 +91,17 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     lookup(ENGINES, config.training.engine, "training.engine")
     clients = _open_clients(config)
     model = build_model(config)
+    num_examples = {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids}
     plan = lookup(PLANS, config.privacy.plan, "privacy.plan")(
         config.privacy,
-        {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids},
+        num_examples,
         gradients_per_round=int(hparams["local_steps"]) * algorithm.data_passes,
         rounds=config.training.rounds,
     )
     estimator = build_dp_sgd(model)
     data_hash = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
     # What a client draws depends on the size its data are padded to.
-    data_hash.update(padded_sizes(clients, model, "train").tobytes())
+    data_hash.update(padded_sizes(list(num_examples.values()), model).tobytes())
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -113,10 +114,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     )
 
 
-def padded_sizes(clients: ClientDataset, model: Model, split: str) -> np.ndarray:
+def padded_sizes(num_examples: Sequence[int], model: Model) -> np.ndarray:
     """The size each client's examples are padded to: int64 `[clients]`."""
-    sizes = [clients.num_examples(client_id, split) for client_id in clients.client_ids]
-    return bucket_sizes(sizes, rows_of_a_call=WEIGHTS_OF_A_CALL / model.num_parameters())
+    return bucket_sizes(num_examples, rows_of_a_call=_WEIGHTS_OF_A_CALL / model.num_parameters())
 
 
 @contextlib.contextmanager
