@@ -9,11 +9,15 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from tff_pdp.errors import ConfigError
+
+# Here and not at the engine: an experiment is read without importing TensorFlow.
+ClientParallelism = Literal["auto", "loop", "vectorized"]
+CLIENT_PARALLELISMS: tuple[ClientParallelism, ...] = typing.get_args(ClientParallelism)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +212,7 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
     for key in ("rounds", "evaluate_every", "checkpoint_every", "clients_per_call"):
         _require(getattr(config.training, key) >= 1, source, f"training.{key} must be at least 1")
     _require(
-        config.training.client_parallelism in ("auto", "loop", "vectorized"),
+        config.training.client_parallelism in CLIENT_PARALLELISMS,
         source,
         f"training.client_parallelism {config.training.client_parallelism!r} must be auto, loop or vectorized",
     )

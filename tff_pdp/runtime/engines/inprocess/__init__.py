@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from typing import Self
 
 from tff_pdp import _tff
+from tff_pdp.config import CLIENT_PARALLELISMS, ClientParallelism
 from tff_pdp.errors import EngineError
 from tff_pdp.runtime.devices import resolve_device
-from tff_pdp.runtime.engines.inprocess.context import ClientParallelism, InProcessContext, Mode
+from tff_pdp.runtime.engines.inprocess.clients import Mode
+from tff_pdp.runtime.engines.inprocess.context import InProcessContext
 
 DEFAULT_CLIENTS_PER_CALL = 256
 
@@ -35,7 +37,7 @@ def build_inprocess_engine(
     Raises:
       EngineError: the device is absent, or an option is out of range.
     """
-    if client_parallelism not in ("auto", "loop", "vectorized"):
+    if client_parallelism not in CLIENT_PARALLELISMS:
         raise EngineError(f"client_parallelism: {client_parallelism!r} is not known; write auto, loop or vectorized")
     if clients_per_call < 1:
         raise EngineError(f"clients_per_call must be at least 1, not {clients_per_call}")

@@ -8,10 +8,10 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
+from tff_pdp.runtime.engines.inprocess.graphs import Leaves
 from tff_pdp.runtime.engines.inprocess.program import Statement, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import stack
 
-Leaves = list[tf.Tensor]
 _ANY_SHAPE: Any = None
 
 
@@ -21,7 +21,7 @@ def specs(statement: Statement) -> list[tf.TensorSpec]:
         return structures.leaf_specs(_accumulate(statement).type_signature.result)
     found = structures.leaf_specs(statement.value_type)
     if statement.uri == "federated_weighted_mean":
-        found = [*found, *structures.leaf_specs(_value_type(statement.value.argument[1]))]
+        found = [*found, *structures.leaf_specs(without_placement(statement.value.argument[1].type_signature))]
     # A sum over values of open shape starts from a scalar.
     return [spec if spec.shape.is_fully_defined() else tf.TensorSpec(_ANY_SHAPE, spec.dtype) for spec in found]
 
@@ -40,23 +40,18 @@ def start(statement: Statement, evaluator: Evaluator) -> Leaves:
     ]
 
 
-def add_one(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: Any) -> Leaves:
+def add_one(statement: Statement, sums: Leaves, evaluator: Evaluator) -> Leaves:
     """The sums after one more client."""
-    del num_clients
-    argument = statement.value.argument
     if statement.uri == "federated_aggregate":
-        return _accumulated(
-            statement, sums, structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0]))
-        )
+        return _accumulated(statement, sums, _evaluated(statement.value.argument[0], evaluator))
     values = _values(statement, evaluator)
     return [_COMBINE[statement.uri or ""](total, value) for total, value in zip(sums, values, strict=True)]
 
 
 def add_stacked(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: tf.Tensor) -> Leaves:
     """The sums after a stack of clients."""
-    argument = statement.value.argument
     if statement.uri == "federated_aggregate":
-        columns = structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0]))
+        columns = _evaluated(statement.value.argument[0], evaluator)
         rows = [stack(column, num_clients) for column in columns]
         return _accumulated_in_turn(statement, sums, rows, num_clients)
     combine, reduce = _COMBINE[statement.uri or ""], _REDUCE[statement.uri or ""]
@@ -89,8 +84,8 @@ def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator
 def _values(statement: Statement, evaluator: Evaluator) -> list[Any]:
     argument = statement.value.argument
     if statement.uri != "federated_weighted_mean":
-        return structures.flatten(evaluator.evaluate(argument), _value_type(argument))
-    values = structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0]))
+        return _evaluated(argument, evaluator)
+    values = _evaluated(argument[0], evaluator)
     weight = evaluator.evaluate(argument[1])
     return [*(value * tf.cast(weight, value.dtype) for value in values), weight]
 
@@ -98,15 +93,18 @@ def _values(statement: Statement, evaluator: Evaluator) -> list[Any]:
 def _stacked_values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor) -> Leaves:
     argument = statement.value.argument
     if statement.uri != "federated_weighted_mean":
-        columns = structures.flatten(evaluator.evaluate(argument), _value_type(argument))
-        return [stack(column, num_clients) for column in columns]
-    values = structures.flatten(evaluator.evaluate(argument[0]), _value_type(argument[0]))
-    stacks = [stack(column, num_clients) for column in values]
+        return [stack(column, num_clients) for column in _evaluated(argument, evaluator)]
+    stacks = [stack(column, num_clients) for column in _evaluated(argument[0], evaluator)]
     weight = stack(evaluator.evaluate(argument[1]), num_clients)
     weighted = [
         value * tf.reshape(tf.cast(weight, value.dtype), [-1, *[1] * (value.shape.rank - 1)]) for value in stacks
     ]
     return [*weighted, weight]
+
+
+def _evaluated(expression: Any, evaluator: Evaluator) -> list[Any]:
+    """The leaves of an expression's value at one place."""
+    return structures.flatten(evaluator.evaluate(expression), without_placement(expression.type_signature))
 
 
 def _accumulated(statement: Statement, sums: Leaves, value: list[Any]) -> Leaves:
@@ -135,10 +133,6 @@ def _accumulate(statement: Statement) -> Any:
 def _zero(dtype: tf.DType) -> int:
     del dtype
     return 0
-
-
-def _value_type(block: Any) -> Any:
-    return without_placement(block.type_signature)
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {

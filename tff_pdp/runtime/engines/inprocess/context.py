@@ -4,17 +4,18 @@ import collections
 import logging
 import math
 import threading
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
 from tff_pdp import _tff
+from tff_pdp.config import ClientParallelism
 from tff_pdp.errors import EngineError
-from tff_pdp.runtime.engines.inprocess.execution import LoadedProgram, Mode
+from tff_pdp.runtime.engines.inprocess.clients import Mode
+from tff_pdp.runtime.engines.inprocess.execution import LoadedProgram
 from tff_pdp.runtime.engines.inprocess.lanes import Lanes
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 
-ClientParallelism = Literal["loop", "vectorized", "auto"]
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
 

@@ -5,17 +5,18 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.errors import EngineError
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.client_values import ClientGroup, ClientValues
+from tff_pdp.runtime.engines.inprocess.clients import Arrangement, ClientWork, LaneOutcome, Mode, arrange
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
-from tff_pdp.runtime.engines.inprocess.lanes import NUM_LANES, Lanes
+from tff_pdp.runtime.engines.inprocess.graphs import Leaves
+from tff_pdp.runtime.engines.inprocess.lanes import Lanes
 from tff_pdp.runtime.engines.inprocess.program import Program, lower, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 from tff_pdp.runtime.engines.inprocess.steps import (
@@ -28,8 +29,6 @@ from tff_pdp.runtime.engines.inprocess.steps import (
 )
 
 _logger = logging.getLogger(__name__)
-Leaves = list[tf.Tensor]
-Mode = Literal["loop", "vectorized"]
 # Enough clients to tell the two apart; a first round with more is not much longer for it.
 _TRIAL_CLIENTS = 32
 
@@ -112,13 +111,12 @@ class LoadedProgram:
         """
         server, clients = dict(shared), dict(own)
         num_clients = len(next(iter(own.values()))) if own else 0
-        num_lanes = min(NUM_LANES, clients_per_call) if mode == "loop" else 1
-        chunks = _chunks(own, mode, clients_per_call)
+        arrangement = arrange(own, mode, clients_per_call)
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
             sums = self._run_server(number, server, sums, num_clients)
             if level.clients or level.aggregations:
-                results, sums = self._run_clients(number, server, clients, sums, mode, chunks, num_lanes)
+                results, sums = self._run_clients(number, server, clients, sums, arrangement)
                 clients.update(results)
         return self._result(server, clients)
 
@@ -163,40 +161,25 @@ class LoadedProgram:
         server: Mapping[str, Leaves],
         clients: Mapping[str, ClientValues],
         sums: Leaves,
-        mode: Mode,
-        chunks: Sequence[np.ndarray],
-        num_lanes: int,
+        arrangement: Arrangement,
     ) -> tuple[dict[str, ClientValues], Leaves]:
-        step = self._client_step(number, mode) if chunks else None
-        if step is None:
-            outputs = self._needed_after_clients(number)
-            level = self.program.levels[number]
-            names = [statement.name for statement in level.clients if statement.name in outputs]
-            return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
+        if not arrangement.lanes:
+            return self._values_of_no_clients(number), sums
+        step = self._client_step(number, arrangement.mode)
         shared = [leaf for name in step.shared for leaf in server[name]]
-        groups: dict[str, list[ClientGroup]] = {name: [] for name in step.outputs}
+        work = ClientWork(step, arrangement.mode, self._wiring.types, shared, clients)
+        outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in arrangement.lanes])
+        merged = functools.reduce(functools.partial(self._merge, number), (outcome.sums for outcome in outcomes))
+        return {name: self._joined(name, outcomes) for name in step.outputs}, merged
 
-        def run_lane(own_chunks: Sequence[np.ndarray]) -> tuple[list[Leaves], Leaves]:
-            kept, lane_sums = [], sums
-            for chunk in own_chunks:
-                own = [leaf for name in step.own for leaf in _leaves(clients[name], chunk, mode)]
-                results = _called(step, [tf.constant(len(chunk)), *shared, *own, *lane_sums], mode)
-                kept.append(results[: len(results) - len(sums)])
-                lane_sums = results[len(results) - len(sums) :]
-            return kept, lane_sums
+    def _values_of_no_clients(self, number: int) -> dict[str, ClientValues]:
+        needed = self._needed_after_clients(number)
+        names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
+        return {name: ClientValues(self._wiring.types[name], []) for name in names}
 
-        # Which lane a chunk is in is fixed, and so is the order of all sums: a repeated round has the same bits.
-        num_lanes = min(num_lanes, len(chunks))
-        lanes = [chunks[lane::num_lanes] for lane in range(num_lanes)]
-        outcomes = self._lanes.run([functools.partial(run_lane, lane) for lane in lanes])
-        for lane, (kept, _) in zip(lanes, outcomes, strict=True):
-            for chunk, results in zip(lane, kept, strict=True):
-                leaves = iter(results)
-                for name in step.outputs:
-                    own = tuple(next(leaves) for _ in structures.leaf_types(self._wiring.types[name]))
-                    groups[name].append(ClientGroup(chunk, own, mode == "vectorized"))
-        merged = functools.reduce(functools.partial(self._merge, number), (lane_sums for _, lane_sums in outcomes))
-        return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, merged
+    def _joined(self, name: str, outcomes: Sequence[LaneOutcome]) -> ClientValues:
+        groups = [group for outcome in outcomes for group in outcome.groups[name]]
+        return ClientValues(self._wiring.types[name], groups)
 
     def _merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:
         if number not in self._merge_steps:
@@ -249,49 +232,6 @@ def _fingerprint(program: Program) -> str:
     ]
     content = f"{program.parameter_type} {program.result_type} {statements}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _chunks(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[np.ndarray]:
-    """Which clients go into one call; afterwards all values are arranged like this."""
-    if not own:
-        return []
-    size = len(next(iter(own.values())))
-    if mode == "loop":
-        for values in own.values():
-            values.separate()
-        return [np.array([index]) for index in range(size)]
-    if any(structures.holds_sequences(values.member_type) for values in own.values()):
-        raise CannotStack("data sets cannot be stacked")
-    by_shapes: dict[Any, list[int]] = {}
-    for index, shapes in enumerate(zip(*(values.shapes() for values in own.values()), strict=True)):
-        by_shapes.setdefault(shapes, []).append(index)
-    chunks = [
-        np.array(group[begin : begin + clients_per_call])
-        for group in by_shapes.values()
-        for begin in range(0, len(group), clients_per_call)
-    ]
-    for values in own.values():
-        values.arrange(chunks)
-    return chunks
-
-
-def _called(step: ClientStep, inputs: Leaves, mode: Mode) -> Leaves:
-    try:
-        return step.function(inputs)
-    except tf.errors.InvalidArgumentError as error:
-        # What `tf.vectorized_map` computes client by client it stacks in the end.
-        if mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
-            raise CannotStack("its results have different shapes at different clients") from error
-        raise
-
-
-def _leaves(values: ClientValues, chunk: np.ndarray, mode: Mode) -> Sequence[tf.Tensor]:
-    if mode == "loop":
-        return values.leaves_of(int(chunk[0]))
-    for group in values.groups:
-        if group.indices[0] == chunk[0]:
-            return group.leaves
-    raise EngineError("clients' values are not arranged as the call needs them")
 
 
 def _first(values: ClientValues, size: int) -> ClientValues:

@@ -10,6 +10,9 @@ from tensorflow.python.eager import context
 
 from tff_pdp.errors import EngineError
 
+# The tensors of a value, in the order of its type: so values enter and leave functions.
+Leaves = list[tf.Tensor]
+
 _CPU_ONLY = re.compile(r"Dataset|Iterator|Table|^(Parse|Decode|Encode|String|Regex|Lookup|As?String)")
 _STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
 _TABLES = {
@@ -61,7 +64,7 @@ class Graph:
         """Whether it keeps variables, tables or data sets, which cannot be shared by clients that run in one call."""
         return any(_STATE.search(operation) for operation in self.operations)
 
-    def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> Leaves:
         """Imports the graph into the current one and returns its outputs."""
         mapping = dict(zip(self.inputs, inputs, strict=True))
         if self._proto.session_token_tensor_name:

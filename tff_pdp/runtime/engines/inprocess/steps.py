@@ -10,10 +10,9 @@ from tff_pdp import _tff
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.engines.inprocess import aggregations
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
+from tff_pdp.runtime.engines.inprocess.graphs import Leaves
 from tff_pdp.runtime.engines.inprocess.program import Level, Program, Statement
 from tff_pdp.runtime.engines.inprocess.stacked import Column, call_stacked, stack
-
-Leaves = list[tf.Tensor]
 
 
 class Wiring:
@@ -185,8 +184,10 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
             results += [stack(leaf, num_clients) for leaf in flat] if stacked else map(tf.identity, flat)
         for statement in level.aggregations:
             sums = [next(remaining) for _ in aggregations.specs(statement)]
-            add = aggregations.add_stacked if stacked else aggregations.add_one
-            results += add(statement, sums, evaluator, num_clients)
+            if stacked:
+                results += aggregations.add_stacked(statement, sums, evaluator, num_clients)
+            else:
+                results += aggregations.add_one(statement, sums, evaluator)
         return results
 
     return ClientStep(shared, own, outputs, trace(step, specs))
