@@ -7,7 +7,6 @@ Clients hold data sets, so they are computed one by one.
 """
 
 import collections
-import contextlib
 import functools
 import itertools
 
@@ -17,8 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.runtime.engine_equality import assert_same
+from tests.runtime.inprocess_support import inprocess
 from tff_pdp import _tff
-from tff_pdp.runtime.engines import build_engine
 
 NUM_CLIENTS = 3
 ROUNDS = 2
@@ -146,7 +145,7 @@ WITHOUT_STATE = {"DP, adaptive tree"}
 
 @pytest.fixture
 def engine():
-    with contextlib.closing(build_engine("inprocess", client_parallelism="loop")) as built:
+    with inprocess("loop") as built:
         yield built
 
 
@@ -219,10 +218,9 @@ def test_k_means_is_the_same_as_on_the_native_engine(engine, native_engine):
 # -----
 
 
-@pytest.mark.parametrize("mode", ["loop", "vectorized"])
 def test_noise_has_its_size_and_is_never_the_same(mode):
     process = DP.gaussian_fixed(1.0, 4, clip=0.5).create(_tff.TensorType(np.float32, [20000]))
-    with contextlib.closing(build_engine("inprocess", client_parallelism=mode)) as engine, engine.install():
+    with inprocess(mode) as engine, engine.install():
         state = process.initialize()
         draws = [np.asarray(process.next(state, [np.zeros(20000, np.float32)] * 4).result) for _ in range(3)]
     # 0.5 over 4 clients. The standard error of the estimate is 0.5 %, of the mean 0.0009, of a correlation 0.007.
