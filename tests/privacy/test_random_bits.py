@@ -11,7 +11,7 @@ from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits
 
 LARGEST_WORD = 2**32 - 1
 # What 64 zero bits give, as half a unit is added below the last of them: about 9.49.
-LARGEST_RADIUS = math.sqrt(2 * 65 * math.log(2))
+LARGEST_RADIUS = math.sqrt(2 * 57 * math.log(2))
 
 
 def seeds_of(*pairs):
@@ -42,11 +42,17 @@ def words_of(number, count):
 
 
 def gaussians_in_double_precision(bits, size):
-    words = np.reshape(bits, [33, math.ceil(size / 32)]).astype(np.float64)
-    high, angle, low = words[:16], words[16:32], words[32]
-    radius = np.sqrt(-2 * np.log((high + (low + 0.5) / 2**32) / 2**32))
-    angle *= 2 * math.pi / 2**32
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).flatten()[:size]
+    quarter = math.ceil(size / 4)
+    high, angle, low = np.split(bits, [2 * quarter, 4 * quarter])
+    middle = np.stack([low & 0xFFFF, low >> 16], axis=1).ravel()
+    # Exact integers: 56 bits are more than a double holds.
+    uniforms = [
+        (int(a) * 2**24 + int(b) * 2**8 + int(c) % 256 + 0.5) / 2**56
+        for a, b, c in zip(high, middle, angle, strict=True)
+    ]
+    radius = np.sqrt(-2 * np.log(uniforms))
+    turn = (angle >> 8) * (2 * math.pi / 2**24)
+    return np.concatenate([radius * np.cos(turn), radius * np.sin(turn)])[:size]
 
 
 def test_the_reference_gives_the_published_answers():
@@ -105,50 +111,57 @@ def test_gaussians_are_box_mullers_in_double_precision(size):
     np.testing.assert_allclose(gaussians(bits[7], size), together[7], atol=1e-6)
 
 
-def pairs_of(high, angle, low):
-    """Gaussians `[2, ...]` of words `[...]`, each in sixteen pairs of which the first is returned."""
-    words = [
-        np.repeat(np.atleast_1d(word)[..., np.newaxis], times, axis=-1)
-        for word, times in zip((high, angle, low), (16, 16, 1), strict=True)
-    ]
-    draws = gaussians(tf.constant(np.concatenate(words, axis=-1), tf.uint32), 32).numpy()
-    return np.squeeze(np.stack([draws[..., 0], draws[..., 16]]))
+def pair_of(high, middle, last, angle):
+    """The two Gaussians of one pair, from the 32, 16 and 8 bits of its radius and the 24 of its angle."""
+    words = np.array([high, high, angle << 8 | last, angle << 8 | last, middle << 16 | middle], np.uint32)
+    draws = gaussians(tf.constant(words), 4).numpy()
+    # Both pairs are the same.
+    np.testing.assert_array_equal(draws[::2], draws[1::2])
+    return draws[::2]
 
 
 def test_crafted_bits_reach_beyond_what_tensorflows_own_draws_can():
-    assert pytest.approx(9.49, abs=0.005) == LARGEST_RADIUS
-    np.testing.assert_allclose(pairs_of(0, 0, 0), [LARGEST_RADIUS, 0.0], rtol=1e-6)
+    assert pytest.approx(8.89, abs=0.005) == LARGEST_RADIUS
+    np.testing.assert_allclose(pair_of(0, 0, 0, 0), [LARGEST_RADIUS, 0.0], rtol=1e-6)
     # A quarter of a turn, half of one, and three quarters.
-    np.testing.assert_allclose(pairs_of(0, 2**30, 0), [0.0, LARGEST_RADIUS], atol=1e-5)
-    np.testing.assert_allclose(pairs_of(0, 2**31, 0), [-LARGEST_RADIUS, 0.0], atol=1e-5)
-    np.testing.assert_allclose(pairs_of(0, 3 * 2**30, 0), [0.0, -LARGEST_RADIUS], atol=1e-5)
-    # The low word counts where the high one is zero: 2**-32 and 2**-33.
-    np.testing.assert_allclose(pairs_of(0, 0, LARGEST_WORD)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
-    np.testing.assert_allclose(pairs_of(0, 0, 2**31)[0], math.sqrt(2 * 33 * math.log(2)), rtol=1e-6)
-    # Where it stops with 32 bits.
-    np.testing.assert_allclose(pairs_of(1, 0, 0)[0], math.sqrt(2 * 32 * math.log(2)), rtol=1e-6)
+    np.testing.assert_allclose(pair_of(0, 0, 0, 2**22), [0.0, LARGEST_RADIUS], atol=1e-5)
+    np.testing.assert_allclose(pair_of(0, 0, 0, 2**23), [-LARGEST_RADIUS, 0.0], atol=1e-5)
+    np.testing.assert_allclose(pair_of(0, 0, 0, 3 * 2**22), [0.0, -LARGEST_RADIUS], atol=1e-5)
+    # Where 48 bits stop, and 32; and the lower bits below that.
+    for bits, radius_bits in (((0, 1, 0), 48), ((1, 0, 0), 32), ((0, 2**15, 0), 33), ((0, 0, 128), 49)):
+        expected = math.sqrt(2 * radius_bits * math.log(2))
+        # Half of the last of 56 bits is added.
+        np.testing.assert_allclose(pair_of(*bits, 0)[0], expected, rtol=1e-4)
     # The other end, where float32 itself is too coarse to hold the uniform number: little noise, but never none.
     least = math.sqrt(2.0**-23)
-    for high, low in ((LARGEST_WORD, 0), (LARGEST_WORD, LARGEST_WORD), (LARGEST_WORD - 100, 2**31)):
-        np.testing.assert_allclose(pairs_of(high, 0, low)[0], least, rtol=1e-4)
-    np.testing.assert_allclose(pairs_of(2**32 - 2**12, 0, 0)[0], math.sqrt(2 * 2.0**-20), rtol=1e-4)
-    np.testing.assert_allclose(pairs_of(2**31, 0, 0)[0], math.sqrt(2 * math.log(2)), rtol=1e-6)
+    for high, middle, last in ((LARGEST_WORD, 0, 0), (LARGEST_WORD, 2**16 - 1, 255), (LARGEST_WORD - 100, 2**15, 0)):
+        np.testing.assert_allclose(pair_of(high, middle, last, 0)[0], least, rtol=1e-4)
+    np.testing.assert_allclose(pair_of(2**32 - 2**12, 0, 0, 0)[0], math.sqrt(2 * 2.0**-20), rtol=1e-4)
+    np.testing.assert_allclose(pair_of(2**31, 0, 0, 0)[0], math.sqrt(2 * math.log(2)), rtol=1e-6)
 
 
 def test_no_bits_give_anything_but_a_finite_number_within_the_bound():
-    words = (0, 1, 2, 2**24, 2**30, 2**31 - 1, 2**31, 3 * 2**30, LARGEST_WORD - 1, LARGEST_WORD)
-    draws = pairs_of(*np.array(list(itertools.product(words, repeat=3)), np.uint32).T)
-    assert np.isfinite(draws).all()
-    assert np.linalg.norm(draws.astype(np.float64), axis=0).min() > 0
-    assert np.linalg.norm(draws, axis=0).max() <= LARGEST_RADIUS * (1 + 1e-6)
+    highs = (0, 1, 2, 2**24, 2**31 - 1, 2**31, 3 * 2**30, LARGEST_WORD - 1, LARGEST_WORD)
+    for crafted in itertools.product(highs, (0, 1, 2**16 - 1), (0, 255), (0, 1, 2**22, 2**24 - 1)):
+        draws = pair_of(*crafted).astype(np.float64)
+        assert np.isfinite(draws).all()
+        assert 0 < np.linalg.norm(draws) <= LARGEST_RADIUS * (1 + 1e-6)
 
 
-def test_pairs_that_share_lower_bits_are_not_correlated():
-    size = 32 * 50_000
-    draws = gaussians(draw_bits(seeds_of((5, 6))[0], bits_for_gaussians(size)), size).numpy()
-    radii = np.linalg.norm(np.reshape(draws, [2, 16, -1]), axis=0)
-    correlations = np.corrcoef(radii) - np.identity(16)
-    assert np.abs(correlations).max() < 5 / math.sqrt(radii.shape[1])
+def test_every_bit_is_one_pairs_alone():
+    """Flipping a bit moves one pair, but for the halves of the last words, which are one pair's each."""
+    words = draw_bits(seeds_of((7, 8))[0], bits_for_gaussians(16)).numpy()
+    # Radii so far out that all their bits count.
+    words[:8] = np.arange(8)
+    before = np.reshape(gaussians(tf.constant(words), 16), [2, 8])
+    owners = []
+    for word, bit in itertools.product(range(len(words)), (0, 7, 8, 15, 16, 31)):
+        flipped = words.copy()
+        flipped[word] ^= np.uint32(1 << bit)
+        moved = (np.reshape(gaussians(tf.constant(flipped), 16), [2, 8]) != before).any(axis=0)
+        owners.append(np.flatnonzero(moved))
+    assert all(len(moved) <= 1 for moved in owners)
+    assert {int(moved[0]) for moved in owners if len(moved)} == set(range(8))
 
 
 def test_the_gaussian_has_gaussian_tails():

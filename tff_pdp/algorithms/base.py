@@ -52,9 +52,9 @@ class ClientResult(NamedTuple):
     released: Mapping[str, Weights]
 
 
-# (weights, data, step, scale) -> scale * gradient, with the structure of the weights. `step` is the int32 index of the
-# local step; a gradient function that draws randomness derives it from the step, so two calls with the same step draw
-# the same. `scale`, a float32 scalar, is the learning rate: applied to the losses it costs nothing, while applied to
+# (weights, data, index, scale) -> scale * gradient, with the structure of the weights. `index`, int32, says which of the
+# round's gradients it is, from 0 to local steps times data passes; batch and noise are those of the index, so each may be
+# asked for once: the difference of two answers to the same one would carry no noise. `scale`, a float32 scalar, is the learning rate: applied to the losses it costs nothing, while applied to
 # the gradient it costs a pass over all weights, and passes over weights are what a step of a small batch consists of.
 GradFn = Callable[[Weights, ClientData, tf.Tensor, tf.Tensor], Weights]
 
@@ -67,11 +67,10 @@ class GradientEstimator:
       mechanism: names of the float32 scalars it takes from each client.
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
-        their data are padded to. What is drawn for a client must not depend on the others.
-      gradient: `(mechanism, draws, weights, data, step, scale) -> scale * gradient`, for one client; see `GradFn`. The
+        their data are padded to, a step one gradient. What is drawn for a client must not depend on the others.
+      gradient: `(mechanism, draws, weights, data, index, scale) -> scale * gradient`, for one client; see `GradFn`. The
         data has at least one row, of zeros where the client has no examples. The scale must not be a function of the
-        data. It is zero from the client's number of steps on, and the result must then be zero where the weights are
-        finite.
+        data. Where it is zero, as in the steps of a stack after a client's own, the result must be zero, too.
     """
 
     mechanism: tuple[str, ...]
@@ -89,7 +88,8 @@ class Algorithm:
       hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
         so that every client may have its own value without another compilation. `local_steps` arrives as `LocalSteps`.
       released: what leaves a client, and how the server combines it.
-      data_passes: number of gradient computations on local data for each local step (2 for Ditto).
+      data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
+        of its own.
       init_server: `initial weights -> server state`.
       broadcast: `server state -> what every client receives`.
       init_client: `broadcast -> state of a client that takes part for the first time`.

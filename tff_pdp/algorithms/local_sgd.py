@@ -13,6 +13,7 @@ def local_sgd(
     *,
     learning_rate: tf.Tensor,
     local_steps: LocalSteps,
+    data_pass: int = 0,
     anchor: Weights | None = None,
     prox_weight: tf.Tensor | float = 0.0,
 ) -> Weights:
@@ -27,6 +28,7 @@ def local_sgd(
       grad_fn: scaled gradient of the data term, already private where the plan asks for it.
       learning_rate: float32 scalar.
       local_steps: how many; steps from there to the bound leave the weights as they are.
+      data_pass: which of the algorithm's passes over the data this is, counted from 0.
       anchor: weights to be pulled towards; none for plain SGD.
       prox_weight: float32 scalar, the strength of the pull.
     """
@@ -36,7 +38,7 @@ def local_sgd(
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def step(index: tf.Tensor, current: Weights) -> tuple[tf.Tensor, Weights]:
         rate = tf.where(index < local_steps.count, learning_rate, 0.0)
-        movement = grad_fn(current, data, index, rate)
+        movement = grad_fn(current, data, data_pass * local_steps.count + index, rate)
         if anchor is not None:
             movement = map_weights(lambda m, w, a: m + rate * prox_weight * (w - a), movement, current, anchor)
         return index + 1, map_weights(tf.subtract, current, movement)

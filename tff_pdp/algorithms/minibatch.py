@@ -37,19 +37,19 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         steps_per_epoch = tf.maximum((num_examples + batch_size - 1) // batch_size, 1)
         # Rounds that are shorter than an epoch must not always see the same examples.
         first = tf.math.floormod(seeds[:, 0], tf.cast(steps_per_epoch, tf.int64))
-        step = tf.range(tf.reduce_max(num_steps))
+        # Whoever has taken all steps repeats the last one.
+        step = tf.minimum(tf.range(tf.reduce_max(num_steps)), tf.maximum(num_steps - 1, 0)[:, tf.newaxis])
         batch = (tf.cast(first, tf.int32)[:, tf.newaxis] + step) % steps_per_epoch[:, tf.newaxis]
         indices = batch[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
-        filled &= (step < num_steps[:, tf.newaxis])[:, :, tf.newaxis]
         # The rest of a batch repeats its first example.
         return Minibatches(tf.where(filled, indices, indices[:, :, :1]), filled)
 
     def gradient(
-        mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, step: tf.Tensor, scale: tf.Tensor
+        mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, index: tf.Tensor, scale: tf.Tensor
     ) -> Weights:
         del mechanism
-        indices, filled = draws.indices[step], draws.filled[step]
+        indices, filled = draws.indices[index], draws.filled[index]
         shares = tf.cast(filled, tf.float32)
         shares *= scale / tf.maximum(tf.reduce_sum(shares), 1.0)
         x, y = tf.gather(data.x, indices), tf.gather(data.y, indices)

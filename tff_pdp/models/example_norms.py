@@ -71,7 +71,7 @@ def embedding_table(ids: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor:
     # Equal ids become neighbours and share a segment; a table of gradients for each example would be far larger.
     order = tf.argsort(ids, axis=1)
     ids, g = tf.gather(ids, order, batch_dims=1), tf.gather(g, order, batch_dims=1)
-    is_new = tf.pad(tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]])
+    is_new = tf.pad(tf.cast(tf.not_equal(ids[:, 1:], ids[:, :-1]), tf.int32), [[0, 0], [1, 0]])
     segments = tf.cumsum(is_new, axis=1) + positions * tf.range(batch)[:, tf.newaxis]
     sums = tf.math.unsorted_segment_sum(g, segments, batch * positions)
     return _squares(tf.reshape(sums, tf.shape(g)))

@@ -11,12 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 _PHILOX = 1
-# Draws of one seed lie so many blocks of 128 bits apart.
+# Draws of one seed lie 2**_PLACE_BITS blocks of 128 bits apart.
 _PLACE_BITS = 40
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
 _UNROLLED = 32
-# Pairs of Gaussians that share the lower bits of their radii.
-_PAIRS_OF_A_LOW_WORD = 16
 
 
 def draw_bits(seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0) -> tf.Tensor:
@@ -62,7 +60,7 @@ def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Ten
 
 def bits_for_gaussians(size: int) -> int:
     """How many 32-bit words `gaussians` takes to make `size` of them."""
-    return (2 * _PAIRS_OF_A_LOW_WORD + 1) * _num_low_words(size)
+    return 5 * math.ceil(size / 4)
 
 
 def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
@@ -70,26 +68,25 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
 
     TensorFlow's own draws never exceed 5.68 standard deviations, and a bounded noise cannot hide all that an unbounded
     one does: with as many coordinates as a model has, and as many steps, a draw beyond that is no rarity. Here, in Box
-    and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 64 bits.
-    It reaches 9.49, beyond which a coordinate lies with a probability of 2e-21, and it is never zero.
+    and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 56 bits.
+    It reaches 8.89, beyond which a coordinate lies with a probability of 6e-19, and it is never zero.
 
-    The lower 32 of those 64 bits are shared by 16 pairs. Every draw has them, as every draw must; but float32 holds 24
-    bits, so they show only in radii beyond 3.3, and who knows one such radius knows of another's what lies behind its
-    upper 32 bits, which is little more than float32's own coarseness tells.
+    A pair takes two and a half words: 56 bits for its radius and 24, as many as float32 holds, for its angle.
     """
-    shape = [_PAIRS_OF_A_LOW_WORD, _PAIRS_OF_A_LOW_WORD, 1]
-    words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [sum(shape), _num_low_words(size)]], axis=0))
-    high, angle, low = (tf.cast(part, tf.float32) for part in tf.split(words, shape, axis=-2))
-    # Half below the last of 64 bits keeps the uniform number off zero. Close to one, float32 is coarse and would round
+    pairs = 2 * math.ceil(size / 4)
+    high, angle, low = tf.split(bits, [pairs, pairs, pairs // 2], axis=-1)
+    # The angle's word lends its last 8 bits to the radius; the middle 16 are half of a word shared with another pair.
+    low = tf.reshape(tf.bitcast(low, tf.uint16), tf.shape(high))
+    last = tf.bitwise.bitwise_and(angle, 255)
+    fraction = (_to_float(low) + (_to_float(last) + 0.5) * 2.0**-8) * 2.0**-16
+    # Half below the last of the bits keeps the uniform number off zero. Close to one, float32 is coarse and would round
     # one pair in 2**25 up to it, whose radius were zero: no noise. They get float32's last number below one.
-    uniform = tf.minimum((high + (low + 0.5) * 2.0**-32) * 2.0**-32, 1.0 - 2.0**-24)
+    uniform = tf.minimum((_to_float(high) + fraction) * 2.0**-32, 1.0 - 2.0**-24)
     radius = tf.sqrt(-2.0 * tf.math.log(uniform))
-    angle *= 2.0 * math.pi * 2.0**-32
-    draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-2)
-    made = 2 * _PAIRS_OF_A_LOW_WORD * _num_low_words(size)
-    draws = tf.reshape(draws, tf.concat([tf.shape(bits)[:-1], [made]], axis=0))
-    return tf.split(draws, [size, made - size], axis=-1)[0]
+    angle = _to_float(tf.bitwise.right_shift(angle, 8)) * (2.0 * math.pi * 2.0**-24)
+    draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
+    return tf.split(draws, [size, 2 * pairs - size], axis=-1)[0]
 
 
-def _num_low_words(size: int) -> int:
-    return math.ceil(size / (2 * _PAIRS_OF_A_LOW_WORD))
+def _to_float(words: tf.Tensor) -> tf.Tensor:
+    return tf.cast(words, tf.float32)

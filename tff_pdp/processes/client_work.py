@@ -19,8 +19,8 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
     """
 
     def train(message: Any, state: Any, data: Any, params: Any, draws: Any, bound: tf.Tensor) -> Any:
-        def grad_fn(weights, examples, step, scale):
-            return estimator.gradient(params["mechanism"], draws, weights, examples, step, scale)
+        def grad_fn(weights, examples, index, scale):
+            return estimator.gradient(params["mechanism"], draws, weights, examples, index, scale)
 
         hparams = {**params["hparams"], "local_steps": LocalSteps(params["hparams"]["local_steps"], bound)}
         result = algorithm.client_update(message, state, ClientData(**data), grad_fn, hparams)
@@ -29,13 +29,13 @@ def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Cal
     def for_one(message: Any, state: Any, data: Any, params: Any) -> Any:
         data = usable_rows(data, axis=0)
         stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], params)
-        draws = _draw(estimator, tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], data), stacked_params)
+        draws = _draw(algorithm, estimator, tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], data), stacked_params)
         only = tf.nest.map_structure(lambda leaf: leaf[0], draws)
         return train(message, state, data, params, only, params["hparams"]["local_steps"])
 
     def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
         data = usable_rows(data, axis=1)
-        draws = _draw(estimator, data, params)
+        draws = _draw(algorithm, estimator, data, params)
         bound = tf.reduce_max(params["hparams"]["local_steps"])
 
         def train_one(own: tuple[Any, Any, Any, Any]) -> Any:
@@ -64,13 +64,16 @@ def usable_rows(data: Any, *, axis: int) -> Any:
       axis: of the rows; 0, or 1 for stacked clients.
     """
     rows = tf.shape(data["y"])[axis]
-    is_empty = data["num_examples"] == 0
+    # Not `==`, which compares identities in the graphs TFF builds.
+    is_empty = tf.equal(data["num_examples"], 0)
+    # A reduction over no axis, as the predicate of two conditionals, is one that TensorFlow's optimizer folds wrongly.
+    is_any_empty = tf.reduce_any(is_empty) if axis else is_empty
 
     def prepare(values: tf.Tensor) -> tf.Tensor:
         unlike_rows = [1] * (values.shape.rank - axis)
         paddings = [[0, 0]] * axis + [[0, 1]] + [[0, 0]] * (values.shape.rank - axis - 1)
         values = tf.cond(
-            tf.reduce_any(is_empty),
+            is_any_empty,
             lambda: tf.where(tf.reshape(is_empty, [-1, *unlike_rows][1 - axis :]), tf.zeros([], values.dtype), values),
             lambda: values,
         )
@@ -79,12 +82,12 @@ def usable_rows(data: Any, *, axis: int) -> Any:
     return collections.OrderedDict(x=prepare(data["x"]), y=prepare(data["y"]), num_examples=data["num_examples"])
 
 
-def _draw(estimator: GradientEstimator, data: Any, params: Any) -> Any:
+def _draw(algorithm: Algorithm, estimator: GradientEstimator, data: Any, params: Any) -> Any:
     """The draws of all clients of a stack."""
     return estimator.draw(
         params["mechanism"],
         data["num_examples"],
         tf.shape(data["y"])[1],
-        params["hparams"]["local_steps"],
+        params["hparams"]["local_steps"] * algorithm.data_passes,
         params["seed"],
     )
