@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import ClientData, LocalSteps
+from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights
 from tff_pdp.models.mlp import build_mlp
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.processes.client_work import build_client_work
@@ -223,10 +223,32 @@ def test_only_what_is_declared_leaves_the_client(algorithm):
         message,
         algorithm.init_client(message),
         ClientData(tf.zeros([1, 2, 2, 1]), tf.zeros([1], tf.int64), tf.constant(1)),
-        lambda weights, data, step, scale: weights,
+        lambda weights, data, index, scale: weights,
         {**hparams, "local_steps": LocalSteps(hparams["local_steps"], hparams["local_steps"])},
     )
     assert set(result.released) == set(algorithm.released)
+
+
+def test_every_gradient_is_asked_for_once(algorithm):
+    """The plan charges for `local_steps * data_passes` of them, and two answers to one index share their noise."""
+    asked = []
+
+    def note(index, scale):
+        asked.extend([int(index)] if scale else [])
+        return np.float32(0)
+
+    def grad_fn(weights, data, index, scale):
+        nothing = tf.numpy_function(note, [index, scale], tf.float32)
+        return map_weights(lambda weight: nothing * weight, weights)
+
+    initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
+    message = algorithm.broadcast(algorithm.init_server(initial))
+    data = ClientData(**tf.nest.map_structure(tf.constant, client_data()[0]))
+    hparams = tf.nest.map_structure(tf.constant, client_params(algorithm, 1)[0]["hparams"])
+    # In a stack whose other clients take more steps.
+    hparams["local_steps"] = LocalSteps(tf.constant(3), tf.constant(5))
+    algorithm.client_update(message, algorithm.init_client(message), data, grad_fn, hparams)
+    assert sorted(asked) == list(range(3 * algorithm.data_passes))
 
 
 @pytest.mark.parametrize("rows", [0, 4])
@@ -275,7 +297,7 @@ def client_release(algorithm):
 def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine, engines):
     """To the bit: z = 0 and C = infinity, against the same algorithm on a gradient that knows nothing of privacy."""
 
-    def plain_gradient(weights, data, step, scale):
+    def plain_gradient(weights, data, index, scale):
         x, y = data.x[: data.num_examples], data.y[: data.num_examples]
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import logging
 import math
 
@@ -237,6 +238,28 @@ def test_layers_that_do_not_see_one_example_in_a_row_are_refused():
     for num_examples in (1, 3):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"[Rr]eshape"):
             clip(model, weights_of(model), *draw_examples(model, num_examples), clip_norm=0.5)
+
+
+def test_a_layer_over_positions_is_not_taken_for_one_over_examples():
+    """In a batch of as many examples as there are positions, no shape gives it away."""
+
+    def predict(weights, x):
+        tokens = layers.embedding(weights, "tokens", tf.cast(x, tf.int32))
+        positions = layers.embedding(weights, "positions", tf.range(4))
+        return layers.dense(weights, "dense", tf.reduce_mean(tokens * positions, axis=1))
+
+    shapes = {"tokens/table": (5, 2), "positions/table": (4, 2), "dense/kernel": (2, 3), "dense/bias": (3,)}
+    model = build_custom(predict, shapes, (4,), "positional")
+    weights = weights_of(model)
+    traced = tf.function(
+        functools.partial(clip, model, weights, clip_norm=0.05),
+        input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64)],
+    )
+    for num_examples in (3, 4):
+        rng = np.random.default_rng(num_examples)
+        x, y = tf.constant(rng.integers(0, 5, (num_examples, 4)), tf.float32), tf.constant(np.arange(num_examples) % 3)
+        expected = naive_clipped_sum(example_gradients(model, weights, x, y), 0.05, 1)
+        assert_close(flat(traced(x, y)), expected)
 
 
 def step(model, weights, x, y):

@@ -52,10 +52,11 @@ class ClientResult(NamedTuple):
     released: Mapping[str, Weights]
 
 
-# (weights, data, index, scale) -> scale * gradient, with the structure of the weights. `index`, int32, says which of the
-# round's gradients it is, from 0 to local steps times data passes; batch and noise are those of the index, so each may be
-# asked for once: the difference of two answers to the same one would carry no noise. `scale`, a float32 scalar, is the learning rate: applied to the losses it costs nothing, while applied to
-# the gradient it costs a pass over all weights, and passes over weights are what a step of a small batch consists of.
+# (weights, data, index, scale) -> scale * gradient, with the structure of the weights.
+# `index`, int32, says which of the round's gradients it is, from 0 to local steps times data passes. Batch and noise
+# are those of the index, so each may be asked for once: the difference of two answers would carry no noise.
+# `scale`, float32, is the learning rate. Applied to the losses it costs nothing; applied to the gradient it would cost
+# a pass over all weights, and such passes are what a step with a small batch consists of.
 GradFn = Callable[[Weights, ClientData, tf.Tensor, tf.Tensor], Weights]
 
 

@@ -108,7 +108,7 @@ def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tens
         recording = RecordingWeights(weights, tape)
         losses = model.loss(recording, x, y)
         total = tf.reduce_sum(losses)
-    missing = recording.without_closed_form()
+    missing = recording.without_closed_form() or _not_by_example(recording.uses, losses)
     if missing or not recording.uses:
         if model.name not in _models_logged:
             _models_logged.add(model.name)
@@ -122,6 +122,13 @@ def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tens
     outputs = [use.output for use in recording.uses]
     cotangents = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return _Backward(losses, recording.uses, [tf.convert_to_tensor(cotangent) for cotangent in cotangents])
+
+
+def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
+    """Weights of layers whose rows cannot be the examples: there is a fixed number of them, unlike of the losses."""
+    if losses.shape[0] is not None:
+        return []
+    return [name for use in uses if use.output.shape[0] is not None for name in use.names]
 
 
 def _norms_by_mapping(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

@@ -65,12 +65,20 @@ def build_evaluate(
 
 
 def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, tf.Tensor]:
-    own = tf.range(tf.shape(data["y"])[0]) < data["num_examples"]
+    rows = tf.shape(data["y"])[0]
+    # Some operations fail on no row at all.
+    x, y = (_padded(values, tf.maximum(1 - rows, 0)) for values in (data["x"], data["y"]))
+    own = tf.range(tf.shape(y)[0]) < data["num_examples"]
     # Padding need not hold a label.
-    labels = tf.where(own, data["y"], tf.zeros([], data["y"].dtype))
+    labels = tf.where(own, y, tf.zeros([], y.dtype))
     # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
     size = tf.cast(data["num_examples"], tf.float32)
     return collections.OrderedDict(
         (name, tf.reduce_sum(tf.where(own, values, 0.0)) / size)
-        for name, values in model.example_metrics(weights, data["x"], labels).items()
+        for name, values in model.example_metrics(weights, x, labels).items()
     )
+
+
+def _padded(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """The values with so many rows of zeros behind them."""
+    return tf.pad(values, tf.pad(rows[tf.newaxis, tf.newaxis], [[0, values.shape.rank - 1], [1, 0]]))
