@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -26,19 +27,32 @@ class ClientGroup:
     stacked: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class _Arrangement:
+    """All clients' values in groups. Never changed, so that what has been read from it holds together."""
+
+    groups: tuple[ClientGroup, ...]
+
+    @functools.cached_property
+    def places(self) -> dict[int, tuple[ClientGroup, int]]:
+        return {int(i): (group, row) for group in self.groups for row, i in enumerate(group.indices)}
+
+
 class ClientValues(collections.abc.Sequence):
     """A sequence of one value per client, as computations take and return at CLIENTS.
 
     Reading a member copies it to NumPy arrays. Handing the whole back to a computation copies nothing, which is what a
     training loop does with client states.
+
+    The values never change, only how they are kept; several threads and engines may use one object at a time.
     """
 
     def __init__(self, member_type: Any, groups: Sequence[ClientGroup]):
         """Wraps groups that together hold every client once."""
         self.member_type = member_type
-        self._groups = list(groups)
+        # Another thread may assign a new arrangement at any time: each method reads it once.
+        self._arrangement = _Arrangement(tuple(groups))
         self._size = sum(len(group.indices) for group in groups)
-        self._places: dict[int, tuple[ClientGroup, int]] = {}
         self._give_out: Callable[[Iterator[Any]], Any] | None = None
 
     @classmethod
@@ -97,25 +111,31 @@ class ClientValues(collections.abc.Sequence):
             raise ValueError("there are no clients")
         if len(set(self.shapes())) > 1:
             raise ValueError("clients' values have different shapes")
-        everyone = self._stack(np.arange(self._size))
+        everyone = _stack(self._arrangement, np.arange(self._size))
         return structures.to_python(map(_to_numpy, everyone.leaves), self.member_type)
 
     @property
     def groups(self) -> Sequence[ClientGroup]:
         """How the values are kept at present."""
-        return tuple(self._groups)
+        return self._arrangement.groups
+
+    def copy(self) -> "ClientValues":
+        """The same values, whose arrangement can change by itself; copies no tensor."""
+        return ClientValues(self.member_type, self.groups)
+
+    def keep_like(self, other: "ClientValues") -> None:
+        """Keeps the values from now on as a copy of this object keeps them."""
+        self._arrangement = other._arrangement
 
     def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
         """One client's leaves, without an axis of clients."""
-        if not self._places:
-            self._places = {int(i): (group, row) for group in self._groups for row, i in enumerate(group.indices)}
-        group, row = self._places[index]
-        return tuple(leaf[row] for leaf in group.leaves) if group.stacked else group.leaves
+        return _leaves_of(self._arrangement, index)
 
     def separate(self) -> None:
         """Keeps every client's value by itself from now on."""
-        if any(group.stacked for group in self._groups):
-            self._replace([single for group in self._groups for single in _separated(group)])
+        groups = self.groups
+        if any(group.stacked for group in groups):
+            self._arrangement = _Arrangement(tuple(single for group in groups for single in _separated(group)))
 
     def stack(self) -> "ClientValues":
         """Keeps the values of clients of equal shapes stacked from now on; returns itself."""
@@ -127,13 +147,13 @@ class ClientValues(collections.abc.Sequence):
 
     def arrange(self, partition: Sequence[np.ndarray]) -> None:
         """Keeps the values stacked in these groups of clients from now on."""
-        kept = [(group.indices, group.stacked) for group in self._groups]
-        if len(kept) == len(partition) and all(
-            stacked and np.array_equal(indices, wanted)
-            for (indices, stacked), wanted in zip(kept, partition, strict=True)
+        kept = self._arrangement
+        if len(kept.groups) == len(partition) and all(
+            group.stacked and np.array_equal(group.indices, wanted)
+            for group, wanted in zip(kept.groups, partition, strict=True)
         ):
             return
-        self._replace([self._stack(indices) for indices in partition])
+        self._arrangement = _Arrangement(tuple(_stack(kept, indices) for indices in partition))
 
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """Every client's shapes of those leaves whose type leaves a dimension open."""
@@ -143,26 +163,28 @@ class ClientValues(collections.abc.Sequence):
             if not spec.shape.is_fully_defined()
         ]
         shapes: list[Any] = [()] * self._size
-        for group in self._groups:
+        for group in self.groups:
             start = 1 if group.stacked else 0
             shape = tuple(tuple(group.leaves[number].shape[start:]) for number in open_leaves)
             for index in group.indices:
                 shapes[index] = shape
         return shapes
 
-    def _stack(self, indices: np.ndarray) -> ClientGroup:
-        if not any(group.stacked for group in self._groups):
-            rows = [self.leaves_of(int(index)) for index in indices]
-            return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)
-        involved = [group for group in self._groups if np.isin(group.indices, indices).any()]
-        rows = _rows_of(indices, np.concatenate([group.indices for group in involved]))
-        columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
-        leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
-        return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
 
-    def _replace(self, groups: list[ClientGroup]) -> None:
-        self._groups = groups
-        self._places = {}
+def _leaves_of(arrangement: _Arrangement, index: int) -> tuple[tf.Tensor, ...]:
+    group, row = arrangement.places[index]
+    return tuple(leaf[row] for leaf in group.leaves) if group.stacked else group.leaves
+
+
+def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
+    if not any(group.stacked for group in arrangement.groups):
+        rows = [_leaves_of(arrangement, int(index)) for index in indices]
+        return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)
+    involved = [group for group in arrangement.groups if np.isin(group.indices, indices).any()]
+    rows = _rows_of(indices, np.concatenate([group.indices for group in involved]))
+    columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
+    leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
+    return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
 
 
 def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
     """Decides which clients are computed together; afterwards all values are arranged like this.
 
     Args:
-      own: clients' values by name.
+      own: clients' values by name, which no one else arranges meanwhile.
       mode: how clients are computed.
       clients_per_call: at most so many clients are computed at a time.
 
@@ -133,7 +133,7 @@ class ClientWork:
         if self.mode == "loop":
             return values.leaves_of(int(chunk[0]))
         for group in values.groups:
-            if group.indices[0] == chunk[0]:
+            if np.array_equal(group.indices, chunk):
                 return group.leaves
         raise EngineError("clients' values are not arranged as the call needs them")
 

@@ -105,13 +105,16 @@ class LoadedProgram:
 
         Args:
           shared: leaves by argument name.
-          own: clients' values by argument name; their arrangement changes to the one the mode needs.
+          own: clients' values by argument name; they are kept from now on as the mode needs them.
           mode: whether clients are computed one by one or as stacks.
           clients_per_call: at most so many clients are computed at a time.
         """
-        server, clients = dict(shared), dict(own)
+        # The caller's objects may be in use by other calls, which arrange them in another way meanwhile.
+        server, clients = dict(shared), {name: values.copy() for name, values in own.items()}
         num_clients = len(next(iter(own.values()))) if own else 0
-        arrangement = arrange(own, mode, clients_per_call)
+        arrangement = arrange(clients, mode, clients_per_call)
+        for name, values in own.items():  # The next call finds them arranged.
+            values.keep_like(clients[name])
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
             sums = self._run_server(number, server, sums, num_clients)
