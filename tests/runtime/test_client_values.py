@@ -212,7 +212,7 @@ def changed(number, **changes):
     ("bad", "message"),
     [
         (changed(0, x=np.zeros([2, 4], np.float32)), r"states\[3\]\.x: expected float32\[\?,3\], not float32\[2, 4\]"),
-        (changed(0, y=np.zeros(2, np.int32)), r"states\[3\]\.y: expected int64\[\?\], not int32\[2\]"),
+        (changed(0, y=np.zeros(2, np.uint64)), r"states\[3\]\.y: expected int64\[\?\], not uint64\[2\]"),
         (changed(0, y="many"), r"states\[3\]\.y: expected int64\[\?\], not 'many'"),
         (changed(0, weights={"dense/kernel": np.zeros(2, np.float32)}), r"states\[3\]\.weights: expected the members"),
         (

@@ -4,6 +4,8 @@ A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
 """
 
 import collections
+import math
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,9 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
+
+# Of numbers, by the names TensorFlow's types have for them. No number becomes one of another kind.
+_KINDS = ("is_integer", "is_floating", "is_complex")
 
 
 def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
@@ -70,8 +75,8 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
     """Takes a value from a caller of a computation.
 
     Args:
-      value: what TFF's own engine takes: arrays, numbers, tensors; mappings, lists, tuples and attrs of them; data
-        sets, or lists of their elements.
+      value: what TFF's own engine takes: arrays and tensors of the type or a narrower one, numbers in its range;
+        mappings, lists, tuples and attrs of them; data sets, or lists of their elements.
       value_type: what it should be; without placement.
       where: how an error names it.
 
@@ -131,21 +136,55 @@ def _parts(value: Any, members: Sequence[tuple[str | None, Any]], where: str) ->
 def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
     dtype = tf.as_dtype(value_type.dtype)
     try:
-        if isinstance(value, tf.Tensor):
-            tensor = value
-        elif isinstance(value, np.ndarray | np.generic):
-            array: Any = value
-            tensor = tf.convert_to_tensor(array)
-        else:
-            # Python numbers have no type of their own.
-            tensor = tf.convert_to_tensor(value, dtype)
+        tensor = value if isinstance(value, tf.Tensor) else _converted(value, dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{where}: expected {value_type.compact_representation()}, not {value!r}") from error
+        expected = value_type.compact_representation()
+        raise TypeError(f"{where}: expected {expected}, not {reprlib.repr(value)}") from error
+    if _is_narrower(tensor.dtype, dtype):
+        tensor = tf.cast(tensor, dtype)
     if tensor.dtype != dtype or not tf.TensorShape(value_type.shape).is_compatible_with(tensor.shape):
         raise TypeError(
             f"{where}: expected {value_type.compact_representation()}, not {tensor.dtype.name}{tensor.shape.as_list()}"
         )
     return tensor
+
+
+def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """A tensor of a value that is none; Python numbers have no type of their own, and get this one."""
+    is_typed = isinstance(value, np.ndarray | np.generic)
+    if is_typed or not isinstance(value, bool | int | float | complex | str | bytes | list | tuple):
+        return tf.convert_to_tensor(value)
+    # TensorFlow and NumPy wrap a number that is too large.
+    if not _fits(value, dtype):
+        raise ValueError(f"not all of {dtype.name}")
+    return tf.convert_to_tensor(value if dtype == tf.string else np.asarray(value, dtype.as_numpy_dtype))
+
+
+def _fits(value: Any, dtype: tf.DType) -> bool:
+    """Whether a Python value is of a dtype, by the rules of TFF's own engine: an int is no float, and a bool no int."""
+    match value:
+        case list() | tuple():
+            return all(_fits(member, dtype) for member in value)
+        case np.ndarray() | np.generic() | tf.Tensor():
+            own = tf.as_dtype(value.dtype)
+            return own == dtype or _is_narrower(own, dtype)
+        case bool():
+            return dtype.is_bool
+        case int():
+            return dtype.is_integer and dtype.min <= value <= dtype.max
+        case float() | complex():
+            is_kind = dtype.is_floating if isinstance(value, float) else dtype.is_complex
+            return is_kind and not float(dtype.real_dtype.max) < abs(value) < math.inf
+        case _:
+            return isinstance(value, str | bytes) and dtype == tf.string
+
+
+def _is_narrower(dtype: tf.DType, other: tf.DType) -> bool:
+    """Whether another dtype of the same kind holds all numbers of this one, and more."""
+    if dtype == other:
+        return False
+    is_same_kind = any(getattr(dtype, kind) and getattr(other, kind) for kind in _KINDS)
+    return is_same_kind and np.can_cast(dtype.as_numpy_dtype, other.as_numpy_dtype)
 
 
 def _dataset(value: Any, value_type: Any, where: str) -> tf.data.Dataset:
