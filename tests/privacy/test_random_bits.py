@@ -10,7 +10,7 @@ import tensorflow as tf
 from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 
 LARGEST_WORD = 2**32 - 1
-# What 64 zero bits give, as half a unit is added below the last of them: about 9.49.
+# What 56 zero bits give, as half a unit is added below the last of them: about 8.89.
 LARGEST_RADIUS = math.sqrt(2 * 57 * math.log(2))
 
 
