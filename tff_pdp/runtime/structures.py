@@ -4,6 +4,7 @@ A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
 """
 
 import collections
+import functools
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,7 +158,9 @@ def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
     # TensorFlow and NumPy wrap a number that is too large.
     if not _fits(value, dtype):
         raise ValueError(f"not all of {dtype.name}")
-    return tf.convert_to_tensor(value if dtype == tf.string else np.asarray(value, dtype.as_numpy_dtype))
+    # Lists may hold arrays of narrower types, of which TensorFlow makes no tensor.
+    is_list = isinstance(value, list | tuple) and dtype != tf.string
+    return tf.convert_to_tensor(np.asarray(value, dtype.as_numpy_dtype) if is_list else value, dtype)
 
 
 def _fits(value: Any, dtype: tf.DType) -> bool:
@@ -171,12 +174,22 @@ def _fits(value: Any, dtype: tf.DType) -> bool:
         case bool():
             return dtype.is_bool
         case int():
-            return dtype.is_integer and dtype.min <= value <= dtype.max
+            return dtype.is_integer and int(value) in _integers(dtype)
         case float() | complex():
             is_kind = dtype.is_floating if isinstance(value, float) else dtype.is_complex
-            return is_kind and not float(dtype.real_dtype.max) < abs(value) < math.inf
+            return is_kind and not _largest(dtype) < abs(value) < math.inf
         case _:
             return isinstance(value, str | bytes) and dtype == tf.string
+
+
+@functools.cache
+def _integers(dtype: tf.DType) -> range:
+    return range(int(dtype.min), int(dtype.max) + 1)
+
+
+@functools.cache
+def _largest(dtype: tf.DType) -> float:
+    return float(dtype.real_dtype.max)
 
 
 def _is_narrower(dtype: tf.DType, other: tf.DType) -> bool:
@@ -188,8 +201,10 @@ def _is_narrower(dtype: tf.DType, other: tf.DType) -> bool:
 
 
 def _dataset(value: Any, value_type: Any, where: str) -> tf.data.Dataset:
+    _check_order(value_type.element, where)
     if isinstance(value, tf.data.Dataset):
-        element = _tff.tensorflow_to_type(value.element_spec)
+        element: Any = _tff.tensorflow_to_type(value.element_spec)
+        _check_order(element, where)
         if not value_type.element.is_assignable_from(element):
             raise TypeError(f"{where}: expected elements of type {value_type.element}, not {element}")
         return value
@@ -207,6 +222,25 @@ def _dataset(value: Any, value_type: Any, where: str) -> tf.data.Dataset:
         stacked = unflatten([tf.stack(column) for column in zip(*rows, strict=True)], value_type.element)
         return tf.data.Dataset.from_tensor_slices(_tff.to_container(stacked, value_type.element))
     return tf.data.Dataset.from_generator(elements, output_signature=structure)
+
+
+def _check_order(element_type: _tff.Type, where: str) -> None:
+    """Refuses elements whose fields a computation could take for each other, as TFF's own engine does.
+
+    A data set gives out its tensors without names: those of a dictionary sorted by name, those of a named tuple or of
+    attrs as they are declared. Inside a computation, types no longer tell which it was.
+    """
+    if not isinstance(element_type, _tff.StructType):
+        return
+    names = [name for name, _ in _tff.iter_elements(element_type) if name is not None]
+    kind = element_type.python_container if isinstance(element_type, _tff.StructWithPythonType) else None
+    if kind not in (None, dict, collections.OrderedDict) and names != sorted(names):
+        raise TypeError(
+            f"{where}: the fields {names} of {kind.__name__} can be mistaken for each other in a data set, because "
+            "they are not in sorted order; sort them, or use an OrderedDict"
+        )
+    for _, member in _tff.iter_elements(element_type):
+        _check_order(member, where)
 
 
 def element_spec(element_type: _tff.Type) -> Any:
