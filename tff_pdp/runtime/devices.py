@@ -12,7 +12,9 @@ CHOICES = "cpu, gpu, gpu:N or auto"
 def resolve_device(name: str) -> str:
     """Finds the device a user asks for.
 
-    GPUs are told to take memory as they need it: TensorFlow's default is to take all of it at once.
+    GPUs are told to take memory as they need it, where TensorFlow's default is to take all of it at once, and to
+    multiply float32 as float32, where its default is to drop 13 bits of each factor (TF32): a norm that is off by a
+    thousandth would clip by as much too little.
 
     Args:
       name: `cpu`; `gpu`, the first one; `gpu:N`; or `auto`, the first GPU where there is one, else the CPU.
@@ -34,6 +36,7 @@ def resolve_device(name: str) -> str:
     if number >= num_gpus:
         found = f"TensorFlow sees {num_gpus} GPU{'s' if num_gpus != 1 else ''} here"
         raise EngineError(f"device: {name!r} is absent: {found}. Use 'cpu', or see `tff-pdp doctor`")
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     return f"/GPU:{number}"
 
 
