@@ -152,15 +152,17 @@ def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
 
 def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
     """A tensor of a value that is none; Python numbers have no type of their own, and get this one."""
-    is_typed = isinstance(value, np.ndarray | np.generic)
-    if is_typed or not isinstance(value, bool | int | float | complex | str | bytes | list | tuple):
-        return tf.convert_to_tensor(value)
+    is_plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple)
+    if not is_plain or isinstance(value, np.generic):  # NumPy's numbers are floats and strings to Python.
+        typed: Any = value
+        return tf.convert_to_tensor(typed)
     # TensorFlow and NumPy wrap a number that is too large.
     if not _fits(value, dtype):
         raise ValueError(f"not all of {dtype.name}")
     # Lists may hold arrays of narrower types, of which TensorFlow makes no tensor.
     is_list = isinstance(value, list | tuple) and dtype != tf.string
-    return tf.convert_to_tensor(np.asarray(value, dtype.as_numpy_dtype) if is_list else value, dtype)
+    plain: Any = np.asarray(value, dtype.as_numpy_dtype) if is_list else value
+    return tf.convert_to_tensor(plain, dtype)
 
 
 def _fits(value: Any, dtype: tf.DType) -> bool:

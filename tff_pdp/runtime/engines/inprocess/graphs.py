@@ -158,6 +158,10 @@ def _keep_needed(graph_def: Any, outputs: Sequence[str]) -> None:
     """Drops what no output waits for: TFF does not run it, whereas a traced function runs all that has effects."""
     needed = _ancestors(graph_def, [name.partition(":")[0] for name in outputs])
     kept = [node for node in graph_def.node if node.name in needed]
+    for node in kept:
+        # Gradients ask to be placed beside other nodes. There is but one device; nodes that have been dropped are not
+        # found, and `tf.vectorized_map` cannot convert a node that asks for anything.
+        node.attr.pop("_class", None)
     del graph_def.node[:]
     graph_def.node.extend(kept)
     library = {function.signature.name: function for function in graph_def.library.function}
