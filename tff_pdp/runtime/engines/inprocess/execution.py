@@ -1,7 +1,6 @@
 """Runs a lowered computation: the server's steps on one value, the clients' steps on all of them in turn."""
 
 import functools
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +14,10 @@ from tff_pdp.runtime import structures
 from tff_pdp.runtime.client_values import ClientGroup, ClientValues
 from tff_pdp.runtime.engines.inprocess.clients import Arrangement, ClientWork, LaneOutcome, Mode, arrange
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
+from tff_pdp.runtime.engines.inprocess.fingerprint import fingerprint
 from tff_pdp.runtime.engines.inprocess.graphs import Leaves
 from tff_pdp.runtime.engines.inprocess.lanes import Lanes
-from tff_pdp.runtime.engines.inprocess.program import Program, lower, without_placement
+from tff_pdp.runtime.engines.inprocess.program import lower, without_placement
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
 from tff_pdp.runtime.engines.inprocess.steps import (
     ClientStep,
@@ -39,7 +39,6 @@ class LoadedProgram:
     Attributes:
       computation: what it was made from.
       mode: how its clients are computed; None until that has been decided.
-      fingerprint: what it is called in another process, where its graphs hold other numbers.
     """
 
     def __init__(self, computation: Any, lanes: Lanes):
@@ -51,7 +50,6 @@ class LoadedProgram:
         self.computation = computation
         self.mode: Mode | None = None
         self.program = lower(computation)
-        self.fingerprint = _fingerprint(self.program)
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
         self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
@@ -59,6 +57,11 @@ class LoadedProgram:
         self._lanes = lanes
         self._needed_by_result = self._wiring.uses([self.program.result])
         self._give_out = structures.build_container(_without_placements(self.program.result_type))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """What the computation is called in other processes too."""
+        return fingerprint(self.program)
 
     @property
     def has_clients(self) -> bool:
@@ -130,12 +133,17 @@ class LoadedProgram:
 
         Returns:
           Seconds by mode; no entry for a mode that cannot run this computation.
+
+        Raises:
+          tf.errors.OpError: the computation fails in both modes.
         """
         few = {name: _first(values, _TRIAL_CLIENTS) for name, values in own.items()}
         try:
             vectorized = self._time(shared, few, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
-            # An error that is not the stack's own shows again in the loop.
+            if isinstance(error, tf.errors.OpError):
+                # What is wrong with the data fails here as well, and says nothing about the modes.
+                self.run(shared, few, "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
         return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
@@ -225,16 +233,6 @@ class LoadedProgram:
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
         return self._give_out(iter(_flat_result(value, self.program.result_type)))
-
-
-def _fingerprint(program: Program) -> str:
-    statements = [
-        (level, statement.uri, str(statement.value_type))
-        for level, steps in enumerate(program.levels)
-        for statement in (*steps.server, *steps.clients, *steps.aggregations)
-    ]
-    content = f"{program.parameter_type} {program.result_type} {statements}"
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _first(values: ClientValues, size: int) -> ClientValues:
