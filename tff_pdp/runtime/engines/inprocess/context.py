@@ -56,7 +56,8 @@ class InProcessContext(_tff.SyncContext):
             try:
                 return program.run(shared, own, program.mode or "loop", self._clients_per_call)
             except CannotStack as error:
-                _logger.warning("clients are computed one by one, because %s", error)
+                # As text: handlers may keep records, and the error the graphs that were being traced.
+                _logger.warning("clients are computed one by one, because %s", str(error))
                 program.mode = self.choices[program.fingerprint] = "loop"
                 return program.run(shared, own, "loop", self._clients_per_call)
 

@@ -202,12 +202,13 @@ class LoadedProgram:
             needed = self._needed_after_clients(number)
             try:
                 step = build_client_step(self._wiring, number, needed, stacked=mode == "vectorized")
-            except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+            except (AssertionError, ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
                 if mode == "loop":
                     raise
                 # What `tf.vectorized_map` cannot convert it refuses in many ways.
                 # It prints whole graphs in doing so; the first line names the operation.
-                raise CannotStack(f"TensorFlow cannot: {str(error).splitlines()[0]}") from error
+                lines = str(error).splitlines() or [type(error).__name__]
+                raise CannotStack(f"TensorFlow cannot: {lines[0]}") from error
             self._client_steps[number, mode] = step
         return self._client_steps[number, mode]
 

@@ -1,7 +1,10 @@
 """TensorFlow graphs of a computation, imported into the TensorFlow function that is being traced."""
 
+import contextlib
+import contextvars
 import hashlib
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +18,7 @@ Leaves = list[tf.Tensor]
 
 _CPU_ONLY = re.compile(r"Dataset|Iterator|Table|^(Parse|Decode|Encode|String|Regex|Lookup|As?String)")
 _STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
+_REFERENCE_VARIABLES = {"AutoReloadVariable", "Variable", "VariableV2"}
 _TABLES = {
     "HashTableV2": "AnonymousHashTable",
     "MutableHashTableV2": "AnonymousMutableHashTable",
@@ -23,6 +27,8 @@ _TABLES = {
 }
 # TensorFlow's own name for a variable that is made anew each time its handle is, and goes with it.
 _ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+
+_step: contextvars.ContextVar[Any] = contextvars.ContextVar("step")
 
 
 class Graph:
@@ -36,7 +42,7 @@ class Graph:
         """Reads the graph.
 
         Raises:
-          EngineError: the computation is not a TensorFlow graph.
+          EngineError: the computation is not a TensorFlow graph, or it holds a variable that calls would share.
         """
         kind = block.proto.WhichOneof("computation")
         if kind != "tensorflow":
@@ -49,13 +55,10 @@ class Graph:
         if self._proto.initialize_op:
             _run_first(graph_def, self._proto.initialize_op)
         _keep_needed(graph_def, self.outputs)
+        _check_variables(graph_def)
         _rename_functions(graph_def)
         _make_resources_anonymous(graph_def)
-        eager_context: Any = context.context()
-        for function in graph_def.library.function:
-            # An import adds the library to the graph that is traced. The function that becomes of that graph looks for
-            # it here, and TensorFlow copies it only for functions it has traced itself.
-            eager_context.add_function_def(function)
+        _register(graph_def.library.function)
         self.graph_def = graph_def
         self.operations = frozenset(node.op for node in _all_nodes(graph_def))
 
@@ -107,6 +110,29 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
+
+
+@contextlib.contextmanager
+def tracing(step: Any) -> Iterator[None]:
+    """Functions that graphs bring along inside the `with` block are forgotten when `step`, a traced graph, is."""
+    token = _step.set(step)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def _register(functions: Iterable[Any]) -> None:
+    """Makes functions known to the function that is being traced.
+
+    An import adds them to the graph that is traced. The function that becomes of that graph looks for them in the
+    context, whereto TensorFlow copies only functions it has traced itself. The context counts how often each has been
+    added, so functions of several steps stay until the last of them goes.
+    """
+    eager_context: Any = context.context()
+    for function in functions:
+        eager_context.add_function_def(function)
+        weakref.finalize(_step.get(), eager_context.remove_function, function.signature.name).atexit = False
 
 
 def _rename_functions(graph_def: Any) -> None:
@@ -201,6 +227,16 @@ def _ancestors(graph_def: Any, operations: Sequence[str]) -> set[str]:
             found.add(name)
             pending += [source.removeprefix("^").partition(":")[0] for source in nodes[name].input]
     return found
+
+
+def _check_variables(graph_def: Any) -> None:
+    """Refuses variables that keep their values from call to call, whatever their names."""
+    for node in _all_nodes(graph_def):
+        if node.op in _REFERENCE_VARIABLES:
+            raise EngineError(
+                f"The in-process engine does not run {node.op!r} (operation {node.name!r}), a variable of TensorFlow 1 "
+                "that calls would share; write use_resource=True, or tf.Variable."
+            )
 
 
 def _make_resources_anonymous(graph_def: Any) -> None:

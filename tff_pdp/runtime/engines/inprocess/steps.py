@@ -10,7 +10,7 @@ from tff_pdp import _tff
 from tff_pdp.runtime import structures
 from tff_pdp.runtime.engines.inprocess import aggregations
 from tff_pdp.runtime.engines.inprocess.evaluation import Evaluator
-from tff_pdp.runtime.engines.inprocess.graphs import Leaves
+from tff_pdp.runtime.engines.inprocess.graphs import Leaves, tracing
 from tff_pdp.runtime.engines.inprocess.program import Level, Program, Statement
 from tff_pdp.runtime.engines.inprocess.stacked import Column, call_stacked, stack
 
@@ -87,7 +87,12 @@ class Step:
 
 def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Callable[[Leaves], Leaves]:
     """Traces a function of flat leaves once, for all calls."""
-    concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
+
+    def traced(*leaves: tf.Tensor) -> Leaves:
+        with tracing(tf.compat.v1.get_default_graph()):
+            return function(*leaves)
+
+    concrete = tf.function(traced, autograph=False).get_concrete_function(*specs)
 
     def call(leaves: Leaves) -> Leaves:
         # `concrete(*leaves)` binds arguments to a Python signature first, which costs more than small graphs do.
