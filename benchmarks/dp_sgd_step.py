@@ -97,7 +97,7 @@ def _plain_step(model: Model) -> Callable[..., Any]:
 def main() -> None:
     """Measures all models and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=30, metavar="N", help="recorded steps; default 30")
+    parser.add_argument("--repetitions", type=int, default=100, metavar="N", help="recorded steps; default 100")
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     options = parser.parse_args()
     rows = [measure(name, options.repetitions) for name in MODELS]

@@ -105,6 +105,8 @@ def test_gaussians_are_box_mullers_in_double_precision(size):
     expected = np.stack([gaussians_in_double_precision(row, size) for row in bits.numpy()])
     # Float32 has 24 bits for a uniform close to one, whose radius is close to zero.
     np.testing.assert_allclose(gaussians(bits, size), expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(gaussians(bits, size, 1e-30) * 1e30, gaussians(bits, size), rtol=1e-5)
+    assert not gaussians(bits, size, 0.0).numpy().any()
     # Whatever the leading axes are; the last bit of a cosine depends on its place in a vector register.
     together = gaussians(bits, size)
     np.testing.assert_allclose(gaussians(tf.reshape(bits, [5, 10, -1]), size)[2, 3], together[23], atol=1e-6)

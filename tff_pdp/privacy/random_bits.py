@@ -63,15 +63,16 @@ def bits_for_gaussians(size: int) -> int:
     return 5 * math.ceil(size / 4)
 
 
-def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
-    """Makes standard Gaussians, float32 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
+def gaussians(bits: tf.Tensor, size: int, stddev: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Makes Gaussians of mean zero, float32 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
 
     TensorFlow's own draws never exceed 5.68 standard deviations, and a bounded noise cannot hide all that an unbounded
     one does: with as many coordinates as a model has, and as many steps, a draw beyond that is no rarity. Here, in Box
     and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 56 bits.
     It reaches 8.89, beyond which a coordinate lies with a probability of 6e-19, and it is never zero.
 
-    A pair takes two and a half words: 56 bits for its radius and 24, as many as float32 holds, for its angle.
+    A pair takes two and a half words: 56 bits for its radius and 24, as many as float32 holds, for its angle. A size
+    that is a multiple of four saves a copy.
     """
     pairs = 2 * math.ceil(size / 4)
     high, angle, low = tf.split(bits, [pairs, pairs, pairs // 2], axis=-1)
@@ -82,10 +83,10 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     # Half below the last of the bits keeps the uniform number off zero. Close to one, float32 is coarse and would round
     # one pair in 2**25 up to it, whose radius were zero: no noise. They get float32's last number below one.
     uniform = tf.minimum((_to_float(high) + fraction) * 2.0**-32, 1.0 - 2.0**-24)
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
+    radius = stddev * tf.sqrt(-2.0 * tf.math.log(uniform))
     angle = _to_float(tf.bitwise.right_shift(angle, 8)) * (2.0 * math.pi * 2.0**-24)
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    return tf.split(draws, [size, 2 * pairs - size], axis=-1)[0]
+    return draws if size == 2 * pairs else tf.split(draws, [size, 2 * pairs - size], axis=-1)[0]
 
 
 def _to_float(words: tf.Tensor) -> tf.Tensor:
