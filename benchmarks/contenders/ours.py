@@ -120,13 +120,7 @@ class _MrMtl(_Rounds):
         )
         rows = [
             collections.OrderedDict(x=x[:padded], y=y[:padded], num_examples=np.int32(size))
-            for x, y, size, padded in zip(
-                silos.x,
-                silos.y,
-                sizes,
-                padded_sizes(sizes, model),
-                strict=True,
-            )
+            for x, y, size, padded in zip(silos.x, silos.y, sizes, padded_sizes(sizes, model), strict=True)
         ]
         self._data = ClientValues.from_members(self._data_type, rows).stack()
         self._states = [self._process.init_client(self._state)] * len(sizes)

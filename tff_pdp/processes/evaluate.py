@@ -50,6 +50,7 @@ def build_evaluate(
         broadcast.type_signature.result, global_weights.type_signature.result, state_type, data_type
     )
     def evaluate_one(message, shared, state, data):
+        data = _with_a_row(data)
         metrics = collections.OrderedDict(personal=_metrics(model, algorithm.personalise(message, state), data))
         if algorithm.global_model:
             metrics["global"] = _metrics(model, shared, data)
@@ -64,21 +65,27 @@ def build_evaluate(
     return evaluate
 
 
+def _with_a_row(data: Any) -> Any:
+    """The data with at least one row: some operations fail on none.
+
+    Without the conditional that training has for it, which could not be stacked here.
+    """
+    missing = tf.maximum(1 - tf.shape(data["y"])[0], 0)
+
+    def pad(values: tf.Tensor) -> tf.Tensor:
+        paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
+        return tf.pad(values, paddings)
+
+    return collections.OrderedDict(x=pad(data["x"]), y=pad(data["y"]), num_examples=data["num_examples"])
+
+
 def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, tf.Tensor]:
-    rows = tf.shape(data["y"])[0]
-    # Some operations fail on no row at all.
-    x, y = (_padded(values, tf.maximum(1 - rows, 0)) for values in (data["x"], data["y"]))
-    own = tf.range(tf.shape(y)[0]) < data["num_examples"]
+    own = tf.range(tf.shape(data["y"])[0]) < data["num_examples"]
     # Padding need not hold a label.
-    labels = tf.where(own, y, tf.zeros([], y.dtype))
+    labels = tf.where(own, data["y"], tf.zeros([], data["y"].dtype))
     # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
     size = tf.cast(data["num_examples"], tf.float32)
     return collections.OrderedDict(
         (name, tf.reduce_sum(tf.where(own, values, 0.0)) / size)
-        for name, values in model.example_metrics(weights, x, labels).items()
+        for name, values in model.example_metrics(weights, data["x"], labels).items()
     )
-
-
-def _padded(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """The values with so many rows of zeros behind them."""
-    return tf.pad(values, tf.pad(rows[tf.newaxis, tf.newaxis], [[0, values.shape.rank - 1], [1, 0]]))

@@ -121,7 +121,10 @@ class ClientValues(collections.abc.Sequence):
 
     def copy(self) -> "ClientValues":
         """The same values, whose arrangement can change by itself; copies no tensor."""
-        return ClientValues(self.member_type, self.groups)
+        copied = ClientValues(self.member_type, self.groups)
+        # With the places of all clients, where they have been looked up already.
+        copied.keep_like(self)
+        return copied
 
     def keep_like(self, other: "ClientValues") -> None:
         """Keeps the values from now on as a copy of this object keeps them."""

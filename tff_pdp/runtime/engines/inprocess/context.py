@@ -87,7 +87,8 @@ class InProcessContext(_tff.SyncContext):
         """How to compute clients from now on; None where this call cannot tell."""
         if not program.has_clients or not own or not len(next(iter(own.values()))):
             return None
-        if program.fingerprint in self.choices:
+        # A fingerprint takes reading all graphs, which few engines have a use for.
+        if self.choices and program.fingerprint in self.choices:
             return self.choices[program.fingerprint]
         if self._parallelism != "auto":
             return "loop" if self._parallelism == "loop" else "vectorized"
