@@ -1,10 +1,17 @@
-"""Three hundred rounds with a hundred clients: memory, traced functions and processes stay as they are."""
+"""Three hundred rounds with a hundred clients: memory, traced functions and processes stay as they are.
+
+Each run has a process to itself: what other tests leave in an allocator would drown what is measured here. TensorFlow
+2.14 loses 16 bytes per eager tensor on Python 3.11, 11 MB in the 30,000 client calls of `loop`: that is within the
+bound, one lost copy of a client's tensors per call is not.
+"""
 
 import collections
 import contextlib
 import gc
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -56,8 +63,7 @@ def client_params(algorithm, estimator, round_number):
     return ClientValues.from_columns(client_params_type(algorithm, estimator), columns)
 
 
-@pytest.mark.parametrize("client_parallelism", ["vectorized", "loop"])
-def test_a_long_run_grows_in_nothing(client_parallelism):
+def soak(client_parallelism):
     algorithm, estimator = ALGORITHMS["mr_mtl"](), build_dp_sgd(MODEL)
     process = compose(algorithm, MODEL, estimator=estimator)
     threads = threading.active_count()
@@ -71,7 +77,19 @@ def test_a_long_run_grows_in_nothing(client_parallelism):
             server, states, _ = process.next(server, states, data, client_params(algorithm, estimator, round_number))
             if round_number == WARM_UP:
                 resident, traced = resident_bytes(), engine.num_traced
-        assert resident_bytes() <= resident * 1.02
+        growth = resident_bytes() - resident
+        assert growth <= resident * 0.02, f"{growth:,} bytes more than {resident:,}"
         assert engine.num_traced == traced
     assert threading.active_count() <= threads
     assert {child.pid for child in psutil.Process().children(recursive=True)} == children
+
+
+@pytest.mark.parametrize("client_parallelism", ["vectorized", "loop"])
+def test_a_long_run_grows_in_nothing(client_parallelism):
+    command = [sys.executable, __file__, client_parallelism]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    soak(sys.argv[1])
