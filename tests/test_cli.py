@@ -16,7 +16,7 @@ def test_importing_the_command_line_imports_nothing_heavy():
         " if name in sys.modules])"
     )
     started = time.process_time()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
     assert not done.stderr
     assert time.process_time() - started < 1

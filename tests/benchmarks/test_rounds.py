@@ -136,10 +136,10 @@ def test_one_that_does_not_start_is_left_out(run, tmp_path):
 
 def test_one_that_hangs_is_killed_in_time_with_its_children(run):
     started = time.monotonic()
-    rows, errors, log = run({"slow": {"go 1": "hang"}, "good": {}}, timeout=1.0)
-    assert time.monotonic() - started < 8
+    rows, errors, log = run({"slow": {"go 1": "hang"}, "good": {}}, timeout=4.0)
+    assert time.monotonic() - started < 40
     assert [row["contender"] for row in rows] == ["good"]
-    assert errors == {"slow": "no answer to 'go' within 1 s"}
+    assert errors == {"slow": "no answer to 'go' within 4 s"}
     assert any(request == "child" for _, request, _, _ in log)  # And the fixture looks whether it still runs.
 
 

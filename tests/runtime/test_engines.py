@@ -192,7 +192,7 @@ def test_a_worker_that_never_serves_is_stopped_at_the_deadline(tmp_path):
     started = time.monotonic()
     with pytest.raises(EngineError, match=r"not ready within 1\.5 s"):
         build_native_engine(worker_binary=binary, start_timeout_seconds=1.5)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -238,7 +238,7 @@ def test_importing_is_silent_and_computing_leaves_pipes_closed():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    output, errors = script.communicate(timeout=60)
+    output, errors = script.communicate(timeout=150)
     assert (script.returncode, errors) == (0, "")
     result, process_id = output.split()
     assert result == "42"

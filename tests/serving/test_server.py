@@ -89,7 +89,7 @@ def test_nothing_runs_after_stop(export_dir, exporter):
     waiting.start()
     server.stop()
     server.stop()
-    waiting.join(timeout=5)
+    waiting.join(timeout=30)
     idle.close()
     assert set(threading.enumerate()) <= before
     for port in (server.rest_port, server.grpc_port):
