@@ -5,7 +5,6 @@ Both take the same Poisson batch of the same client from the same weights; `pyth
 
 import argparse
 import collections
-import json
 import pathlib
 import statistics
 import time
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.rounds import write_rows
 from tff_pdp.algorithms.base import ClientData
-from tff_pdp.files import replace_text
 from tff_pdp.models.base import Model
 from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.mlp import build_linear, build_mlp
@@ -101,8 +100,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     options = parser.parse_args()
     rows = [measure(name, options.repetitions) for name in MODELS]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(options.output, json.dumps(rows, indent=2) + "\n")
+    write_rows(rows, options.output)
     for row in rows:
         print(f"{row['model']:<8} {1e3 * row['plain_s']:8.2f} ms {1e3 * row['dp_s']:8.2f} ms  {row['ratio']:.2f} times")
 

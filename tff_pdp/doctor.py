@@ -5,7 +5,7 @@ import functools
 import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -25,7 +25,6 @@ from tff_pdp.runtime.run_key import RunKey
 
 DISTRIBUTIONS = ("tff-pdp", "tensorflow", "tensorflow-federated", "tensorflow-privacy", "dp-accounting")
 TOLERANCE = 1e-5
-_TITLES = {"dp_fed_avg": "DP FedAvg of tff.learning", "dp_sgd": "MR-MTL with DP-SGD"}
 _NUM_FEATURES = 64
 _NUM_CLASSES = 10
 _NUM_CLIENTS = 4
@@ -103,7 +102,7 @@ def _run(
     choices: dict[str, str] = {}
     options = {} if parallelism is None else {"client_parallelism": parallelism, "choices": choices}
     with running_engine(engine, device, **options):
-        outcome = _ROUNDS[name]()
+        outcome = _ROUNDS[name].compute()
     if parallelism == "vectorized" and choices:
         raise EngineError("clients were computed one by one, not as a stack")
     return outcome
@@ -239,7 +238,15 @@ def _mr_mtl() -> tuple[PersonalizedProcess, list[Any], list[Any]]:
     )
 
 
-_ROUNDS: dict[str, Callable[[], tuple[np.ndarray, np.ndarray | None]]] = {"dp_fed_avg": _dp_fed_avg, "dp_sgd": _dp_sgd}
+class _Round(NamedTuple):
+    title: str
+    compute: Callable[[], tuple[np.ndarray, np.ndarray | None]]
+
+
+_ROUNDS = {
+    "dp_fed_avg": _Round("DP FedAvg of tff.learning", _dp_fed_avg),
+    "dp_sgd": _Round("MR-MTL with DP-SGD", _dp_sgd),
+}
 
 
 def _flat(structure: Any) -> np.ndarray:
@@ -255,7 +262,7 @@ def _text(content: dict[str, Any]) -> str:
 
 def _line(test: dict[str, Any]) -> str:
     where = ", ".join(filter(None, [f"{test['engine']} on {test['device']}", test["client_parallelism"]]))
-    title = _TITLES[test["round"]]
+    title = _ROUNDS[test["round"]].title
     if not test["passed"]:
         return f"{where:<30} FAILED: {title}: {_shortened(test['error'])}"
     found = "is the reference" if test["engine"] == "native" else f"differs by {test['difference']:.1e} from native"

@@ -8,60 +8,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.contract.contract_support import (
+    LARGE,
+    MODEL,
+    SIZES,
+    assert_close,
+    assert_same,
+    client_data,
+    client_params,
+    leaves,
+    run,
+)
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights
-from tff_pdp.models.mlp import build_mlp
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import AGGREGATORS, client_data_type, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.checkpoint import Checkpoint, load_latest, save
 from tff_pdp.runtime.run_key import RunKey
-
-MODEL = build_mlp((2, 2, 1), 3, (4,))
-# Noise of this one is drawn step by step.
-LARGE = build_mlp((2, 2, 1), 3, (700,))
-# Examples of each client, and rows of its data: two stacks of two clients, with padding and without.
-SIZES = (6, 9, 4, 3)
-ROWS = (9, 9, 4, 4)
-ROUNDS = 3
-
-
-def client_data(seed=0, rows=ROWS, padding=0.0, padding_label=0):
-    rng = np.random.default_rng(seed)
-    data = []
-    for size, padded in zip(SIZES, rows, strict=True):
-        x = np.full([padded, 2, 2, 1], padding, np.float32)
-        y = np.full(padded, padding_label, np.int64)
-        x[:size] = rng.normal(size=(size, 2, 2, 1))
-        y[:size] = rng.integers(0, 3, size, dtype=np.int64)
-        data.append(collections.OrderedDict(x=x, y=y, num_examples=np.int32(size)))
-    return data
-
-
-def client_params(algorithm, round_number, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.5, **hparams):
-    """What each client is told; a value is for all clients, or a tuple with one for each."""
-    key = RunKey.from_test_seed(5)
-    values = {**algorithm.hparams, "local_steps": 2, **hparams}
-    mechanism = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate}
-    mechanism["expected_batch_size"] = tuple(np.broadcast_to(sampling_rate, len(SIZES)) * SIZES)
-
-    def of(value, index):
-        return value[index] if isinstance(value, tuple) else value
-
-    return [
-        collections.OrderedDict(
-            mechanism=collections.OrderedDict(
-                (name, np.float32(of(value, index))) for name, value in mechanism.items()
-            ),
-            hparams=collections.OrderedDict(
-                (name, (np.int32 if isinstance(default, int) else np.float32)(of(values[name], index)))
-                for name, default in algorithm.hparams.items()
-            ),
-            seed=key.client_seed(round_number, f"client {index}"),
-        )
-        for index in range(len(SIZES))
-    ]
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
@@ -72,33 +37,6 @@ def algorithm(request):
 @pytest.fixture(scope="module")
 def process(algorithm):
     return compose(algorithm, MODEL, estimator=build_dp_sgd(MODEL))
-
-
-def run(process, algorithm, rounds=ROUNDS, start=None, data=None, **params):
-    server, clients = start or (process.initialize(), None)
-    first = 1
-    if clients is None:
-        clients = [process.init_client(server)] * len(SIZES)
-    else:
-        first, rounds = rounds
-    data = client_data() if data is None else data
-    for number in range(first, rounds + 1):
-        server, clients, _ = process.next(server, clients, data, client_params(algorithm, number, **params))
-    return server, clients
-
-
-def leaves(value):
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(value)]
-
-
-def assert_same(first, second):
-    for one, other in zip(leaves(first), leaves(second), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def assert_close(first, second, tolerance=1e-5):
-    for one, other in zip(leaves(first), leaves(second), strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * 1e-3)
 
 
 def test_it_is_registered_under_its_own_name(algorithm):

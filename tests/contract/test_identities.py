@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.contract.test_every_algorithm import MODEL, SIZES, assert_same, client_params, run
+from tests.contract.contract_support import MODEL, SIZES, assert_same, client_params, run
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.processes.compose import compose
 from tff_pdp.registry import ALGORITHMS

@@ -11,11 +11,11 @@ Assumes: `predict` treats each example on its own, in the order of axis 0; no ba
 import collections
 import dataclasses
 import logging
-from typing import Any
 
 import tensorflow as tf
 
 from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.batches import at_least_one_row
 from tff_pdp.models.layers import RecordingWeights, Use
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def clipped_sum(
     Returns:
       Tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
     """
-    x, y, included = _never_empty(x), _never_empty(y), _never_empty(included)
+    x, y, included = at_least_one_row(x), at_least_one_row(y), at_least_one_row(included)
     # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
     y = _keep(included > 0, y)
     backward = _backward_to_layers(model, weights, x, y)
@@ -66,7 +66,7 @@ def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor
     Assumes: as the module.
     """
     num_examples = tf.shape(y)[0]
-    x, y = _never_empty(x), _never_empty(y)
+    x, y = at_least_one_row(x), at_least_one_row(y)
     backward = _backward_to_layers(model, weights, x, y)
     norms = _norms_by_mapping(model, weights, x, y) if backward is None else backward.norms()
     return norms[:num_examples]
@@ -152,15 +152,6 @@ def _weighted_gradient(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tenso
         total = tf.reduce_sum(tf.math.multiply_no_nan(losses, tf.where(kept, factors, 0.0)))
     gradients = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return collections.OrderedDict((name, tf.convert_to_tensor(gradients[name])) for name in weights)
-
-
-def _never_empty(values: tf.Tensor) -> tf.Tensor:
-    """`values [batch, ...]`, or one row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
-    if values.shape[0]:
-        return values
-    missing = tf.maximum(1 - tf.shape(values)[0], 0)
-    paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
-    return tf.pad(values, paddings)
 
 
 def _keep(kept: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

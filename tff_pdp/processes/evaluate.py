@@ -8,6 +8,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.batches import at_least_one_row
 
 
 def build_personalise(
@@ -50,7 +51,8 @@ def build_evaluate(
         broadcast.type_signature.result, global_weights.type_signature.result, state_type, data_type
     )
     def evaluate_one(message, shared, state, data):
-        data = _with_a_row(data)
+        # Without the conditional that training has for it, which could not be stacked here.
+        data = {**data, "x": at_least_one_row(data["x"]), "y": at_least_one_row(data["y"])}
         metrics = collections.OrderedDict(personal=_metrics(model, algorithm.personalise(message, state), data))
         if algorithm.global_model:
             metrics["global"] = _metrics(model, shared, data)
@@ -63,20 +65,6 @@ def build_evaluate(
         return _tff.federated_map(evaluate_one, (message, shared, client_states, client_data))
 
     return evaluate
-
-
-def _with_a_row(data: Any) -> Any:
-    """The data with at least one row: some operations fail on none.
-
-    Without the conditional that training has for it, which could not be stacked here.
-    """
-    missing = tf.maximum(1 - tf.shape(data["y"])[0], 0)
-
-    def pad(values: tf.Tensor) -> tf.Tensor:
-        paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
-        return tf.pad(values, paddings)
-
-    return collections.OrderedDict(x=pad(data["x"]), y=pad(data["y"]), num_examples=data["num_examples"])
 
 
 def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, tf.Tensor]:

@@ -3,7 +3,7 @@
 import collections.abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -142,10 +142,7 @@ class ClientValues(collections.abc.Sequence):
 
     def stack(self) -> "ClientValues":
         """Keeps the values of clients of equal shapes stacked from now on; returns itself."""
-        by_shapes: dict[Any, list[int]] = {}
-        for index, shapes in enumerate(self.shapes()):
-            by_shapes.setdefault(shapes, []).append(index)
-        self.arrange([np.array(indices) for indices in by_shapes.values()])
+        self.arrange([np.array(indices) for indices in same_shapes([self])])
         return self
 
     def arrange(self, partition: Sequence[np.ndarray]) -> None:
@@ -172,6 +169,14 @@ class ClientValues(collections.abc.Sequence):
             for index in group.indices:
                 shapes[index] = shape
         return shapes
+
+
+def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
+    """Groups of clients of whom each of these values has equal shapes, in the order of each group's first client."""
+    groups: dict[Any, list[int]] = {}
+    for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
+        groups.setdefault(shapes, []).append(index)
+    return list(groups.values())
 
 
 def _leaves_of(arrangement: _Arrangement, index: int) -> tuple[tf.Tensor, ...]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tff_pdp.errors import EngineError
 from tff_pdp.runtime import structures
-from tff_pdp.runtime.client_values import ClientGroup, ClientValues
+from tff_pdp.runtime.client_values import ClientGroup, ClientValues, same_shapes
 from tff_pdp.runtime.engines.inprocess.graphs import Leaves
 from tff_pdp.runtime.engines.inprocess.lanes import NUM_LANES
 from tff_pdp.runtime.engines.inprocess.stacked import CannotStack
@@ -66,12 +66,9 @@ def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> 
     """Stacks clients of equal shapes; returns the indices of each stack."""
     if any(structures.holds_sequences(values.member_type) for values in own.values()):
         raise CannotStack("data sets cannot be stacked")
-    by_shapes: dict[Any, list[int]] = {}
-    for index, shapes in enumerate(zip(*(values.shapes() for values in own.values()), strict=True)):
-        by_shapes.setdefault(shapes, []).append(index)
     chunks = [
         np.array(group[begin : begin + clients_per_call])
-        for group in by_shapes.values()
+        for group in same_shapes(own.values())
         for begin in range(0, len(group), clients_per_call)
     ]
     for values in own.values():

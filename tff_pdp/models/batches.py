@@ -1,0 +1,14 @@
+"""Batches that may be empty."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
+    """`values [batch, ...]`, or one row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
+    if values.shape[0]:
+        return values
+    missing = tf.maximum(1 - tf.shape(values)[0], 0)
+    paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
+    return tf.pad(values, paddings)
