@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from beam_pipelines.femnist import FemnistOptions, run_femnist
 
     fields = {key: value for key, value in vars(options).items() if key != "job"}
-    fields["image_shape"] = tuple(options.image_shape)
+    fields["input_shape"] = tuple(options.input_shape)
     try:
         summary = run_femnist(FemnistOptions(**fields, pipeline_args=tuple(pipeline_args)))
     except UserError as error:
@@ -54,10 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
     add = femnist.add_argument
     add("--input", required=True, metavar="DIR", help="folder of unsplit LEAF files, .json or .json.gz")
     add("--output", required=True, metavar="DIR", help="folder to write; complete only once it holds _SUCCESS")
-    add("--image_shape", type=int, nargs=3, default=(28, 28, 1), metavar=("H", "W", "C"), help="default 28 28 1")
+    add("--input_shape", type=int, nargs=3, default=(28, 28, 1), metavar=("H", "W", "C"), help="default 28 28 1")
     add("--num_classes", type=int, default=62, metavar="N", help="labels are 0..N-1; default 62 (LEAF FEMNIST)")
     add("--test_fraction", type=float, default=0.2, metavar="F", help="expected share of test examples; default 0.2")
     add("--validation_fraction", type=float, default=0.2, metavar="F", help="the same for validation; default 0.2")
+    add("--exact_split", action="store_true", help="make each client's shares exact, rounded up to whole examples")
     add("--min_examples_per_client", type=int, default=10, metavar="N", help="smaller clients are dropped; default 10")
     add("--num_shards", type=int, default=8, metavar="N", help="shard files; one must fit a worker's memory; default 8")
     add("--seed", type=int, default=0, metavar="N", help="keys the split; same seed, same bytes; default 0")

@@ -9,11 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from beam_pipelines.raw_data import RawData
 from beam_pipelines.schema import UserRecord
 from tff_pdp.errors import DataError
 
 _SUFFIXES = (".json", ".json.gz")
 _TOP_LEVEL_KEYS = ("users", "num_samples", "user_data")
+
+
+def leaf_images(folder: Path) -> RawData:
+    """The raw data of a folder of LEAF files whose examples are images.
+
+    Raises:
+      DataError: the folder is missing or holds no `.json` or `.json.gz` file.
+    """
+    return RawData("leaf", folder, tuple(list_sources(folder)), read_users, are_images=True)
 
 
 def list_sources(folder: Path) -> list[str]:
@@ -33,7 +43,7 @@ def list_sources(folder: Path) -> list[str]:
 def read_users(path: Path) -> list[UserRecord]:
     """Reads every copy of every user that a file holds, without judging their data.
 
-    Images are packed as float32 while the file is parsed; a file of Python floats would need ten times the memory.
+    Examples are packed as float32 while the file is parsed; a file of Python floats would need ten times the memory.
 
     Raises:
       DataError: the file cannot be read or is not LEAF JSON; names the file and, where known, the position.
@@ -73,7 +83,7 @@ def _load_json(path: Path) -> Any:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode("utf-8")
-        return json.loads(text, object_pairs_hook=_pack_images)
+        return json.loads(text, object_pairs_hook=_pack_examples)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno} (character {error.pos} of {len(text)})"
         raise DataError(f"{path}: invalid or truncated JSON at {position}: {error.msg}") from error
@@ -87,19 +97,22 @@ def _load_json(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _pack_images(pairs: list[tuple[str, Any]]) -> _JsonObject:
+def _pack_examples(pairs: list[tuple[str, Any]]) -> _JsonObject:
     json_object = _JsonObject(pairs)
     if isinstance(json_object.get("x"), list):
-        json_object["x"] = [_pack_image(image) for image in json_object["x"]]
+        json_object["x"] = [_pack_example(x) for x in json_object["x"]]
     return json_object
 
 
-def _pack_image(image: Any) -> Any:
-    if not isinstance(image, list) or not all(type(pixel) in (int, float) for pixel in image):
-        return image
+def _pack_example(x: Any) -> Any:
+    if not isinstance(x, list) or not all(type(value) in (int, float) for value in x):
+        return x
     # Numbers too large for float32 become infinite, which validation then reports.
     with np.errstate(over="ignore"):
-        return np.array(image, np.float64).astype(np.float32)
+        try:
+            return np.array(x, np.float64).astype(np.float32)
+        except OverflowError:
+            return x
 
 
 def _pair_users(source: str, users: list[str], num_samples: list[Any], user_data: _JsonObject) -> list[UserRecord]:

@@ -26,8 +26,12 @@ class Reason(enum.StrEnum):
     PIXEL_COUNT = "wrong_pixel_count"
     PIXEL_NOT_FINITE = "pixel_not_finite"
     PIXEL_RANGE = "pixel_outside_0_1"
+    FEATURES_NOT_NUMBERS = "features_not_a_list_of_numbers"
+    FEATURE_COUNT = "wrong_feature_count"
+    FEATURE_NOT_FINITE = "feature_not_finite"
     LABEL_NOT_INTEGER = "label_not_an_integer"
     LABEL_RANGE = "label_out_of_range"
+    LABEL_NOT_FINITE = "label_not_a_finite_number"
     # Sound records left out by a rule of the job: counted, and no sign of bad input.
     IDENTICAL_USER = "identical_copy_of_user"
     TOO_FEW_EXAMPLES = "client_below_min_examples"
@@ -41,16 +45,17 @@ class Reason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class UserRecord:
-    """One copy of one user as a LEAF file states it, not yet validated.
+    """One copy of one user as a file states it, not yet validated.
 
     Attributes:
       client: the user's name.
       source: name of the file.
-      x: a list of images: float32 vectors, or the raw JSON value of what is not a flat list of numbers.
+      x: a list of examples: float32 vectors, or the raw JSON value of what is not a flat list of numbers.
         Anything but a list is malformed; None means the file lists the user but has no data for it.
       y: a list of labels as JSON has them; anything but a list is malformed.
       num_samples: the count the file states; None if the file does not list the user.
       repeated_key: whether a key was repeated inside the user's object.
+      is_test: for each example whether it is a test example, where the source says so; None leaves it to the job.
     """
 
     client: str
@@ -59,6 +64,7 @@ class UserRecord:
     y: Any
     num_samples: Any
     repeated_key: bool = False
+    is_test: list[bool] | None = None
 
     @property
     def num_examples(self) -> int:
@@ -72,10 +78,10 @@ class UserRecord:
 
     def fingerprint(self) -> bytes:
         """A digest of everything but the source: equal for copies with the same content."""
-        digest = hashlib.sha256(json.dumps([self.num_samples, self.repeated_key, self.y]).encode())
-        for image in self.x if isinstance(self.x, list) else [self.x]:
-            packed = isinstance(image, np.ndarray)
-            content = image.tobytes() if packed else json.dumps(image).encode()
+        digest = hashlib.sha256(json.dumps([self.num_samples, self.repeated_key, self.is_test, self.y]).encode())
+        for x in self.x if isinstance(self.x, list) else [self.x]:
+            packed = isinstance(x, np.ndarray)
+            content = x.tobytes() if packed else json.dumps(x).encode()
             digest.update(b"%d:%d:" % (packed, len(content)) + content)
         return digest.digest()
 
@@ -103,11 +109,19 @@ def raw_excerpt(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One valid example: `x` float32 `[pixels]`, `y` in `[0, num_classes)`, and an id made from both."""
+    """One valid example.
+
+    Attributes:
+      example_id: made from `x` and `y` alone.
+      x: float32 `[values]`, flat.
+      y: a class (int), or the value of a regression (float).
+      is_test: whether it is a test example, where the source says so; None leaves it to the job.
+    """
 
     example_id: bytes
     x: np.ndarray
-    y: int
+    y: int | float
+    is_test: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import grpc
 import numpy as np
@@ -21,11 +21,11 @@ class Prediction:
     """The answer for a batch.
 
     Attributes:
-      probabilities: float32 `[batch, num_classes]`.
+      answers: float32, probabilities `[batch, num_classes]`, or a regression's values `[batch]`.
       personalized: bool `[batch]`; false where the client is unknown and the global model answered.
     """
 
-    probabilities: np.ndarray
+    answers: np.ndarray
     personalized: np.ndarray
 
 
@@ -64,7 +64,7 @@ class RestClient:
             with self._opener.open(request, timeout=self._timeout_seconds) as response:
                 outputs = json.load(response)["outputs"]
                 return Prediction(
-                    np.array(outputs["probabilities"], np.float32), np.array(outputs["personalized"], bool)
+                    np.array(outputs[_answers_name(outputs)], np.float32), np.array(outputs["personalized"], bool)
                 )
         except urllib.error.HTTPError as error:
             raise ServingError(f"{url} answered {error.code}: {_error_message(error)}") from error
@@ -108,13 +108,14 @@ class GrpcClient:
         request.inputs["client_id"].CopyFrom(tf.make_tensor_proto(list(client_ids), tf.string))
         request.inputs["x"].CopyFrom(tf.make_tensor_proto(np.asarray(x, np.float32)))
         try:
-            outputs = self._stub.Predict(request, timeout=self._timeout_seconds).outputs
+            outputs = dict(self._stub.Predict(request, timeout=self._timeout_seconds).outputs)
         except grpc.RpcError as error:
             raise ServingError(f"{self._address} answered {error.code().name}: {error.details()}") from error
-        missing = {"probabilities", "personalized"} - set(outputs)
-        if missing:
-            raise ServingError(f"{self._address} did not answer like a personalised model of this package.")
-        return Prediction(tf.make_ndarray(outputs["probabilities"]), tf.make_ndarray(outputs["personalized"]))
+        try:
+            answers, personalized = outputs[_answers_name(outputs)], outputs["personalized"]
+        except KeyError as error:
+            raise ServingError(f"{self._address} did not answer like a personalised model of this package.") from error
+        return Prediction(tf.make_ndarray(answers), tf.make_ndarray(personalized))
 
     def close(self) -> None:
         """Closes the channel."""
@@ -125,6 +126,11 @@ class GrpcClient:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _answers_name(outputs: Collection[str]) -> str:
+    """What the answers are called: a regression's, or else a classifier's."""
+    return "values" if "values" in outputs else "probabilities"
 
 
 def _error_message(error: urllib.error.HTTPError) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from serving import layout, loader, manifest, versions, warmup
-from serving.signatures import GLOBAL_ID, Arrays, PersonalizedModule, build_signatures
+from serving.signatures import GLOBAL_ID, Arrays, PersonalizedModule, answers_of, build_signatures
 from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
 
@@ -34,8 +34,9 @@ def export_personalized(
     """Writes, validates and publishes one multi-tenant SavedModel.
 
     Its signatures `serving_default` and `predict` take `client_id` string `[batch]` and `x` float32
-    `[batch, *input_shape]`, and return `probabilities` float32 `[batch, num_classes]` and `personalized` bool
-    `[batch]`. A batch may mix clients; an unknown or empty id is answered by the global model.
+    `[batch, *input_shape]`, and return `probabilities` float32 `[batch, num_classes]` (of a regression: `values`
+    float32 `[batch]`), and `personalized` bool `[batch]`. A batch may mix clients; an unknown or empty id is answered
+    by the global model.
 
     The export holds client ids in clear and weights fitted to single clients: both are personal data. Pass keyed
     hashes as ids unless the ids may be published. `example_inputs` are used for validation and are not stored.
@@ -131,13 +132,14 @@ def _write_saved_model(
 
 def _details(model: Model, model_name: str, version: int, num_clients: int) -> dict[str, Any]:
     """What the manifest says beside the hashes."""
+    name, shape = answers_of(model)
     signature = {
         "inputs": {
             "client_id": {"dtype": "string", "shape": [None]},
             "x": {"dtype": "float32", "shape": [None, *model.input_shape]},
         },
         "outputs": {
-            "probabilities": {"dtype": "float32", "shape": [None, model.num_classes]},
+            name: {"dtype": "float32", "shape": shape},
             "personalized": {"dtype": "bool", "shape": [None]},
         },
     }
@@ -160,23 +162,25 @@ def _validate(
 ) -> None:
     """Loads the staged files as a server would, and compares their answers with the model in this process."""
     servable = loader.load_servable(staging)
+    name, _ = answers_of(model)
     clients = ["", *list(personal_weights)[:MAX_VALIDATED_CLIENTS]]
     for client_id in clients:
         weights = {**global_weights, **personal_weights.get(client_id, {})}
-        expected = _probabilities(model, weights, example_inputs)
+        expected = _answers(model, weights, example_inputs)
         inputs = {"client_id": np.array([client_id] * len(example_inputs), object), "x": example_inputs}
         for signature_name in layout.SIGNATURE_NAMES:
             answer = servable.predict(signature_name, inputs)
-            difference = np.max(np.abs(answer["probabilities"] - expected))
+            # Absolute for a probability, relative for a large value.
+            difference = np.max(np.abs(answer[name] - expected) / np.maximum(np.abs(expected), 1.0))
             if not difference <= TOLERANCE or not (answer["personalized"] == bool(client_id)).all():
                 raise ServingError(
-                    f"The export answers client {client_id!r} differently from the model: probabilities differ by "
+                    f"The export answers client {client_id!r} differently from the model: {name} differ by "
                     f"{difference:.2g}, more than {TOLERANCE:g}. Nothing was published."
                 )
 
 
-def _probabilities(model: Model, weights: Arrays, x: np.ndarray) -> np.ndarray:
+def _answers(model: Model, weights: Arrays, x: np.ndarray) -> np.ndarray:
     # On the CPU, where the export is loaded: accelerators may round matrix products further off than the tolerance.
     with tf.device("/CPU:0"):
         tensors = {name: tf.constant(value) for name, value in weights.items()}
-        return tf.nn.softmax(model.predict(tensors, tf.constant(x))).numpy()
+        return model.answers(model.predict(tensors, tf.constant(x))).numpy()

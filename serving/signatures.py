@@ -69,16 +69,14 @@ class PersonalizedModule(tf.Module):
           x: float32 `[batch, *input_shape]`, finite.
 
         Returns:
-          `probabilities` float32 `[batch, num_classes]` and `personalized` bool `[batch]`, false where the client is
-          unknown and the global model answered.
+          `probabilities` float32 `[batch, num_classes]` (of a regression: `values` float32 `[batch]`), and
+          `personalized` bool `[batch]`, false where the client is unknown and the global model answered.
         """
         client_id, x = self._checked(client_id, x)
         row = self._rows.lookup(client_id)
-        probabilities = tf.nn.softmax(self._logits(row, x))
-        return {
-            "probabilities": tf.ensure_shape(probabilities, [None, self._model.num_classes]),
-            "personalized": tf.not_equal(row, GLOBAL_ROW),
-        }
+        answers = self._model.answers(self._outputs(row, x))
+        name, shape = answers_of(self._model)
+        return {name: tf.ensure_shape(answers, shape), "personalized": tf.not_equal(row, GLOBAL_ROW)}
 
     def _checked(self, client_id: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Checks in the graph, so that every server makes them: rank and shape, equal batch sizes, finite values."""
@@ -91,7 +89,7 @@ class PersonalizedModule(tf.Module):
         with tf.control_dependencies([same_batch]):
             return tf.identity(client_id), tf.debugging.check_numerics(x, "x must be finite")
 
-    def _logits(self, row: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    def _outputs(self, row: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         if not self._stacked:
             return self._model.predict(self._read_shared(), x)
         shared = self._read_shared()
@@ -105,6 +103,11 @@ class PersonalizedModule(tf.Module):
 
     def _read_shared(self) -> dict[str, tf.Tensor]:
         return {name: variable.read_value() for name, variable in self._shared.items()}
+
+
+def answers_of(model: Model) -> tuple[str, list[int | None]]:
+    """Returns the name of a model's answers in a signature, and their shape."""
+    return ("probabilities", [None, model.num_classes]) if model.num_classes else ("values", [None])
 
 
 def build_signatures(module: PersonalizedModule, input_shape: tuple[int, ...]) -> dict[str, object]:

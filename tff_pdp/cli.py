@@ -1,4 +1,4 @@
-"""The command line: `tff-pdp prepare | train | evaluate | account | export | serve | predict | demo | doctor`.
+"""The command line, `tff-pdp`: prepare, train, evaluate, account, export, serve, predict, demo, reproduce, doctor.
 
 Nothing heavy is imported here: TensorFlow and TFF take many seconds, and `--help` should not.
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tff_pdp import __version__, account_command
 from tff_pdp.errors import UserError
+from tff_pdp.reproduce.settings import SETTINGS
 
 DESCRIPTION = """\
 Personalised, differentially private federated learning: from raw client data to personal models behind
@@ -98,6 +99,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_engine(demo)
     _add_json(demo)
     demo.set_defaults(run=_lazily("demo"))
+
+    reproduce = _command(commands, "reproduce", "Repeat a published experiment: methods x privacy budgets x seeds.")
+    _add_reproduce(reproduce)
+    _add_json(reproduce)
+    reproduce.set_defaults(run=_lazily("reproduce"))
+
     doctor = _command(commands, "doctor", "Show versions and devices, and test the engines on each device.")
     _add_json(doctor)
     doctor.set_defaults(run=_lazily("doctor"))
@@ -139,6 +146,20 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm", action="append", metavar="NAME", help="one method of the experiment; default: all of them"
     )
+
+
+def _add_reproduce(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("setting", choices=tuple(SETTINGS), help="which experiment of the MR-MTL thesis")
+    parser.add_argument("--paper", action="store_true", help="with the thesis's choices, unsound ones included")
+    parser.add_argument("--scale", choices=("small", "full"), help="full is the thesis's; small is the images' default")
+    parser.add_argument("--methods", nargs="+", action="extend", metavar="NAME", help="default: those of the scale")
+    parser.add_argument("--epsilons", nargs="+", action="extend", metavar="E", help="of every silo; inf: no privacy")
+    parser.add_argument("--seeds", type=int, metavar="N", help="repetitions; default: those of the scale")
+    parser.add_argument("--variants", nargs="+", action="extend", metavar="NAME", help="such as default, silo_scaling")
+    parser.add_argument("--grid", type=float, nargs="*", metavar="LAMBDA", help="sweep lambda too; default: its grid")
+    parser.add_argument("--data", metavar="DIR", help="folder of the raw data; default: $TFF_PDP_DATA")
+    parser.add_argument("--output", metavar="DIR", help="default runs/reproduce/SETTING; a stopped sweep goes on there")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a core")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

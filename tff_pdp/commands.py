@@ -91,21 +91,15 @@ def predict(options: argparse.Namespace) -> int:
     x, y = examples.x[: options.num_examples], examples.y[: options.num_examples]
     client = GrpcClient(options.address) if options.grpc else RestClient(options.address)
     prediction = client.predict(config.export.model_name, [options.client_id] * len(x), x)
-    rows = [
-        {
-            "label": int(label),
-            "predicted": int(row.argmax()),
-            "probability": float(row.max()),
-            "personalized": bool(own),
-        }
-        for label, row, own in zip(y, prediction.probabilities, prediction.personalized, strict=True)
-    ]
+    answers = zip(y, prediction.answers, prediction.personalized, strict=True)
+    rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
     _show(
         options,
         {"client_id": options.client_id, "predictions": rows},
         "\n".join(
-            f"label {row['label']}: predicted {row['predicted']} with probability {row['probability']:.3f} by the "
-            f"{'personal' if row['personalized'] else 'global'} model"
+            f"label {row['label']:g}: predicted {row['predicted']:g}"
+            + (f" with probability {row['probability']:.3f}" if "probability" in row else "")
+            + f" by the {'personal' if row['personalized'] else 'global'} model"
             for row in rows
         ),
     )
@@ -121,6 +115,15 @@ def demo(options: argparse.Namespace) -> int:
     return 0 if summary["served_equals_in_process"] else 1
 
 
+def reproduce(options: argparse.Namespace) -> int:
+    """Repeats a published experiment."""
+    from tff_pdp.reproduce.reproduction import reproduce as run_reproduction
+
+    content, text = run_reproduction(options)
+    _show(options, content, text)
+    return 1 if content["failures"] else 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     """Looks at the installation."""
     from tff_pdp.doctor import examine
@@ -128,6 +131,13 @@ def doctor(options: argparse.Namespace) -> int:
     content, text = examine()
     _show(options, content, text)
     return 0 if content["healthy"] else 1
+
+
+def _answer(label: Any, answer: Any) -> dict[str, Any]:
+    """One example's label and prediction, of a classifier (probabilities `[num_classes]`) or a regression (a value)."""
+    if answer.ndim:
+        return {"label": int(label), "predicted": int(answer.argmax()), "probability": float(answer.max())}
+    return {"label": float(label), "predicted": float(answer)}
 
 
 def _config(options: argparse.Namespace) -> ExperimentConfig:

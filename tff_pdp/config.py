@@ -1,13 +1,15 @@
 """Experiments as YAML: frozen dataclasses, unknown keys are errors, and the resolved form is saved with the run."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
+import inspect
 import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +27,15 @@ class DataConfig:
     """Where examples come from, and how they become a client dataset.
 
     Attributes:
-      input: folder of LEAF JSON files (`.json`, `.json.gz`).
-      image_shape: height, width, channels of one example.
-      num_classes: labels are integers in `[0, num_classes)`.
-      validation_fraction: share of each client's examples for choosing settings.
-      test_fraction: share of each client's examples for the final figures only.
+      input: the raw data: a file or folder that `source` says how to read.
+      source: kind of the raw data, a name from `tff_pdp.registry.DATASETS`.
+      arguments: the source's own options; see its function in `tff_pdp.data.datasets`.
+      input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
+      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
+      validation_fraction: share of each client's examples for choosing settings; where the source has test examples of
+        its own, share of the others.
+      test_fraction: share of each client's examples for the final figures only; not used where the source has its own.
+      exact_split: make each client's shares exact, rounded up to whole examples, instead of expected.
       min_examples_per_client: smaller clients are left out, and counted.
       num_shards: number of output files.
       seed: decides the splits.
@@ -37,10 +43,13 @@ class DataConfig:
     """
 
     input: str
-    image_shape: tuple[int, ...] = (28, 28, 1)
+    source: str = "leaf"
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    input_shape: tuple[int, ...] = (28, 28, 1)
     num_classes: int = 62
     validation_fraction: float = 0.2
     test_fraction: float = 0.2
+    exact_split: bool = False
     min_examples_per_client: int = 10
     num_shards: int = 2
     seed: int = 0
@@ -62,15 +71,32 @@ class PrivacyConfig:
 
     Attributes:
       plan: `silo_example`, or `none` for a comparison without privacy.
-      budgets: epsilon and delta for each silo; forms in `tff_pdp.privacy.budgets`.
-      clip_norm: L2 bound on each example's gradient.
       batch_size: expected size of a Poisson batch.
+      clip_norm: L2 bound on each example's gradient.
+      budgets: epsilon and delta for each silo; forms in `tff_pdp.privacy.budgets`.
+      noise_multiplier: the same for all silos; each leaves when its budget is spent. Without it every silo stays to the
+        last round, with the noise its own budget asks for.
+      noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the more of
+        `tff_pdp.privacy.paper_calibration`, to compare with published figures.
+      selection_share: of a silo's epsilon, for each private selection of a cluster.
+      selection_loss_bound: the largest loss of one example that counts in a selection, for a regression.
+      num_examples: whether silos' numbers of training examples are public or noised; forms in
+        `tff_pdp.privacy.silo_statistics`.
+      feature_scaling: what features are shifted and scaled by; forms in `tff_pdp.privacy.feature_scaling`.
+      sampler: `poisson`, or `paper_shuffled`, for which no guarantee holds.
     """
 
     plan: str
     batch_size: int
     clip_norm: float = 1.0
     budgets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    noise_multiplier: float | None = None
+    noise_calibration: str = "tightest"
+    selection_share: float = 0.03
+    selection_loss_bound: float = 0.1
+    num_examples: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "public"})
+    feature_scaling: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "none"})
+    sampler: str = "poisson"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +134,45 @@ class ExportConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """A private search for hyper-parameters: what every silo tries with `tff-pdp tune`, and what a try costs it.
+
+    Attributes:
+      algorithm: the method that is searched; its own hyper-parameters are those of the pivot run.
+      values: by hyper-parameter, the values tried; every combination of them is a candidate.
+      runs: distribution of the number of runs: `geometric`, `logarithmic`, `poisson`, or the shape, at least 0, of a
+        truncated negative binomial. `fixed` tries every candidate once, and costs as much as to release them all.
+      mean_runs: expected number of runs, above 1; not for `fixed`.
+      score_noise_multiplier: standard deviation of the noise on a run's score over the most that one validation example
+        can change it: one more example answered correctly or, for a regression, `score_bound`.
+      score_bound: the largest squared error of one example that counts in a score, for a regression.
+    """
+
+    algorithm: str
+    values: Mapping[str, Any]
+    runs: str | float = "geometric"
+    mean_runs: float = 5.0
+    score_noise_multiplier: float = 10.0
+    score_bound: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """What was chosen by looking at results on these data, and how often one looked; reports repeat it."""
+    """What was chosen by looking at results on these data, and how often one looked; reports repeat it.
+
+    Attributes:
+      tuned: settings chosen without privacy, in a reader's words.
+      configurations_tried: how many configurations were looked at for that.
+      search: a private search, which the ledger is charged for.
+    """
 
     tuned: tuple[str, ...] = ()
     configurations_tried: int = 1
+    search: SearchConfig | None = None
+
+    def search_for(self, algorithm: str) -> SearchConfig | None:
+        """The search for this method's hyper-parameters, where there is one."""
+        return self.search if self.search and self.search.algorithm == algorithm else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +221,8 @@ class ExperimentConfig:
         decisive["training"] = {
             key: value for key, value in content["training"].items() if key in ("rounds", "test_only_seed")
         }
+        if self.tuning.search_for(algorithm):
+            decisive["search"] = content["tuning"]["search"]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -194,6 +256,31 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     return config
 
 
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], source: str, key: str) -> dict[str, Any]:
+    """Checks a mapping of a configuration against the keyword-only parameters of the function that it is for.
+
+    Args:
+      function: what will be called with the result; its parameters have type hints.
+      given: the mapping at `key`.
+      source: who asks, the beginning of error messages.
+      key: dotted key of the mapping.
+
+    Raises:
+      ConfigError: a key is unknown, missing or of the wrong type.
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    _check_known(given, parameters, source, key)
+    for name, parameter in parameters.items():
+        if name not in given and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{source}: missing key {_join(key, name)!r}")
+    hints = typing.get_type_hints(function)
+    return {name: _convert(hints[name], value, source, _join(key, name)) for name, value in given.items()}
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a repeated key, of which YAML silently keeps the last: it may be a silo's budget."""
 
@@ -220,6 +307,12 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
     _require(bool(config.algorithms), source, "algorithms must name at least one method")
     for name, hparams in config.algorithms.items():
         _require(isinstance(hparams, Mapping), source, f"algorithms.{name} must be a mapping of hyper-parameters")
+    search = config.tuning.search
+    _require(
+        search is None or search.algorithm in config.algorithms,
+        source,
+        f"tuning.search.algorithm {search and search.algorithm!r} is not one of: {', '.join(config.algorithms)}",
+    )
     export = config.export
     known = ", ".join(config.algorithms)
     _require(
@@ -244,11 +337,7 @@ def _build(kind: type, content: Any, source: str, key: str) -> Any:
         raise ConfigError(f"{place} must be a mapping, not {content!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
-    for name in content:
-        if name not in fields:
-            close = difflib.get_close_matches(str(name), fields, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
-            raise ConfigError(f"{source}: unknown key {_join(key, name)!r}; {hint}")
+    _check_known(content, fields, source, key)
     values = {}
     for name, field in fields.items():
         if name in content:
@@ -258,18 +347,33 @@ def _build(kind: type, content: Any, source: str, key: str) -> Any:
     return kind(**values)
 
 
+def _check_known(content: Mapping[str, Any], known: Collection[str], source: str, key: str) -> None:
+    for name in content:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known) or 'none'}"
+            raise ConfigError(f"{source}: unknown key {_join(key, name)!r}; {hint}")
+
+
 def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, source, key)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        options = [option for option in arguments if option is not type(None)]
-        return None if value is None else _convert(options[0], value, source, key)
+        *others, last = [option for option in arguments if option is not type(None)]
+        if value is None and type(None) in arguments:
+            return None
+        for option in others:
+            with contextlib.suppress(ConfigError):
+                return _convert(option, value, source, key)
+        return _convert(last, value, source, key)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(arguments[0], member, source, key) for member in value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
+        return value
+    if hint is bool and isinstance(value, bool):
         return value
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
         return dict(value)

@@ -18,7 +18,7 @@ from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.runtime.experiment import experiment_engine
-from tff_pdp.runtime.export import export_experiment, personal_weights
+from tff_pdp.runtime.export import export_experiment, served_model
 from tff_pdp.runtime.prepare import prepare_clients
 from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table, write_summary
 from tff_pdp.runtime.train import train
@@ -96,8 +96,8 @@ def _largest_difference(config: ExperimentConfig) -> float:
     """Serves the export, and compares its answers for every client with the in-process models."""
     method, state = load_trained(config, config.export.algorithm)
     with experiment_engine(config):
-        weights = personal_weights(method, state)
-    model, clients = method.model, method.clients
+        served = served_model(method, state)
+    clients = method.clients
     base_path, name = config.export_folder, config.export.model_name
     differences = []
     with EmbeddedServer(base_path, name, rest_port=0, grpc_port=0) as server:
@@ -107,11 +107,12 @@ def _largest_difference(config: ExperimentConfig) -> float:
                 x = clients.load(client_id, "test").x[:NUM_EXAMPLES]
                 if not len(x):
                     continue
-                expected = tf.nn.softmax(model.predict(weights[client_id], tf.constant(x))).numpy()
-                answer = client.predict(name, [client_id] * len(x), x)
-                if not np.all(answer.personalized):
+                weights = served.personal_weights[client_id]
+                expected = served.model.answers(served.model.predict(weights, tf.constant(x))).numpy()
+                prediction = client.predict(name, [client_id] * len(x), x)
+                if not np.all(prediction.personalized):
                     return float("inf")
-                differences.append(float(np.max(np.abs(answer.probabilities - expected))))
+                differences.append(float(np.max(np.abs(prediction.answers - expected))))
     if not differences:
         raise DataError("no silo has test examples to compare served and in-process predictions on")
     return max(differences)

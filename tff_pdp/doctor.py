@@ -17,7 +17,13 @@ from tff_pdp.config import ClientParallelism
 from tff_pdp.errors import EngineError, UserError
 from tff_pdp.models.mlp import build_linear
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
-from tff_pdp.processes.compose import PersonalizedProcess, client_data_type, client_params_type, compose
+from tff_pdp.processes.compose import (
+    PersonalizedProcess,
+    client_data_type,
+    client_params_columns,
+    client_params_type,
+    compose,
+)
 from tff_pdp.runtime import devices
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import running_engine
@@ -215,21 +221,23 @@ def _mr_mtl() -> tuple[PersonalizedProcess, list[Any], list[Any]]:
         num_examples=sizes.astype(np.int32),
     )
     mechanism = {
-        "clip_norm": np.array([1.0, 2.0, 0.5, 1.0], np.float32),
-        "noise_multiplier": np.array([1.0, 0.5, 2.0, 0.0], np.float32),
+        "clip_norm": [1.0, 2.0, 0.5, 1.0],
+        "noise_multiplier": [1.0, 0.5, 2.0, 0.0],
         "sampling_rate": rates,
         "expected_batch_size": rates * sizes.astype(np.float32),
     }
     hparams = {
         # Small steps keep differences of rounding far below the tolerance.
-        "learning_rate": np.full(_NUM_CLIENTS, 0.03, np.float32),
-        "local_steps": np.array([2, 3, 1, 2], np.int32),
-        "prox_weight": np.full(_NUM_CLIENTS, 1.0, np.float32),
+        "learning_rate": 0.03,
+        "local_steps": [2, 3, 1, 2],
+        "prox_weight": 1.0,
     }
-    params = collections.OrderedDict(
-        mechanism=collections.OrderedDict((name, mechanism[name]) for name in estimator.mechanism),
-        hparams=collections.OrderedDict((name, hparams[name]) for name in algorithm.hparams),
-        seed=np.stack([key.client_seed(1, str(client)) for client in range(_NUM_CLIENTS)]),
+    params = client_params_columns(
+        algorithm,
+        estimator,
+        mechanism=mechanism,
+        hparams=hparams,
+        seeds=np.stack([key.client_seed(1, str(client)) for client in range(_NUM_CLIENTS)]),
     )
     return (
         compose(algorithm, model, estimator=estimator),

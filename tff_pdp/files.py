@@ -1,18 +1,27 @@
 """Files that are never half-written: replaced in one move, and flushed where a power cut must not undo a promise."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a text file in one move: a reader sees the old file or the whole new one, never a part."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to instead of `path`: what lies there replaces it, in one move, when the block ends well."""
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        staging.write_text(text, encoding="utf-8")
+        yield staging
         os.replace(staging, path)
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a text file in one move: a reader sees the old file or the whole new one, never a part."""
+    with replacing(path) as staging:
+        staging.write_text(text, encoding="utf-8")
 
 
 def sync(path: Path) -> None:

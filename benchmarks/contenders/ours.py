@@ -17,7 +17,7 @@ from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.mlp import build_mlp
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
-from tff_pdp.processes.compose import client_data_type, client_params_type, compose
+from tff_pdp.processes.compose import client_data_type, client_params_columns, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import build_engine
@@ -49,6 +49,7 @@ class _Rounds:
         named = dict(zip(model.init(0), initial.values(), strict=True))
         model = dataclasses.replace(model, init=lambda seed: named)
         self._data_type = client_data_type(model)
+        self._algorithm, self._estimator = algorithm, estimator
         self._params_type = client_params_type(algorithm, estimator)
         self._process = compose(algorithm, model, estimator=estimator, aggregator_factories=factories)
         self._state = self._process.initialize()
@@ -56,9 +57,10 @@ class _Rounds:
 
     def _params(self, round_number: int, mechanism: Any, hparams: Any, size: int) -> ClientValues:
         seeds = np.stack([self._key.client_seed(round_number, str(client)) for client in range(size)])
-        return ClientValues.from_columns(
-            self._params_type, collections.OrderedDict(mechanism=mechanism, hparams=hparams, seed=seeds)
+        columns = client_params_columns(
+            self._algorithm, self._estimator, mechanism=mechanism, hparams=hparams, seeds=seeds
         )
+        return ClientValues.from_columns(self._params_type, columns)
 
 
 class _FedAvg(_Rounds):
@@ -90,11 +92,8 @@ class _FedAvg(_Rounds):
         states, data = prepared
         size = len(states)
         self._number += 1
-        hparams = collections.OrderedDict(
-            learning_rate=np.full(size, self._workload.learning_rate, np.float32),
-            local_steps=np.full(size, self._workload.local_steps, np.int32),
-        )
-        params = self._params(self._number, collections.OrderedDict(), hparams, size)
+        hparams = {"learning_rate": self._workload.learning_rate, "local_steps": self._workload.local_steps}
+        params = self._params(self._number, {}, hparams, size)
         self._state, _, _ = self._process.next(self._state, states, data, params)
         weights = self._state["algorithm"]["weights"].values()
         return {name: np.asarray(value) for name, value in zip(self._names, weights, strict=True)}
@@ -107,17 +106,17 @@ class _MrMtl(_Rounds):
         super().__init__(workload, engine, ALGORITHMS["mr_mtl"](), model, build_dp_sgd(model))
         sizes = silos.num_examples
         rates = workload.sampling_rates(sizes)
-        self._mechanism = collections.OrderedDict(
-            clip_norm=np.full(len(sizes), workload.clip_norm, np.float32),
-            noise_multiplier=np.full(len(sizes), workload.noise_multiplier, np.float32),
-            sampling_rate=rates,
-            expected_batch_size=(rates * sizes).astype(np.float32),
-        )
-        self._hparams = collections.OrderedDict(
-            learning_rate=np.full(len(sizes), workload.learning_rate, np.float32),
-            local_steps=workload.local_steps(sizes),
-            prox_weight=np.full(len(sizes), workload.prox_weight, np.float32),
-        )
+        self._mechanism = {
+            "clip_norm": workload.clip_norm,
+            "noise_multiplier": workload.noise_multiplier,
+            "sampling_rate": rates,
+            "expected_batch_size": rates * sizes,
+        }
+        self._hparams = {
+            "learning_rate": workload.learning_rate,
+            "local_steps": workload.local_steps(sizes),
+            "prox_weight": workload.prox_weight,
+        }
         rows = [
             collections.OrderedDict(x=x[:padded], y=y[:padded], num_examples=np.int32(size))
             for x, y, size, padded in zip(silos.x, silos.y, sizes, padded_sizes(sizes, model), strict=True)

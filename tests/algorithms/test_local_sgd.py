@@ -4,27 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, LocalSteps
+from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
+from tff_pdp.algorithms.base import LocalSteps
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.registry import ALGORITHMS
-
-NO_DATA = ClientData(x=tf.zeros([0, 1]), y=tf.zeros([0], tf.int64), num_examples=tf.constant(0))
-
-
-def weights(value):
-    return collections.OrderedDict(w=tf.constant([value], tf.float32))
-
-
-def pull_to(target):
-    """The gradient of `(w - target)^2 / 2`, so that every step can be followed by hand."""
-    return lambda current, data, step, scale: collections.OrderedDict(w=scale * (current["w"] - target))
-
-
-def hparams(local_steps, bound=None, **values):
-    """Scalars as an algorithm receives them; without a bound the client is not computed together with others."""
-    bound = local_steps if bound is None else bound
-    steps = LocalSteps(tf.constant(local_steps), tf.constant(bound))
-    return {**{name: tf.constant(value) for name, value in values.items()}, "local_steps": steps}
 
 
 def test_two_steps_by_hand():

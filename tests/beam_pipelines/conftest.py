@@ -43,7 +43,7 @@ def options(tmp_path):
         fields = {
             "input": tmp_path / "raw",
             "output": tmp_path / "clients",
-            "image_shape": SHAPE,
+            "input_shape": SHAPE,
             "num_classes": 3,
             "min_examples_per_client": 2,
             "num_shards": 3,

@@ -248,7 +248,7 @@ def test_missing_and_empty_folders(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"test_fraction": 0.9}, {"num_shards": 0}, {"image_shape": (0, 2, 1)}, {"max_bad_fraction": 2}]
+    "change", [{"test_fraction": 0.9}, {"num_shards": 0}, {"input_shape": (0, 2, 1)}, {"max_bad_fraction": 2}]
 )
 def test_options_out_of_range(options, change):
     with pytest.raises(DataError, match=next(iter(change))):
@@ -279,7 +279,7 @@ def test_overwrite_never_removes_what_is_not_a_dataset(write_leaf, options, tmp_
 def test_killed_job_leaves_nothing_that_looks_complete(write_leaf, options, tmp_path):
     write_leaf(make_leaf({str(seed): make_user(seed, 500) for seed in range(60)}))
     arguments = ["--input", str(tmp_path / "raw"), "--output", str(tmp_path / "clients"), "--num_shards", "3"]
-    arguments += ["--image_shape", "2", "2", "1", "--num_classes", "3"]
+    arguments += ["--input_shape", "2", "2", "1", "--num_classes", "3"]
     job = subprocess.Popen(
         [sys.executable, "-m", "beam_pipelines", "femnist", *arguments],
         stderr=subprocess.DEVNULL,
@@ -307,7 +307,7 @@ def test_command_line(write_leaf, tmp_path, capsys):
     arguments = ["femnist", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "clients")]
     assert main(arguments) == 2
     assert "wrong_pixel_count: 0 users, 12 examples" in capsys.readouterr().err
-    assert main([*arguments, "--image_shape", "2", "2", "1"]) == 0
+    assert main([*arguments, "--input_shape", "2", "2", "1"]) == 0
     assert str(tmp_path / "clients") in capsys.readouterr().out
 
 

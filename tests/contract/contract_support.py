@@ -1,11 +1,16 @@
 """What the contract tests share: a small model, clients of different sizes, rounds of training, comparisons."""
 
 import collections
+import functools
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp.models.mlp import build_mlp
+from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.selection import build_selector
+from tff_pdp.processes.compose import client_params_columns, compose
+from tff_pdp.runtime.algorithm_settings import build_algorithm
 from tff_pdp.runtime.run_key import RunKey
 
 MODEL = build_mlp((2, 2, 1), 3, (4,))
@@ -29,29 +34,38 @@ def client_data(seed=0, rows=ROWS, padding=0.0, padding_label=0):
     return data
 
 
-def client_params(algorithm, round_number, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.5, **hparams):
+@functools.cache
+def build(name, model=MODEL, **arguments):
+    """A registered algorithm for these clients and rounds, and its process; built once for all tests."""
+    algorithm, _ = build_algorithm(name, arguments, num_clients=len(SIZES), rounds=ROUNDS)
+    return algorithm, compose_with_dp_sgd(algorithm, model)
+
+
+def compose_with_dp_sgd(algorithm, model):
+    selector = build_selector(model, loss_bound=1.0) if algorithm.candidates else None
+    return compose(algorithm, model, estimator=build_dp_sgd(model), selector=selector)
+
+
+def client_params(
+    algorithm, round_number, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.5, selection_epsilon=0.5, **hparams
+):
     """What each client is told; a value is for all clients, or a tuple with one for each."""
     key = RunKey.from_test_seed(5)
-    values = {**algorithm.hparams, "local_steps": 2, **hparams}
-    mechanism = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "sampling_rate": sampling_rate}
-    mechanism["expected_batch_size"] = tuple(np.broadcast_to(sampling_rate, len(SIZES)) * SIZES)
-
-    def of(value, index):
-        return value[index] if isinstance(value, tuple) else value
-
-    return [
-        collections.OrderedDict(
-            mechanism=collections.OrderedDict(
-                (name, np.float32(of(value, index))) for name, value in mechanism.items()
-            ),
-            hparams=collections.OrderedDict(
-                (name, (np.int32 if isinstance(default, int) else np.float32)(of(values[name], index)))
-                for name, default in algorithm.hparams.items()
-            ),
-            seed=key.client_seed(round_number, f"client {index}"),
-        )
-        for index in range(len(SIZES))
-    ]
+    estimator = build_dp_sgd(MODEL)
+    columns = client_params_columns(
+        algorithm,
+        estimator,
+        mechanism={
+            "clip_norm": clip_norm,
+            "noise_multiplier": noise_multiplier,
+            "sampling_rate": sampling_rate,
+            "expected_batch_size": np.broadcast_to(sampling_rate, len(SIZES)) * SIZES,
+        },
+        hparams={"local_steps": 2, **hparams},
+        seeds=np.stack([key.client_seed(round_number, f"client {index}") for index in range(len(SIZES))]),
+        selection_epsilons=selection_epsilon if round_number <= algorithm.selection_rounds else 0.0,
+    )
+    return [tf.nest.map_structure(lambda column, i=index: column[i], columns) for index in range(len(SIZES))]
 
 
 def run(process, algorithm, rounds=ROUNDS, start=None, data=None, **params):

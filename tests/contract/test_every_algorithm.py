@@ -14,34 +14,43 @@ from tests.contract.contract_support import (
     SIZES,
     assert_close,
     assert_same,
+    build,
     client_data,
     client_params,
+    compose_with_dp_sgd,
     leaves,
     run,
 )
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.selection import NOTHING, build_selector
 from tff_pdp.processes.client_work import build_client_work
-from tff_pdp.processes.compose import AGGREGATORS, client_data_type, client_params_type, compose
+from tff_pdp.processes.compose import AGGREGATORS, client_data_type, client_params_type
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.checkpoint import Checkpoint, load_latest, save
 from tff_pdp.runtime.run_key import RunKey
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
-def algorithm(request):
-    return ALGORITHMS[request.param]()
+def built(request):
+    return build(request.param)
 
 
 @pytest.fixture(scope="module")
-def process(algorithm):
-    return compose(algorithm, MODEL, estimator=build_dp_sgd(MODEL))
+def algorithm(built):
+    return built[0]
 
 
-def test_it_is_registered_under_its_own_name(algorithm):
-    assert ALGORITHMS[algorithm.name]().name == algorithm.name
+@pytest.fixture(scope="module")
+def process(built):
+    return built[1]
+
+
+def test_it_is_registered_under_its_own_name(algorithm, request):
+    assert algorithm.name == request.node.callspec.params["built"]
     assert algorithm.data_passes >= 1
+    assert (algorithm.candidates is None) == (algorithm.selection_rounds == 0)
     assert "local_steps" in algorithm.hparams
     assert set(algorithm.released.values()) <= set(AGGREGATORS)
 
@@ -55,7 +64,7 @@ def test_same_seeds_give_the_same_bits(algorithm, process, engine):
 def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, process, engines, model, caplog):
     """Clients of different sizes, budgets and numbers of steps, two rounds, and what comes of the state after them."""
     if model is LARGE:
-        process = compose(algorithm, LARGE, estimator=build_dp_sgd(LARGE))
+        process = compose_with_dp_sgd(algorithm, LARGE)
     # Small steps: the last bit of a weight that noise has made large is no small part of one that is close to zero.
     given = {
         "noise_multiplier": (1.0, 2.0, 0.5, 0.0),
@@ -161,8 +170,12 @@ def test_only_what_is_declared_leaves_the_client(algorithm):
         message,
         algorithm.init_client(message),
         ClientData(tf.zeros([1, 2, 2, 1]), tf.zeros([1], tf.int64), tf.constant(1)),
-        lambda weights, data, index, scale: weights,
-        {**hparams, "local_steps": LocalSteps(hparams["local_steps"], hparams["local_steps"])},
+        lambda weights, data, index, scale, pull=None: weights,
+        {
+            **hparams,
+            "local_steps": LocalSteps(hparams["local_steps"], hparams["local_steps"]),
+            "selected": tf.constant(NOTHING),
+        },
     )
     assert set(result.released) == set(algorithm.released)
 
@@ -185,6 +198,7 @@ def test_every_gradient_is_asked_for_once(algorithm):
     hparams = tf.nest.map_structure(tf.constant, client_params(algorithm, 1)[0]["hparams"])
     # In a stack whose other clients take more steps.
     hparams["local_steps"] = LocalSteps(tf.constant(3), tf.constant(5))
+    hparams["selected"] = tf.constant(NOTHING)
     algorithm.client_update(message, algorithm.init_client(message), data, grad_fn, hparams)
     assert sorted(asked) == list(range(3 * algorithm.data_passes))
 
@@ -207,27 +221,37 @@ def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, p
 
 
 def test_no_coordinate_of_a_release_is_without_noise(algorithm):
+    """Of those that depend on the data at all: some are empty places for other clients' values."""
     if not algorithm.released:
         pytest.skip("releases nothing")
-    released = client_release(algorithm)
-    draws = np.stack([np.concatenate([leaf.ravel() for leaf in released(number)]) for number in range(60)])
-    assert (draws.std(axis=0) > 0).all()
+    release = client_release(algorithm)
+    draws = np.stack([release(number) for number in range(60)])
+    exact = {"noise_multiplier": 0.0, "selection_epsilon": math.inf, "clip_norm": math.inf}
+    by_data = np.stack([release(1, client, **exact) for client in range(len(SIZES))])
+    depends = by_data.std(axis=0) > 0
+    assert depends.any()
+    assert (draws.std(axis=0)[depends] > 0).all()
 
 
 def client_release(algorithm):
     """What one client releases in a round of one step, with the mechanism of the composed process."""
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     message = algorithm.broadcast(algorithm.init_server(initial))
-    data = tf.nest.map_structure(tf.constant, client_data()[0])
-    work = build_client_work(algorithm, build_dp_sgd(MODEL))
+    selector = build_selector(MODEL, loss_bound=1.0) if algorithm.candidates else None
+    work = build_client_work(algorithm, build_dp_sgd(MODEL), selector)
 
-    @tf.function
-    def release(params):
+    @tf.function(reduce_retracing=True)
+    def release(data, params):
         return work(message, algorithm.init_client(message), data, params)["released"]
 
-    def draw(number):
-        params = client_params(algorithm, number, local_steps=1)[0]
-        return leaves(release(tf.nest.map_structure(tf.constant, params)))
+    def draw(number, client=0, **mechanism):
+        data = tf.nest.map_structure(tf.constant, client_data(rows=[max(SIZES)] * len(SIZES))[client])
+        params = client_params(algorithm, number, local_steps=1, **mechanism)[0]
+        # Selections are made in the first rounds only; here each number stands for a first round.
+        if algorithm.candidates:
+            params["selection_epsilon"] = np.float32(mechanism.get("selection_epsilon", 0.5))
+        released = release(data, tf.nest.map_structure(tf.constant, params))
+        return np.concatenate([leaf.ravel() for leaf in leaves(released)])
 
     return draw
 
@@ -248,11 +272,21 @@ def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, p
     client_type = process.init_client.type_signature.result.member
     params_type = client_params_type(algorithm, build_dp_sgd(MODEL))
 
+    def select(message, data, params):
+        if not algorithm.candidates:
+            return tf.constant(NOTHING)
+        stacked = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], (data, params))
+        selector = build_selector(MODEL, loss_bound=1.0)
+        return selector(algorithm.candidates(message), stacked[0], stacked[1]["selection_epsilon"], stacked[1]["seed"])[
+            0
+        ]
+
     # Through the same engine: another build of TensorFlow may round differently.
     @_tff.tensorflow_computation(server_type, client_type, client_data_type(MODEL), params_type)
     def reference(server, state, data, params):
         count = params["hparams"]["local_steps"]
-        hparams = {**params["hparams"], "local_steps": LocalSteps(count, count)}
+        selected = select(algorithm.broadcast(server), data, params)
+        hparams = {**params["hparams"], "local_steps": LocalSteps(count, count), "selected": selected}
         result = algorithm.client_update(
             algorithm.broadcast(server), state, ClientData(**data), plain_gradient, hparams
         )

@@ -17,7 +17,7 @@ from tff_pdp.errors import DataError
 def digits(tmp_path_factory):
     root = tmp_path_factory.mktemp("digits")
     write_digits_leaf(root / "raw", num_clients=4, concentration=1.0, seed=0)
-    options = FemnistOptions(root / "raw", root / "clients", image_shape=(8, 8, 1), num_classes=10, num_shards=2)
+    options = FemnistOptions(root / "raw", root / "clients", input_shape=(8, 8, 1), num_classes=10, num_shards=2)
     return run_femnist(options).output
 
 

@@ -1,4 +1,4 @@
-"""Dirichlet partitions are partitions; the digits source writes the same bytes every time."""
+"""Partitions are partitions, in the shares asked for; the digits source writes the same bytes every time."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tff_pdp.data.partition import dirichlet_partition
+from tff_pdp.data.partition import dirichlet_partition, draw_class_shares, partition_by_shares
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import DataError
 
@@ -45,6 +45,41 @@ def test_impossible_requests(arguments):
     num_clients, concentration, min_examples = arguments
     with pytest.raises(DataError):
         dirichlet_partition(np.zeros(40, np.int64), num_clients, concentration, 0, min_examples)
+
+
+@pytest.mark.parametrize(("num_clients", "per_client"), [(30, 5), (10, 3), (20, 1), (1, 10), (7, 10)])
+def test_class_shares(num_clients, per_client):
+    shares = draw_class_shares(num_clients, 10, per_client, np.random.default_rng(0))
+    assert ((shares > 0).sum(axis=1) == per_client).all()
+    clients_per_class = num_clients * per_client // 10
+    assert ((shares > 0).sum(axis=0) == clients_per_class).all()
+    np.testing.assert_allclose(shares.sum(axis=0), 1)
+    # Before they are divided by their sum, no share is more than 0.6 / 0.4 times another of its class.
+    for column in shares.T:
+        present = column[column > 0]
+        assert present.max() <= 1.5 * present.min()
+    assert clients_per_class == 1 or len(np.unique(shares[shares > 0])) == num_clients * per_client
+
+
+@pytest.mark.parametrize("arguments", [(0, 5), (30, 0), (30, 11), (3, 5)])
+def test_impossible_class_shares(arguments):
+    with pytest.raises(DataError, match="cannot be equally frequent"):
+        draw_class_shares(arguments[0], 10, arguments[1], np.random.default_rng(0))
+
+
+def test_shares_by_hand():
+    labels = np.array([1] * 10 + [0] * 4)
+    shares = np.array([[0.5, 0.25], [0.0, 0.75], [0.5, 0.0]])
+    parts = partition_by_shares(labels, shares, np.random.default_rng(0))
+    assert [np.bincount(labels[part], minlength=2).tolist() for part in parts] == [[2, 2], [0, 8], [2, 0]]
+    assert sorted(np.concatenate(parts)) == list(range(14))
+
+
+def test_rounding_leaves_nothing_to_a_client_without_the_class():
+    # 0.1 ten times adds up to 0.9999999999999999, of which 10 examples are 9 and a little.
+    shares = np.array([[0.1]] * 10 + [[0.0]])
+    parts = partition_by_shares(np.zeros(10, np.int64), shares, np.random.default_rng(0))
+    assert sum(map(len, parts)) == 10 and not len(parts[-1])
 
 
 def test_digits_are_complete_and_deterministic(tmp_path):

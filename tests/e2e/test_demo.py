@@ -25,11 +25,13 @@ def test_summary_has_what_readers_rely_on(demo):
     assert json.loads((output / "summary.json").read_text()) == summary
     assert set(summary["algorithms"]) == {"local_only", "fed_avg", "mr_mtl"}
     for row in summary["algorithms"].values():
-        assert 0 <= row["worst_decile_accuracy"] <= row["mean_accuracy"] <= 1
+        assert 0 <= row["worst_decile"] <= row["mean"] <= 1
+        assert 0 <= row["mean_over_examples"] <= 1
     assert len(summary["silos"]) == 10
     assert all(silo["epsilon_spent"] <= silo["epsilon_target"] <= 8 for silo in summary["silos"])
     assert len({silo["epsilon_target"] for silo in summary["silos"]}) > 1
-    assert max(row["mean_accuracy"] for row in summary["algorithms"].values()) >= 0.65
+    assert (summary["metric"], summary["higher_is_better"]) == ("accuracy", True)
+    assert max(row["mean"] for row in summary["algorithms"].values()) >= 0.65
     assert summary["served_equals_in_process"] is True
 
 

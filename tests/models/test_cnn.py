@@ -37,6 +37,54 @@ def test_the_defaults_are_the_emnist_network():
     np.testing.assert_allclose(model.predict(weights, tf.constant(x)), reference(x), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("input_shape", "kernel_size", "num_classes", "num_parameters"),
+    [
+        # 28 -> 26 -> 13 -> 11 -> 5; 32 -> 30 -> 15 -> 13 -> 6; 32 -> 28 -> 14 -> 10 -> 5.
+        ((28, 28, 1), 3, 10, 320 + 18_496 + (25 * 64 + 1) * 10),
+        ((32, 32, 3), 3, 10, 896 + 18_496 + (36 * 64 + 1) * 10),
+        ((32, 32, 1), 5, 0, 832 + 51_264 + (25 * 64 + 1)),
+    ],
+)
+def test_pooling_after_each_convolution_and_no_hidden_layer(input_shape, kernel_size, num_classes, num_parameters):
+    model = MODELS["cnn"](input_shape, num_classes, kernel_size=kernel_size, hidden_units=0, pool_after="each")
+    assert model.num_parameters() == num_parameters
+    assert model.head == ("dense_0/kernel", "dense_0/bias")
+    reference = tf.keras.Sequential(
+        [
+            tf.keras.layers.Conv2D(32, kernel_size, activation="relu", input_shape=input_shape),
+            tf.keras.layers.MaxPool2D(),
+            tf.keras.layers.Conv2D(64, kernel_size, activation="relu"),
+            tf.keras.layers.MaxPool2D(),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(num_classes or 1),
+        ]
+    )
+    weights = {name: tf.constant(array) for name, array in model.init(0).items()}
+    reference.set_weights(list(weights.values()))
+    rng = np.random.default_rng(1)
+    x = tf.constant(rng.random((3, *input_shape), np.float32))
+    with tf.GradientTape() as own_tape, tf.GradientTape() as tape:
+        own_tape.watch(weights)
+        own, other = model.predict(weights, x), reference(x)
+        other = other if num_classes else other[:, 0]
+    np.testing.assert_allclose(own, other, atol=1e-5)
+    # Where an activation stands beside the pooling must not be seen in the gradients either.
+    cotangent = tf.constant(rng.normal(size=own.shape), tf.float32)
+    expected = tape.gradient(other, reference.trainable_variables, output_gradients=cotangent)
+    for mine, theirs in zip(
+        own_tape.gradient(own, weights, output_gradients=cotangent).values(), expected, strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+def test_without_classes_the_loss_is_half_the_squared_error():
+    model = build_cnn((4, 4, 1), 0, (2,), 3, 5)
+    weights, x = model.init(0), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2])
+    values = model.predict(weights, x)
+    np.testing.assert_allclose(model.loss(weights, x, values + 3.0), [4.5, 4.5], rtol=1e-5)
+
+
 def test_shift_and_scale_come_before_the_first_convolution():
     plain = build_cnn((4, 4, 1), 3, (2,), 3, 5)
     shifted = build_cnn((4, 4, 1), 3, (2,), 3, 5, input_shift=-1.0, input_scale=2.0)
@@ -79,6 +127,9 @@ def test_initial_weights_follow_the_seed_and_are_glorot_uniform():
         ({"channels": (8, 0)}, "channels"),
         ({"kernel_size": 0}, "kernel_size 0"),
         ({"hidden_units": -1}, "hidden_units -1"),
+        ({"pool_after": "every"}, "pool_after 'every' must be each or last"),
+        ({"input_shape": (9, 12, 1), "pool_after": "each"}, "at least 10 x 10, not 9 x 12"),
+        ({"input_shape": (20, 15, 1), "pool_after": "each", "kernel_size": 5}, "at least 16 x 16, not 20 x 15"),
         ({"group_norm_groups": -2}, "must not be negative"),
         ({"group_norm_groups": 3}, "must divide"),
     ],
@@ -92,3 +143,6 @@ def test_the_smallest_input():
     model = build_cnn((6, 6, 1), 3, (1, 1), 3, 1)
     assert model.predict(model.init(0), tf.zeros([2, 6, 6, 1])).shape == (2, 3)
     assert model.num_parameters() == (9 + 1) + (9 + 1) + (1 + 1) + (3 + 3)
+    pooled = build_cnn((16, 16, 1), 3, (1, 1), 5, 0, pool_after="each")
+    assert pooled.predict(pooled.init(0), tf.zeros([2, 16, 16, 1])).shape == (2, 3)
+    assert pooled.num_parameters() == (25 + 1) + (25 + 1) + (3 + 3)

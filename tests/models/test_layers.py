@@ -69,10 +69,12 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("pulled", [False, True])
 @pytest.mark.parametrize("case", LAYERS)
-def test_squared_norms_are_those_of_each_example(case):
+def test_squared_norms_are_those_of_each_example(case, pulled):
     layer, shapes, x = LAYERS[case]
     weights = {f"a/{name}": tf.constant(normal(*shape, seed=5)) for name, shape in shapes.items()}
+    pulls = {name: tf.constant(normal(*value.shape, seed=7)) for name, value in weights.items()} if pulled else {}
     recording = RecordingWeights(weights)
     output = layer(recording, "a", tf.constant(x))
     np.testing.assert_array_equal(output, layer(weights, "a", tf.constant(x)))
@@ -84,11 +86,12 @@ def test_squared_norms_are_those_of_each_example(case):
             tape.watch(weights)
             one = layer(weights, "a", tf.constant(x[row]))
         gradients = tape.gradient(one, weights, output_gradients=cotangent[row])
-        expected.append(sum(np.square(tf.convert_to_tensor(g)).sum() for g in gradients.values()))
+        expected.append(sum(np.square(tf.convert_to_tensor(gradients[n]) + pulls.get(n, 0)).sum() for n in weights))
     (use,) = recording.uses
     assert recording.without_closed_form() == []
     # Sums of tens of float32 terms; each rounds by 6e-8.
-    result = use.layer.squared_norms(use.inputs, cotangent, *use.weights)
+    given = {"pulls": [pulls[name] for name in use.names]} if pulled else {}
+    result = use.layer.squared_norms(use.inputs, cotangent, *use.weights, **given)
     np.testing.assert_allclose(result, expected, atol=1e-6 * max(expected))
 
 

@@ -1,10 +1,14 @@
 import math
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tff_pdp.models.linear_regression import build_linear_regression, half_squared_error
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.base import half_squared_error
+from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.privacy.per_example import clipped_sum, per_example_norms
+from tff_pdp.registry import MODELS
 
 WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}
 # 2 * 3 - 1 + 0.5 = 5.5 and 0 - 4 + 0.5 = -3.5; off by 1.5 and -3.
@@ -23,14 +27,28 @@ def test_forward_pass_loss_and_metrics_by_hand():
 
 
 def test_it_is_a_regression_from_zero_and_all_of_it_is_head():
-    model = build_linear_regression((3, 2, 1))
+    model = MODELS["linear_regression"]((3, 2, 1), 0)
     initial = model.init(7)
-    assert model.num_classes == 0
+    assert (model.name, model.num_classes) == ("linear_regression", 0)
+    assert (model.metric.name, model.metric.higher_is_better) == ("mean_squared_error", False)
     assert model.label_dtype is np.float32
     assert set(model.head) == set(initial)
     assert model.num_parameters() == 6 + 1
     assert all(array.dtype == np.float32 and not array.any() for array in initial.values())
     assert model.predict(initial, tf.ones([5, 3, 2, 1])).shape == (5,)
+
+
+def test_shift_and_scale_come_before_the_kernel():
+    model = build_linear_regression((2,), input_shift=-1.0, input_scale=2.0)
+    # (3 - 1) * 2 = 4 and (1 - 1) * 2 = 0, so 2 * 4 + 0.5; then -2 and 6, so -4 - 6 + 0.5.
+    outputs = model.predict(WEIGHTS, X)
+    np.testing.assert_array_equal(outputs, [8.5, -9.5])
+    np.testing.assert_array_equal(model.answers(outputs), outputs)
+
+
+def test_classes_are_refused():
+    with pytest.raises(ConfigError, match=r"data.num_classes is 3: set it to 0, or use 'linear'"):
+        MODELS["linear_regression"]((2,), 3)
 
 
 def test_gradients_by_hand_clipped_and_not(caplog):

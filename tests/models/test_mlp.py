@@ -40,6 +40,30 @@ def test_a_layer_without_units_is_refused():
         build_mlp((4, 4, 1), 3, (8, 0))
 
 
+def test_without_classes_it_is_a_regression_of_one_value():
+    model = build_mlp((2,), 0, (1,))
+    weights = {
+        "dense_0/kernel": np.array([[1.0], [-1.0]], np.float32),
+        "dense_0/bias": np.array([0.5], np.float32),
+        "dense_1/kernel": np.array([[2.0]], np.float32),
+        "dense_1/bias": np.array([1.0], np.float32),
+    }
+    assert {name: array.shape for name, array in model.init(0).items()} == {
+        name: array.shape for name, array in weights.items()
+    }
+    # The hidden units are 3 - 1 + 0.5 = 2.5 and, below zero, nothing.
+    x, y = tf.constant([[3.0, 1.0], [0.0, 4.0]]), tf.constant([5.0, 1.0])
+    np.testing.assert_array_equal(model.predict(weights, x), [6.0, 1.0])
+    metrics = model.example_metrics(weights, x, y)
+    np.testing.assert_array_equal(metrics["squared_error"], [1.0, 0.0])
+    np.testing.assert_array_equal(metrics["loss"], [0.5, 0.0])
+
+
+def test_the_linear_classifier_needs_classes():
+    with pytest.raises(ConfigError, match="use 'linear_regression'"):
+        build_linear((2,), 0)
+
+
 def test_linear_model_has_only_a_head():
     model = build_linear((2, 2, 1), 3)
     assert set(model.head) == set(model.init(0))
@@ -49,6 +73,7 @@ def test_linear_model_has_only_a_head():
 def test_it_is_a_classifier_of_integer_labels_with_accuracy_and_loss():
     model = build_linear((2, 1, 1), 2)
     assert model.label_dtype is np.int64
+    assert (model.metric.name, model.metric.higher_is_better) == ("accuracy", True)
     weights = {
         "dense_0/kernel": np.array([[1.0, 0.0], [0.0, 1.0]], np.float32),
         "dense_0/bias": np.zeros(2, np.float32),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.cnn import build_cnn
+from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.mlp import build_linear, build_mlp
 from tff_pdp.privacy import per_example
 from tff_pdp.privacy.per_example import clipped_sum, per_example_norms
@@ -104,10 +105,10 @@ def naive_clipped_sum(rows, clip_norm, included):
     return (rows * factors[:, np.newaxis]).sum(axis=0)
 
 
-def clip(model, weights, x, y, clip_norm=math.inf, included=None):
+def clip(model, weights, x, y, clip_norm=math.inf, included=None, pull=None):
     x, y = tf.convert_to_tensor(x), tf.convert_to_tensor(y)
     included = tf.ones(tf.shape(y)) if included is None else tf.cast(included, tf.float32)
-    return clipped_sum(model, weights, x, y, clip_norm=tf.constant(clip_norm, tf.float32), included=included)
+    return clipped_sum(model, weights, x, y, clip_norm=tf.constant(clip_norm, tf.float32), included=included, pull=pull)
 
 
 def assert_close(result, expected):
@@ -312,6 +313,137 @@ def test_under_a_vectorised_map_over_clients(name):
     for index, client in enumerate(clients):
         expected = clip(model, client, x[index], y[index], 0.5, included[index])
         assert_close(flat({key: value[index] for key, value in result.items()}), flat(expected))
+
+
+def pull_of(weights, norm=1.0, seed=9):
+    drawn = {name: np.random.default_rng(seed).normal(size=value.shape) for name, value in weights.items()}
+    scale = norm / np.linalg.norm(flat(drawn))
+    return {name: tf.constant(scale * value, tf.float32) for name, value in drawn.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pull_is_added_to_every_gradient_before_the_clip(name):
+    model = MODELS[name]
+    weights = weights_of(model)
+    x, y = draw_examples(model)
+    gradients = example_gradients(model, weights, x, y)
+    pull = pull_of(weights, norm=float(np.median(np.linalg.norm(gradients, axis=1))))
+    rows = gradients + flat(pull)
+    norms = np.linalg.norm(rows, axis=1)
+    included = np.array([1, 1, 0, 1, 1, 0])
+    for clip_norm in (float(np.median(norms)), 0.1 * norms.min(), math.inf):
+        result = clip(model, weights, x, y, clip_norm, included, pull)
+        assert list(result) == list(weights)
+        assert_close(flat(result), naive_clipped_sum(rows, clip_norm, included))
+
+
+def test_a_pull_by_hand():
+    """Residuals 1.5 and -3, so gradients (4.5, 1.5 | 1.5) and (0, -12 | -3) of kernel and bias."""
+    model = build_linear_regression((2,))
+    weights = {"dense_0/kernel": tf.constant([[2.0], [-1.0]]), "dense_0/bias": tf.constant([0.5])}
+    x, y = tf.constant([[3.0, 1.0], [0.0, 4.0]]), tf.constant([4.0, -0.5])
+    pull = {"dense_0/kernel": tf.constant([[-0.5], [-1.5]]), "dense_0/bias": tf.constant([1.5])}
+    # The sums are (4, 0 | 3), of norm 5, and (-0.5, -13.5 | -1.5), of norm 13.592...
+    result = clip(model, weights, x, y, 6.0, None, pull)
+    factor = 6 / math.sqrt(0.25 + 182.25 + 2.25)
+    np.testing.assert_allclose(result["dense_0/kernel"][:, 0], [4 - 0.5 * factor, -13.5 * factor], rtol=1e-6)
+    np.testing.assert_allclose(result["dense_0/bias"], [3 - 1.5 * factor], rtol=1e-6)
+    plain = clip(model, weights, x, y, pull=pull)
+    np.testing.assert_array_equal(plain["dense_0/kernel"][:, 0], [3.5, -13.5])
+    np.testing.assert_array_equal(plain["dense_0/bias"], [1.5])
+
+
+def test_a_pull_that_cancels_most_of_a_gradient_hides_nothing_of_the_rest():
+    model = build_linear_regression((2,))
+    weights = {"dense_0/kernel": tf.zeros([2, 1]), "dense_0/bias": tf.zeros([1])}
+    x, y = tf.constant([[1000.0, 0.0]]), tf.constant([1000.0])
+    # The gradient is (-1e6, 0 | -1000); of squares and products near 1e12 float32 keeps no 0.09.
+    pull = {"dense_0/kernel": tf.constant([[1e6], [0.3]]), "dense_0/bias": tf.constant([1000.0])}
+    result = clip(model, weights, x, y, 0.1, None, pull)
+    np.testing.assert_allclose(result["dense_0/kernel"][:, 0], [0.0, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "cnn", "not in closed form"])
+def test_with_a_pull_too_an_example_that_is_not_included_changes_no_bit(name):
+    model = MODELS[name]
+    weights = weights_of(model)
+    pull = pull_of(weights)
+    x, y = (tensor.numpy() for tensor in draw_examples(model))
+    included = np.array([1, 0, 1, 0, 0, 1])
+    expected = clip(model, weights, x, y, 0.5, included, pull)
+    x[1], x[3], y[3] = np.nan, np.inf, 1_000_000
+    for key, value in clip(model, weights, x, y, 0.5, included, pull).items():
+        np.testing.assert_array_equal(value, expected[key])
+    assert_close(flat(clip(model, weights, x[[0, 2, 5]], y[[0, 2, 5]], 0.5, None, pull)), flat(expected))
+    for nobody in (np.zeros(6), [0, 1, 0, 0, 0, 0]):
+        np.testing.assert_array_equal(flat(clip(model, weights, x, y, 0.5, nobody, pull)), 0.0)
+    np.testing.assert_array_equal(flat(clip(model, weights, x[:0], y[:0], 0.5, None, pull)), 0.0)
+
+
+def test_a_pull_that_is_not_finite_is_dropped_with_every_example():
+    model = MODELS["mlp"]
+    weights = weights_of(model)
+    x, y = draw_examples(model)
+    for value in (np.nan, np.inf, 1e38):
+        pull = {**pull_of(weights), "dense_0/bias": tf.fill([5], np.float32(value))}
+        np.testing.assert_array_equal(flat(clip(model, weights, x, y, 0.5, None, pull)), 0.0)
+    assert np.isnan(
+        flat(clip(model, weights, x, y, pull={**pull_of(weights), "dense_0/bias": tf.fill([5], np.nan)}))
+    ).any()
+
+
+def test_a_weight_that_no_layer_uses_is_pulled_too():
+    mlp = MODELS["mlp"]
+    model = dataclasses.replace(mlp, init=lambda seed: {"unused": np.ones(2, np.float32), **mlp.init(seed)})
+    weights = weights_of(model)
+    x, y = draw_examples(model)
+    pull = pull_of(weights)
+    rows = example_gradients(model, weights, x, y) + flat(pull)
+    assert_close(flat(clip(model, weights, x, y, 0.5, None, pull)), naive_clipped_sum(rows, 0.5, 1))
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "text", "not in closed form"])
+def test_a_pull_to_an_anchor_in_a_loop_under_a_vectorised_map_over_clients(name):
+    """As DP-SGD runs: every step pulls to where the client started, by the distance it has come."""
+    model = MODELS[name]
+    starts = [weights_of(model, seed) for seed in range(2)]
+    x, y = (tf.stack(tensors) for tensors in zip(*(draw_examples(model, seed=seed) for seed in range(2)), strict=True))
+    stacked = {key: tf.stack([start[key] for start in starts]) for key in starts[0]}
+
+    def pulled_step(weights, anchor, x, y):
+        pull = {key: 2.0 * (weights[key] - anchor[key]) for key in weights}
+        total = clip(model, weights, x, y, 0.5, None, pull)
+        return {key: weights[key] - 0.1 * total[key] for key in weights}
+
+    @tf.function
+    def descend(elements):
+        def of_client(client):
+            anchor, own_x, own_y = client
+            return tf.while_loop(
+                lambda index, _: index < 3,
+                lambda index, weights: (
+                    index + 1,
+                    pulled_step(weights, anchor, own_x[2 * index : 2 * index + 2], own_y[2 * index : 2 * index + 2]),
+                ),
+                (0, anchor),
+            )[1]
+
+        # Without convolutions nothing may fall back, as above.
+        return tf.vectorized_map(of_client, elements, fallback_to_while_loop=name not in ("linear", "mlp"))
+
+    result = descend((stacked, x, y))
+    for index, anchor in enumerate(starts):
+        weights = anchor
+        for first in (0, 2, 4):
+            gradients = example_gradients(model, weights, x[index, first : first + 2], y[index, first : first + 2])
+            rows = gradients + 2.0 * (flat(weights) - flat(anchor))
+            moved = flat(weights) - 0.1 * naive_clipped_sum(rows, 0.5, 1)
+            parts = np.split(moved, np.cumsum([math.prod(value.shape) for value in weights.values()])[:-1])
+            weights = {
+                key: tf.constant(part.reshape(value.shape), tf.float32)
+                for (key, value), part in zip(weights.items(), parts, strict=True)
+            }
+        assert_close(flat({key: value[index] for key, value in result.items()}), flat(weights))
 
 
 MLP = MODELS["mlp"]

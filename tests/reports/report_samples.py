@@ -4,18 +4,19 @@ import math
 
 import numpy as np
 
+from tff_pdp.models.metrics import ACCURACY, Metric
 from tff_pdp.reports import content, privacy_statement, summary
 
 _METHODS = (("local_only", "Local only", 0.0), ("fed_avg", "FedAvg", 0.03), ("mr_mtl", "MR-MTL", 0.06))
 
 
-def sample_silos(count: int, first_id: str = "silo-000") -> tuple[content.SiloResult, ...]:
+def sample_silos(count: int, first_id: str = "silo-000", metric: Metric = ACCURACY) -> tuple[content.SiloResult, ...]:
     generator = np.random.default_rng(7)
     silos = []
     for index in range(count):
         base = float(np.clip(generator.normal(0.72, 0.08), 0, 0.9))
         target = (1.0, 2.0, 4.0)[index % 3]
-        personal = {name: base + gain + float(generator.normal(0, 0.02)) for name, _, gain in _METHODS}
+        personal = {name: _result(base + gain + float(generator.normal(0, 0.02)), metric) for name, _, gain in _METHODS}
         silos.append(
             content.SiloResult(
                 id=first_id if index == 0 else f"silo-{index:03d}",
@@ -28,26 +29,33 @@ def sample_silos(count: int, first_id: str = "silo-000") -> tuple[content.SiloRe
                 delta=1e-5,
                 noise_multiplier=3.2 / target,
                 sampling_rate=0.05,
-                accuracy=personal,
-                global_accuracy={"local_only": None, "fed_avg": base + 0.01, "mr_mtl": base + 0.02},
+                personal=personal,
+                shared={
+                    "local_only": None,
+                    "fed_avg": _result(base + 0.01, metric),
+                    "mr_mtl": _result(base + 0.02, metric),
+                },
             )
         )
     return tuple(silos)
 
 
-def sample_algorithms(silos: tuple[content.SiloResult, ...]) -> tuple[content.AlgorithmResult, ...]:
+def sample_algorithms(
+    silos: tuple[content.SiloResult, ...], metric: Metric = ACCURACY
+) -> tuple[content.AlgorithmResult, ...]:
     algorithms = []
     for name, title, gain in _METHODS:
-        accuracies = summary.personal_accuracies(silos, name)
+        values = summary.personal_values(silos, name)
         algorithms.append(
             content.AlgorithmResult(
                 name=name,
                 title=title,
-                mean_accuracy=float(np.mean(accuracies)),
-                worst_decile_accuracy=summary.worst_decile(accuracies),
-                spread=summary.spread(accuracies).standard_deviation,
-                global_mean_accuracy=None if name == "local_only" else 0.73,
-                history=tuple((r, 0.72 + gain - 0.5 * math.exp(-r / 15)) for r in range(0, 101, 5)),
+                mean=summary.mean_over_silos(values),
+                mean_over_examples=summary.mean_over_examples(values, [silo.num_test for silo in silos]),
+                worst_decile=summary.worst_decile(values, metric),
+                spread=summary.spread(values).standard_deviation,
+                shared_mean=None if name == "local_only" else _result(0.73, metric),
+                history=tuple((r, _result(0.72 + gain - 0.5 * math.exp(-r / 15), metric)) for r in range(0, 101, 5)),
                 rounds=100,
                 seconds_per_round=0.41,
                 claim="formal-conditional",
@@ -63,14 +71,22 @@ def sample_statement(silos: tuple[content.SiloResult, ...], **overrides) -> dict
     return privacy_statement.build_privacy_statement(**{**arguments, **overrides})
 
 
-def sample_report(count: int = 12, first_id: str = "silo-000", **overrides) -> content.Report:
-    silos = sample_silos(count, first_id)
+def sample_report(
+    count: int = 12, first_id: str = "silo-000", metric: Metric = ACCURACY, **overrides
+) -> content.Report:
+    silos = sample_silos(count, first_id, metric)
     return content.Report(
         title="Handwriting, personalised",
         created="2024-05-01 12:00 UTC",
-        algorithms=sample_algorithms(silos),
+        metric=metric,
+        algorithms=sample_algorithms(silos, metric),
         silos=silos,
         privacy=sample_statement(silos, **overrides),
         config={"dataset": {"name": "femnist", "silos": count}, "model": "mlp", "rounds": 100, "lambda": [0.1, 1.0]},
         notes=("Three silos were set aside because they had fewer than 20 records.",),
     )
+
+
+def _result(accuracy: float, metric: Metric) -> float:
+    """An accuracy, or an error that is as good."""
+    return accuracy if metric.higher_is_better else (1 - accuracy) / 10

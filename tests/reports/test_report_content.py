@@ -6,11 +6,13 @@ import pytest
 
 from tests.reports import report_samples as samples
 from tff_pdp import errors
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
 from tff_pdp.reports import content
 
 
-def test_report_survives_json():
-    report = samples.sample_report(3)
+@pytest.mark.parametrize("metric", [ACCURACY, MEAN_SQUARED_ERROR])
+def test_report_survives_json(metric):
+    report = samples.sample_report(3, metric=metric)
     assert content.Report.from_dict(json.loads(json.dumps(report.to_dict(), allow_nan=False))) == report
 
 

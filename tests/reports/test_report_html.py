@@ -6,8 +6,9 @@ import re
 import pytest
 
 from tests.reports import report_samples as samples
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
 from tff_pdp.reports import html as report_html
-from tff_pdp.reports import plots
+from tff_pdp.reports import plots, summary
 
 _VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -55,6 +56,35 @@ def test_page_is_balanced_self_contained_and_complete(count):
     assert page.count("<svg") == 3
 
 
+@pytest.mark.parametrize("count", [3, 41])
+def test_a_regression_is_reported_in_its_own_metric(count):
+    report = samples.sample_report(count, metric=MEAN_SQUARED_ERROR)
+    page = report_html.render_report(report)
+    text = " ".join(_parse(page).text)
+    assert "accurac" not in text.lower()
+    assert page.count("validation mean squared error,") == 1
+    assert page.count("test mean squared error (lower is better)") == 2
+    best = report.algorithms[2]
+    assert f"<b>{best.mean:.3g}</b>" in page
+    assert f"{best.mean_over_examples:.3g} over examples" in page
+    # About 0.006 less than alone: a gain, and in the metric's own unit.
+    assert re.search(r"<b>\+0\.00\d+</b><span>mean squared error; \d+ of \d+ silos better", page)
+    assert " %" not in text.split("Privacy statement")[0]
+
+
+@pytest.mark.parametrize(("metric", "worst"), [(ACCURACY, 0), (MEAN_SQUARED_ERROR, -1)])
+def test_the_worst_silo_is_drawn_first(metric, worst, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(plots, "_named_figure", lambda names: drawn.update(names=names) or plots._figure(2.0))
+    silos = samples.sample_silos(5, metric=metric)
+    plots.metric_figure(silos, samples.sample_algorithms(silos, metric)[2], metric)
+    by_value = sorted(silos, key=lambda silo: silo.personal["mr_mtl"])
+    assert drawn["names"][0] == by_value[worst].id
+    assert summary.worst_first([0.2, 0.1, math.nan, 0.3], metric) == (
+        [0.1, 0.2, 0.3] if worst == 0 else [0.3, 0.2, 0.1]
+    )
+
+
 def test_hostile_silo_names_are_shown_as_text():
     name = "<script>alert('$x^2$ & \"y\"')"
     page = report_html.render_report(samples.sample_report(3, first_id=name))
@@ -77,7 +107,7 @@ def test_test_seed_is_shown_as_not_private():
 def test_missing_numbers_are_dashes_not_errors():
     report = samples.sample_report(2)
     first, second = report.silos
-    first = dataclasses.replace(first, accuracy={}, global_accuracy={}, epsilon_pld=math.nan, num_test=0)
+    first = dataclasses.replace(first, personal={}, shared={}, epsilon_pld=math.nan, num_test=0)
     algorithms = tuple(dataclasses.replace(algorithm, history=()) for algorithm in report.algorithms)
     page = report_html.render_report(dataclasses.replace(report, silos=(first, second), algorithms=algorithms))
     _parse(page)

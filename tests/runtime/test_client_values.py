@@ -276,3 +276,16 @@ def test_the_native_engine_takes_them_too(native_engine):
     with native_engine.install():
         result = next_round(ClientValues.from_columns(FIXED, columns_of(states)))
     assert [int(one["steps"]) for one in result] == [1, 2, 3, 4, 5]
+
+
+def test_some_clients_values_and_their_replacement():
+    member_type = _tff.to_type(collections.OrderedDict(x=_tff.TensorType(np.float32, [None])))
+    members = [collections.OrderedDict(x=np.full(1 + index % 2, index, np.float32)) for index in range(5)]
+    values = ClientValues.from_members(member_type, members).stack()
+    some = values.select([1, 2, 4])
+    assert [one["x"].tolist() for one in some] == [[1.0, 1.0], [2.0], [4.0]]
+    new = ClientValues.from_members(member_type, [collections.OrderedDict(x=one["x"] + 10) for one in some])
+    for replacement in (new, new.stack()):
+        replaced = values.replace([1, 2, 4], replacement)
+        assert [one["x"].tolist() for one in replaced] == [[0.0], [11.0, 11.0], [12.0], [3.0, 3.0], [14.0]]
+    assert [one["x"].tolist() for one in values] == [m["x"].tolist() for m in members]

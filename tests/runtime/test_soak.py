@@ -20,7 +20,7 @@ import pytest
 
 from tff_pdp.models.mlp import build_mlp
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
-from tff_pdp.processes.compose import client_data_type, client_params_type, compose
+from tff_pdp.processes.compose import client_data_type, client_params_columns, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import build_engine
@@ -49,16 +49,12 @@ def client_data():
 
 def client_params(algorithm, estimator, round_number):
     key = RunKey.from_test_seed(0)
-    values = {"clip_norm": 1.0, "noise_multiplier": 1.0, "sampling_rate": 0.25, "expected_batch_size": 5.0}
-    columns = collections.OrderedDict(
-        mechanism=collections.OrderedDict(
-            (name, np.full(CLIENTS, values[name], np.float32)) for name in estimator.mechanism
-        ),
-        hparams=collections.OrderedDict(
-            (name, np.full(CLIENTS, default, np.int32 if isinstance(default, int) else np.float32))
-            for name, default in algorithm.hparams.items()
-        ),
-        seed=np.stack([key.client_seed(round_number, str(client)) for client in range(CLIENTS)]),
+    columns = client_params_columns(
+        algorithm,
+        estimator,
+        mechanism={"clip_norm": 1.0, "noise_multiplier": 1.0, "sampling_rate": 0.25, "expected_batch_size": 5.0},
+        hparams={},
+        seeds=np.stack([key.client_seed(round_number, str(client)) for client in range(CLIENTS)]),
     )
     return ClientValues.from_columns(client_params_type(algorithm, estimator), columns)
 

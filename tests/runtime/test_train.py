@@ -36,7 +36,8 @@ def test_a_run_spends_within_every_budget_and_writes_its_metrics(experiment):
         assert 0.9 * budget.epsilon < state.ledger.epsilon(client_id).best <= budget.epsilon
     rows = read_metrics(config.algorithm_folder("mr_mtl"))
     assert [row["round"] for row in rows] == [3, 6]
-    assert all(0 <= row["mean_accuracy"] <= 1 for row in rows)
+    assert all(0 <= row["mean"] <= 1 for row in rows)
+    assert {(row["metric"], row["higher_is_better"]) for row in rows} == {("accuracy", True)}
 
 
 def stop_before(monkeypatch, round_number):
@@ -192,7 +193,9 @@ def test_a_round_beyond_the_budget_is_refused_before_it_runs(experiment, monkeyp
 def test_unknown_names_are_listed_with_the_known_ones(experiment):
     with pytest.raises(ConfigError, match="fed_avg"):
         train(experiment(), "fedavg", progress=False)
-    with pytest.raises(ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, linear, mlp"):
+    with pytest.raises(
+        ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, linear, linear_regression"
+    ):
         train(experiment(model__name="transformer"), "fed_avg", progress=False)
     with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
         train(

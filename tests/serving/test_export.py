@@ -13,6 +13,7 @@ from serving.checks import check_export
 from serving.manifest import write_manifest
 from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
+from tff_pdp.models.linear_regression import build_linear_regression
 
 
 @pytest.fixture
@@ -54,6 +55,25 @@ def test_export_carries_no_example_and_no_staging_path(exporter, export_dir):
         if path.is_file():
             assert str(export_dir.parent).encode() not in path.read_bytes(), path
             assert exporter.x[0].tobytes() not in path.read_bytes(), path
+
+
+def test_a_regression_answers_values(exporter, tmp_path):
+    model = build_linear_regression((3, 2))
+    weights = [{name: np.full_like(array, k) for name, array in model.init(0).items()} for k in (1, 10, 1000)]
+    # The tolerance is relative to values this large.
+    path = type(exporter)(model, weights[0], {"a": weights[1], "b": weights[2]}, exporter.x).export(tmp_path)
+    servable = loader.load_servable(path)
+    outputs = servable.signatures["predict"].outputs
+    assert {key: [dimension.size for dimension in info.tensor_shape.dim] for key, info in outputs.items()} == {
+        "values": [-1],
+        "personalized": [-1],
+    }
+    answer = servable.predict("", {"client_id": np.array(["b", "", "a"], object), "x": exporter.x[:3]})
+    sums = exporter.x[:3].sum(axis=(1, 2)) + 1
+    np.testing.assert_allclose(answer["values"], sums * [1000, 1, 10], rtol=1e-5)
+    np.testing.assert_array_equal(answer["personalized"], [True, False, True])
+    manifest = json.loads((path / layout.MANIFEST_FILE).read_text())
+    assert manifest["signatures"]["predict"]["outputs"]["values"] == {"dtype": "float32", "shape": [None]}
 
 
 def test_a_client_may_own_only_the_head(exporter, tmp_path):

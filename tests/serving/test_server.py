@@ -30,8 +30,8 @@ def client(request, server):
 def test_answers_equal_the_model_in_this_process(client, exporter, client_ids):
     x = exporter.x[: len(client_ids)]
     prediction = client.predict("toy", client_ids, x)
-    np.testing.assert_allclose(prediction.probabilities, exporter.expected(client_ids, x), atol=1e-6)
-    assert prediction.probabilities.dtype == np.float32
+    np.testing.assert_allclose(prediction.answers, exporter.expected(client_ids, x), atol=1e-6)
+    assert prediction.answers.dtype == np.float32
     np.testing.assert_array_equal(
         prediction.personalized, [client_id in exporter.personal_weights for client_id in client_ids]
     )
@@ -115,7 +115,7 @@ def test_a_new_version_is_picked_up_and_a_corrupt_one_keeps_the_old(exporter, ex
         assert len(answers) > 1
         assert not [answer for answer in answers if isinstance(answer, ServingError)]
         answer = client.predict("toy", ["alice"], exporter.x[:1])
-        np.testing.assert_allclose(answer.probabilities, exporter.expected(["bob"], exporter.x[:1]), atol=1e-6)
+        np.testing.assert_allclose(answer.answers, exporter.expected(["bob"], exporter.x[:1]), atol=1e-6)
 
         shutil.copytree(tmp_path / "2", tmp_path / "staging")
         (tmp_path / "staging" / layout.SAVED_MODEL_FILE).write_bytes(b"garbage")
@@ -123,7 +123,7 @@ def test_a_new_version_is_picked_up_and_a_corrupt_one_keeps_the_old(exporter, ex
         status = _wait_for_state(server, 3, "END")
         assert "does not match the SHA-256" in status["status"]["error_message"]
         again = client.predict("toy", ["alice"], exporter.x[:1])
-        np.testing.assert_array_equal(again.probabilities, answer.probabilities)
+        np.testing.assert_array_equal(again.answers, answer.answers)
 
 
 def test_a_slow_copy_is_tried_again_when_it_is_complete(export_dir, tmp_path):

@@ -2,13 +2,15 @@
 
 An algorithm knows nothing of noise, of TFF or of the runtime. It receives a `grad_fn` that may sample, clip and add
 noise, and the values it releases go through an aggregator that may do the same. What leaves a client is exactly what
-`released` names; how often a local step touches the data is `data_passes`. The privacy plan reads those two fields.
+`released` names; how often a local step touches the data is `data_passes`, how often a model is chosen by its fit to
+the data `selection_rounds`. The privacy plan reads those fields.
 """
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -52,12 +54,25 @@ class ClientResult(NamedTuple):
     released: Mapping[str, Weights]
 
 
-# (weights, data, index, scale) -> scale * gradient, with the structure of the weights.
-# `index`, int32, says which of the round's gradients it is, from 0 to local steps times data passes. Batch and noise
-# are those of the index, so each may be asked for once: the difference of two answers would carry no noise.
-# `scale`, float32, is the learning rate. Applied to the losses it costs nothing; applied to the gradient it would cost
-# a pass over all weights, and such passes are what a step with a small batch consists of.
-GradFn = Callable[[Weights, ClientData, tf.Tensor, tf.Tensor], Weights]
+class GradFn(Protocol):
+    """A client's gradient, private where the plan asks for it."""
+
+    def __call__(
+        self, weights: Weights, data: ClientData, index: tf.Tensor, scale: tf.Tensor, pull: Weights | None = None, /
+    ) -> Weights:
+        """Returns `scale * gradient`, with the structure of the weights.
+
+        Args:
+          weights: where to take it.
+          data: the client's examples.
+          index: int32, which of the round's gradients it is, from 0 to local steps times data passes. Batch and noise
+            are those of the index, so each may be asked for once: the difference of two answers would carry no noise.
+          scale: float32, the learning rate. Applied to the losses it costs nothing; applied to the gradient it would
+            cost a pass over all weights, and such passes are what a step with a small batch consists of.
+          pull: added to each example's gradient before it is clipped. Nothing private depends on whether a method does
+            that or adds it afterwards; what is learned does.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +84,17 @@ class GradientEstimator:
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
         their data are padded to, a step one gradient. What is drawn for a client must not depend on the others.
-      gradient: `(mechanism, draws, weights, data, index, scale) -> scale * gradient`, for one client; see `GradFn`. The
-        data has at least one row, of zeros where the client has no examples. The scale must not be a function of the
-        data. Where it is zero, as in the steps of a stack after a client's own, the result must be zero, too.
+      gradient: `(mechanism, draws, weights, data, index, scale, pull) -> scale * gradient`, for one client; see
+        `GradFn`. The data has at least one row, of zeros where the client has no examples. The scale must not be a
+        function of the data. Where it is zero, as in the steps of a stack after a client's own, the result must be
+        zero, too.
     """
 
     mechanism: tuple[str, ...]
     draw: Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Any]
-    gradient: Callable[[Mapping[str, tf.Tensor], Any, Weights, ClientData, tf.Tensor, tf.Tensor], Weights]
+    gradient: Callable[
+        [Mapping[str, tf.Tensor], Any, Weights, ClientData, tf.Tensor, tf.Tensor, Weights | None], Weights
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +105,8 @@ class Algorithm:
       name: its name in `tff_pdp.registry.ALGORITHMS`.
       title: its name for a reader.
       hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
-        so that every client may have its own value without another compilation. `local_steps` arrives as `LocalSteps`.
+        so that every client may have its own value without another compilation. `local_steps` arrives as `LocalSteps`;
+        `client_index` is not set by anyone but counts the clients, from 0.
       released: what leaves a client, and how the server combines it.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
         of its own.
@@ -98,6 +117,10 @@ class Algorithm:
       server_update: `(server state, aggregates by released name) -> server state`.
       personalise: `(broadcast, client state) -> weights of that client's model`.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
+      candidates: `broadcast -> weights of several models`, stacked along a first axis: a client privately selects the
+        one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
+        that select nothing.
+      selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
     """
 
     name: str
@@ -112,6 +135,8 @@ class Algorithm:
     server_update: Callable[[State, Mapping[str, Weights]], State]
     personalise: Callable[[State, State], Weights]
     global_model: Callable[[State], Weights] | None
+    candidates: Callable[[State], Weights] | None = None
+    selection_rounds: int = 0
 
 
 def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weights:
@@ -120,3 +145,14 @@ def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weight
     return collections.OrderedDict(
         (name, function(tensor, *(other[name] for other in others))) for name, tensor in first.items()
     )
+
+
+def choose(condition: tf.Tensor, if_true: Weights, if_false: Weights) -> Weights:
+    """One of two sets of weights, by a bool scalar."""
+    return map_weights(lambda one, other: tf.where(condition, one, other), if_true, if_false)
+
+
+def rounds_of(fraction: float, rounds: int) -> int:
+    """How many rounds a fraction of all rounds is: rounded up, and at least one where it is not zero."""
+    # A hair less, so that 10 % of 200 rounds is 20 although 0.1 * 200 may be a little more.
+    return min(rounds, math.ceil(fraction * rounds * (1 - 1e-9)))

@@ -16,11 +16,12 @@ def local_sgd(
     data_pass: int = 0,
     anchor: Weights | None = None,
     prox_weight: tf.Tensor | float = 0.0,
+    prox_inside_clip: bool = False,
 ) -> Weights:
     """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
-    costs no privacy and is not distorted by the clip (the released code of the MR-MTL paper puts it inside).
+    costs no privacy and is not distorted by the clip.
 
     Args:
       weights: where to start.
@@ -31,6 +32,8 @@ def local_sgd(
       data_pass: which of the algorithm's passes over the data this is, counted from 0.
       anchor: weights to be pulled towards; none for plain SGD.
       prox_weight: float32 scalar, the strength of the pull.
+      prox_inside_clip: add the proximal term to each example's gradient before the clip instead, as the released code
+        of the MR-MTL paper does. It costs the same privacy; a strong pull then takes all the room under the clip.
     """
 
     # A function of its own: in the cyclic graph that TensorFlow otherwise makes of a loop it does not find oneDNN's
@@ -40,8 +43,13 @@ def local_sgd(
         rate = tf.where(index < local_steps.count, learning_rate, 0.0)
         # The first pass has an index that a stack of clients shares, which makes all that depends on it faster.
         number = data_pass * local_steps.count + index if data_pass else index
-        movement = grad_fn(current, data, number, rate)
-        if anchor is not None:
+        if anchor is None:
+            movement = grad_fn(current, data, number, rate)
+        elif prox_inside_clip:
+            pull = map_weights(lambda w, a: prox_weight * (w - a), current, anchor)
+            movement = grad_fn(current, data, number, rate, pull)
+        else:
+            movement = grad_fn(current, data, number, rate)
             movement = map_weights(lambda m, w, a: m + rate * prox_weight * (w - a), movement, current, anchor)
         return index + 1, map_weights(tf.subtract, current, movement)
 

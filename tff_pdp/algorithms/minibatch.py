@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, GradientEstimator
+from tff_pdp.algorithms.base import ClientData, GradientEstimator, map_weights
 from tff_pdp.models.base import Model, Weights
 
 
@@ -46,7 +46,13 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         return Minibatches(tf.where(filled, indices, indices[:, :, :1]), filled)
 
     def gradient(
-        mechanism: Any, draws: Minibatches, weights: Weights, data: ClientData, index: tf.Tensor, scale: tf.Tensor
+        mechanism: Any,
+        draws: Minibatches,
+        weights: Weights,
+        data: ClientData,
+        index: tf.Tensor,
+        scale: tf.Tensor,
+        pull: Weights | None = None,
     ) -> Weights:
         del mechanism
         indices, filled = draws.indices[index], draws.filled[index]
@@ -57,6 +63,8 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(model.loss(weights, x, y) * shares)
         gradients = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return collections.OrderedDict(zip(weights, gradients, strict=True))
+        scaled = collections.OrderedDict(zip(weights, gradients, strict=True))
+        # Nothing is clipped, so a pull on every example is a pull on their mean.
+        return scaled if pull is None else map_weights(lambda g, p: g + scale * p, scaled, pull)
 
     return GradientEstimator(mechanism=(), draw=draw, gradient=gradient)

@@ -11,8 +11,12 @@ from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
 from tff_pdp.algorithms.local_sgd import local_sgd
 
 
-def build_mr_mtl() -> Algorithm:
-    """Builds MR-MTL. Server state: the mean. Client state: the client's weights. Released: its movement, averaged."""
+def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
+    """Builds MR-MTL. Server state: the mean. Client state: the client's weights. Released: its movement, averaged.
+
+    Args:
+      prox_inside_clip: as the paper's released code; see `local_sgd`.
+    """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(
@@ -23,6 +27,7 @@ def build_mr_mtl() -> Algorithm:
             local_steps=hparams["local_steps"],
             anchor=broadcast["mean"],
             prox_weight=hparams["prox_weight"],
+            prox_inside_clip=prox_inside_clip,
         )
         movement = map_weights(lambda new, old: new - old, weights, client_state["weights"])
         return ClientResult(state={"weights": weights}, released={"movement": movement})

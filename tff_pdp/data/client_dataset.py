@@ -16,7 +16,7 @@ from tff_pdp.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class ClientExamples:
-    """One client's examples: `x` float32 `[n, *shape]`, `y` int64 `[n]`."""
+    """One client's examples: `x` float32 `[n, *shape]`, `y` `[n]`: int64 classes, or float32 values of a regression."""
 
     x: np.ndarray
     y: np.ndarray
@@ -29,7 +29,7 @@ class StackedClients:
     Attributes:
       client_ids: the `c` clients, in the order of the first axis.
       x: float32 `[c, n_max, *shape]`.
-      y: int64 `[c, n_max]`.
+      y: int64 `[c, n_max]`, float32 for a regression.
       num_examples: int32 `[c]`, how many rows of each client are real.
     """
 
@@ -111,7 +111,7 @@ class ClientDataset:
         num_examples = np.array([len(client_records) for client_records in records], np.int32)
         longest = int(num_examples.max(initial=0))
         x = np.zeros((len(records), longest, *self.manifest.features.shape), np.float32)
-        y = np.zeros((len(records), longest), np.int64)
+        y = np.zeros((len(records), longest), self.manifest.features.y_dtype)
         stacked = StackedClients(tuple(client_ids), x, y, num_examples)
         # One parse for the whole cohort: the cost of a call is the same for one record as for thousands.
         examples = self._parse([record for client_records in records for record in client_records])
@@ -150,13 +150,13 @@ class ClientDataset:
         return records
 
     def _parse(self, records: list[bytes]) -> ClientExamples:
-        shape = self.manifest.features.shape
+        shape, y_dtype = self.manifest.features.shape, self.manifest.features.y_dtype
         if not records:
-            return ClientExamples(np.zeros((0, *shape), np.float32), np.zeros((0,), np.int64))
+            return ClientExamples(np.zeros((0, *shape), np.float32), np.zeros((0,), y_dtype))
         # Imported late: listing clients and counting examples should not cost TensorFlow's start-up.
         import tensorflow as tf
 
-        features = {"x": tf.io.FixedLenFeature(shape, tf.float32), "y": tf.io.FixedLenFeature((), tf.int64)}
+        features = {"x": tf.io.FixedLenFeature(shape, tf.float32), "y": tf.io.FixedLenFeature((), y_dtype)}
         parsed = tf.io.parse_example(tf.constant(records, tf.string), features)
         return ClientExamples(parsed["x"].numpy(), parsed["y"].numpy())
 

@@ -29,12 +29,20 @@ SUCCESS_FILE = "_SUCCESS"
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """Shape and type of one example: `x` has `shape` and `x_dtype`; `y` is a scalar in `[0, num_classes)`."""
+    """Shape and type of one example: `x` has `shape` and `x_dtype`, `y` is a scalar of `y_dtype`.
+
+    Labels are int64 in `[0, num_classes)`. `num_classes` is 0 for a regression, whose labels are float32.
+    """
 
     shape: tuple[int, ...]
     num_classes: int
-    x_dtype: str = "float32"
-    y_dtype: str = "int64"
+    x_dtype: str
+    y_dtype: str
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], num_classes: int) -> "FeatureSpec":
+        """The types that examples of this shape, with so many classes, are stored in."""
+        return cls(shape, num_classes, x_dtype="float32", y_dtype="int64" if num_classes else "float32")
 
 
 @dataclasses.dataclass(frozen=True)

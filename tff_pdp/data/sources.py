@@ -20,7 +20,7 @@ def write_digits_leaf(
 ) -> Path:
     """Writes scikit-learn's 1,797 real 8x8 digits, divided among silos, as a LEAF JSON file.
 
-    Prepare the folder with `image_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright.
+    Prepare the folder with `input_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright.
 
     Args:
       folder: where to write; made if missing.

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR, Metric
+
 # By name: tensors inside a computation, arrays outside.
 Weights = Mapping[str, Any]
 InitialWeights = dict[str, np.ndarray]
@@ -18,6 +20,11 @@ def softmax_cross_entropy(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=outputs)
 
 
+def half_squared_error(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Loss of a regression for each example: half the squared error, float32 `[batch]`, from values `[batch]`."""
+    return 0.5 * tf.square(outputs - y)
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A model as pure functions; weights are data and live wherever the caller keeps them.
@@ -25,7 +32,7 @@ class Model:
     Attributes:
       name: the model's name in `tff_pdp.registry.MODELS`.
       input_shape: shape of one example, without the batch dimension.
-      num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression.
+      num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression of float32 labels.
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.
       predict: `(weights, x [batch, *input_shape] float32) -> outputs float32`: logits `[batch, num_classes]`, or values
         `[batch]` of a regression.
@@ -46,6 +53,15 @@ class Model:
         """NumPy type of the labels."""
         return np.int64 if self.num_classes else np.float32
 
+    @property
+    def metric(self) -> Metric:
+        """What the model is judged by on a client's examples."""
+        return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
+
+    def answers(self, outputs: tf.Tensor) -> tf.Tensor:
+        """What the outputs tell a user: float32, probabilities `[batch, num_classes]`, or a regression's values."""
+        return tf.nn.softmax(outputs) if self.num_classes else outputs
+
     def loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         """Loss of each example: float32 `[batch]`."""
         return self.output_loss(self.predict(weights, x), y)
@@ -54,10 +70,10 @@ class Model:
         """What is reported of each example, float32 `[batch]`: `accuracy` (or `squared_error`) and `loss`."""
         outputs = self.predict(weights, x)
         if self.num_classes:
-            measured = {"accuracy": tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
+            measured = tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)
         else:
-            measured = {"squared_error": tf.square(outputs - y)}
-        return collections.OrderedDict(**measured, loss=self.output_loss(outputs, y))
+            measured = tf.square(outputs - y)
+        return collections.OrderedDict({self.metric.example_name: measured, "loss": self.output_loss(outputs, y)})
 
     def num_parameters(self) -> int:
         """Number of scalar weights."""

@@ -1,13 +1,18 @@
-"""Convolutional networks for small images (`cnn`): convolutions, one pooling, one hidden dense layer."""
+"""Convolutional networks for small images (`cnn`): convolutions, pooling after each or the last, dense layers."""
 
+import itertools
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
-from tff_pdp.models.base import InitialWeights, Model, Weights
+from tff_pdp.models.base import InitialWeights, Model, Weights, half_squared_error, softmax_cross_entropy
+from tff_pdp.models.batches import shift_and_scale
+
+PoolAfter = Literal["each", "last"]
 
 
 def build_cnn(
@@ -17,23 +22,30 @@ def build_cnn(
     kernel_size: int = 3,
     hidden_units: int = 128,
     *,
+    pool_after: PoolAfter = "last",
     group_norm_groups: int = 0,
     input_shift: float = 0.0,
     input_scale: float = 1.0,
 ) -> Model:
-    """Builds convolutions with ReLU, 2x2 max pooling after the last one, a dense layer with ReLU, and a dense layer.
+    """Builds convolutions with ReLU and 2x2 max pooling, a dense layer with ReLU if asked for, and a dense layer.
 
-    Convolutions have stride 1 and no padding. The input is `(x + input_shift) * input_scale`, by public constants:
-    fitting them to private data would cost budget. Kernels are Glorot-uniform, biases zero, scales one. The last dense
-    layer is the head. With 62 classes the defaults are the EMNIST network of Reddi et al. ("Adaptive Federated
-    Optimization", arXiv:2003.00295, ICLR 2021) without its dropout.
+    Convolutions have stride 1 and no padding; pooling has stride 2. The input is `(x + input_shift) * input_scale`, by
+    public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform, biases zero, scales
+    one. The last dense layer is the head. Without classes it is a regression of one value, with half the squared error
+    as its loss.
+
+    With 62 classes the defaults are the EMNIST network of Reddi et al. ("Adaptive Federated Optimization",
+    arXiv:2003.00295, ICLR 2021) without its dropout. With `hidden_units=0, pool_after="each"` they are the ConvNet that
+    Liu ("On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1) trains on MNIST and
+    CIFAR-10; with `kernel_size=5` besides, the one for ADNI.
 
     Args:
       input_shape: height, width and channels of one example.
-      num_classes: number of classes.
+      num_classes: number of classes; 0 for a regression.
       channels: of each convolution.
       kernel_size: height and width of every kernel.
-      hidden_units: of the dense layer before the head.
+      hidden_units: of the dense layer before the head; 0 for none.
+      pool_after: which of the convolutions pooling follows.
       group_norm_groups: where positive, a GroupNorm of so many groups stands between each convolution and its ReLU.
       input_shift: added to x.
       input_scale: multiplies the sum.
@@ -41,11 +53,15 @@ def build_cnn(
     Raises:
       ConfigError: a size is not positive, the groups do not divide the channels, or the input is too small.
     """
-    _check(input_shape, channels, kernel_size, hidden_units, group_norm_groups)
-    height, width = (size - len(channels) * (kernel_size - 1) for size in input_shape[:2])
-    flat_size = (height // 2) * (width // 2) * channels[-1]
+    _check(input_shape, channels, kernel_size, hidden_units, pool_after, group_norm_groups)
+    depth = len(channels)
+    is_pooled = [pool_after == "each" or index == depth - 1 for index in range(depth)]
+    height, width = (_size_after(size, kernel_size, is_pooled) for size in input_shape[:2])
+    flat_size = height * width * channels[-1]
     convolutions = list(zip([input_shape[2], *channels], channels, strict=False))
-    dense_sizes = [(flat_size, hidden_units), (hidden_units, num_classes)]
+    units = [flat_size, *([hidden_units] if hidden_units else []), num_classes or 1]
+    dense_sizes = list(itertools.pairwise(units))
+    head = f"dense_{len(dense_sizes) - 1}"
 
     def init(seed: int) -> InitialWeights:
         rng = np.random.default_rng(seed)
@@ -62,15 +78,20 @@ def build_cnn(
         return weights
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
-        activations = (x + input_shift) * input_scale
-        for index in range(len(channels)):
+        activations = shift_and_scale(x, input_shift, input_scale)
+        for index in range(depth):
             activations = layers.conv2d(weights, f"conv_{index}", activations)
             if group_norm_groups:
                 activations = layers.group_norm(weights, f"norm_{index}", activations, group_norm_groups)
+            if is_pooled[index]:
+                # Before the ReLU, with which it commutes, gradients included: there is a quarter left for that.
+                activations = tf.nn.max_pool2d(activations, ksize=2, strides=2, padding="VALID")
             activations = tf.nn.relu(activations)
-        pooled = tf.nn.max_pool2d(activations, ksize=2, strides=2, padding="VALID")
-        hidden = tf.nn.relu(layers.dense(weights, "dense_0", tf.reshape(pooled, [-1, flat_size])))
-        return layers.dense(weights, "dense_1", hidden)
+        activations = tf.reshape(activations, [-1, flat_size])
+        if hidden_units:
+            activations = tf.nn.relu(layers.dense(weights, "dense_0", activations))
+        outputs = layers.dense(weights, head, activations)
+        return outputs if num_classes else outputs[:, 0]
 
     return Model(
         name="cnn",
@@ -78,32 +99,54 @@ def build_cnn(
         num_classes=num_classes,
         init=init,
         predict=predict,
-        head=("dense_1/kernel", "dense_1/bias"),
+        head=(f"{head}/kernel", f"{head}/bias"),
+        output_loss=softmax_cross_entropy if num_classes else half_squared_error,
     )
 
 
+def _size_after(size: int, kernel_size: int, is_pooled: Sequence[bool]) -> int:
+    for pooled in is_pooled:
+        size -= kernel_size - 1
+        size = size // 2 if pooled else size
+    return size
+
+
 def _check(
-    input_shape: Sequence[int], channels: Sequence[int], kernel_size: int, hidden_units: int, group_norm_groups: int
+    input_shape: Sequence[int],
+    channels: Sequence[int],
+    kernel_size: int,
+    hidden_units: int,
+    pool_after: str,
+    group_norm_groups: int,
 ) -> None:
     if len(input_shape) != 3:
         raise ConfigError(f"model cnn needs examples of height x width x channels, not of shape {list(input_shape)}")
     if not channels or any(size < 1 for size in channels):
         raise ConfigError(f"model.arguments.channels {list(channels)} must be positive, at least one")
-    for name, size in (("kernel_size", kernel_size), ("hidden_units", hidden_units)):
-        if size < 1:
-            raise ConfigError(f"model.arguments.{name} {size} must be positive")
-    if group_norm_groups < 0:
-        raise ConfigError(f"model.arguments.group_norm_groups {group_norm_groups} must not be negative")
+    if kernel_size < 1:
+        raise ConfigError(f"model.arguments.kernel_size {kernel_size} must be positive")
+    for name, size in (("hidden_units", hidden_units), ("group_norm_groups", group_norm_groups)):
+        if size < 0:
+            raise ConfigError(f"model.arguments.{name} {size} must not be negative")
+    if pool_after not in get_args(PoolAfter):
+        raise ConfigError(f"model.arguments.pool_after {pool_after!r} must be each or last")
     if group_norm_groups and any(size % group_norm_groups for size in channels):
         raise ConfigError(
             f"model.arguments.group_norm_groups {group_norm_groups} must divide every one of channels {list(channels)}"
         )
-    smallest = len(channels) * (kernel_size - 1) + 2
+    smallest = _smallest_input(len(channels), kernel_size, pool_after)
     if min(input_shape[:2]) < smallest:
         raise ConfigError(
             f"model cnn with {len(channels)} convolutions of kernel_size {kernel_size} needs examples of at least "
             f"{smallest} x {smallest}, not {input_shape[0]} x {input_shape[1]}"
         )
+
+
+def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
+    """Of which one row is left at the end."""
+    if pool_after == "last":
+        return 2 + depth * (kernel_size - 1)
+    return 2**depth + (2**depth - 1) * (kernel_size - 1)
 
 
 def _glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -7,6 +7,9 @@ Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or the norm of t
 the cheaper of the two is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
 Efficient Training of Large Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
 
+With a `pull`, which is added to the gradient of every example, the norm is that of the sum, held for this layer only:
+from `|g|^2 + 2 <g, pull> + |pull|^2`, where the terms may cancel, it could come out too small.
+
 Everything returns float64 `[batch]`. A product of two squares leaves float32's range where the gradient itself does
 not, and the T^2 signed terms of the Gram form cancel: in float32 a norm could come out far below the true one, and the
 example would not be clipped.
@@ -22,21 +25,29 @@ import tensorflow as tf
 _LARGEST_LOST = 2.0**-63
 
 
-def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor:
-    """For `inputs [batch, ..., in]` and `cotangent [batch, ..., out]`."""
-    if inputs.shape.rank == 2:
+def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> tf.Tensor:
+    """For `inputs [batch, ..., in]`, `cotangent [batch, ..., out]` and `pull [in, out]`."""
+    if inputs.shape.rank == 2 and pull is None:
         return _squares(inputs) * _squares(cotangent)
     a, g = _flatten_positions(inputs), _flatten_positions(cotangent)
     positions, size_in = _sizes(a)
-    if _gram_is_cheaper(positions, size_in, _sizes(g)[-1]):
+    if pull is None and _gram_is_cheaper(positions, size_in, _sizes(g)[-1]):
         return _gram_form(a, g)
-    return _squares(tf.matmul(a, g, transpose_a=True))
+    return _squares(_pulled(tf.matmul(a, g, transpose_a=True), pull))
 
 
 def conv2d_kernel(
-    inputs: tf.Tensor, cotangent: tf.Tensor, window: Sequence[int], strides: int, padding: str
+    inputs: tf.Tensor,
+    cotangent: tf.Tensor,
+    window: Sequence[int],
+    strides: int,
+    padding: str,
+    pull: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """For `inputs [batch, height, width, in]` and `cotangent [batch, height', width', out]`, as `layers.conv2d`."""
+    """For `inputs [batch, height, width, in]`, `cotangent [batch, height', width', out]` and `pull [*window, in, out]`.
+
+    The other arguments are as in `layers.conv2d`.
+    """
     *sizes_in, channels_in = _sizes(inputs)
     *sizes_out, channels_out = _sizes(cotangent)
     if padding == "SAME":
@@ -49,25 +60,39 @@ def conv2d_kernel(
         for j in range(window[1])
     ]
     g = _flatten_positions(cotangent)
-    if _gram_is_cheaper(math.prod(sizes_out), len(seen) * channels_in, channels_out):
+    if pull is None and _gram_is_cheaper(math.prod(sizes_out), len(seen) * channels_in, channels_out):
         return _gram_form(_flatten_positions(tf.concat(seen, axis=-1)), g)
+    shares = [None] * len(seen) if pull is None else tf.unstack(tf.reshape(pull, [-1, channels_in, channels_out]))
     # Offset by offset is faster than one product over all patches, and holds only one offset's share at a time.
-    return tf.add_n([_squares(tf.matmul(_flatten_positions(a), g, transpose_a=True)) for a in seen])
+    return tf.add_n(
+        [
+            _squares(_pulled(tf.matmul(_flatten_positions(a), g, transpose_a=True), share))
+            for a, share in zip(seen, shares, strict=True)
+        ]
+    )
 
 
-def bias(cotangent: tf.Tensor) -> tf.Tensor:
-    """For `cotangent [batch, ..., out]` of a bias added at every position."""
+def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> tf.Tensor:
+    """For `cotangent [batch, ..., out]` of a bias added at every position, and `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
-    return _squares(tf.reduce_sum(cotangent, axis=positions) if positions else cotangent)
+    return _squares(_pulled(tf.reduce_sum(cotangent, axis=positions) if positions else cotangent, pull))
 
 
-def embedding_table(ids: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor:
-    """For `ids [batch, ...]` and `cotangent [batch, ..., dim]`; an id may occur many times in one example."""
-    if ids.shape.rank == 1:
+def embedding_table(ids: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> tf.Tensor:
+    """For `ids [batch, ...]` and `cotangent [batch, ..., dim]`; an id may occur many times in one example.
+
+    With `pull [vocabulary, dim]` it holds a table for each example.
+    """
+    if ids.shape.rank == 1 and pull is None:
         return _squares(cotangent)
     batch, positions = tf.shape(ids)[0], tf.reduce_prod(tf.shape(ids)[1:])
     ids = tf.reshape(ids, tf.stack([batch, positions]))
     g = _flatten_positions(cotangent)
+    if pull is not None:
+        shape: list[Any] = pull.shape.as_list()
+        segments = tf.cast(ids, tf.int32) + shape[0] * tf.range(batch)[:, tf.newaxis]
+        tables = tf.math.unsorted_segment_sum(g, segments, batch * shape[0])
+        return _squares(_pulled(tf.reshape(tables, [-1, *shape]), pull))
     # Equal ids become neighbours and share a segment; a table of gradients for each example would be far larger.
     order = tf.argsort(ids, axis=1)
     ids, g = tf.gather(ids, order, batch_dims=1), tf.gather(g, order, batch_dims=1)
@@ -75,6 +100,10 @@ def embedding_table(ids: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor:
     segments = tf.cumsum(is_new, axis=1) + positions * tf.range(batch)[:, tf.newaxis]
     sums = tf.math.unsorted_segment_sum(g, segments, batch * positions)
     return _squares(tf.reshape(sums, tf.shape(g)))
+
+
+def _pulled(gradients: tf.Tensor, pull: tf.Tensor | None) -> tf.Tensor:
+    return gradients if pull is None else gradients + pull
 
 
 def _gram_form(a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:

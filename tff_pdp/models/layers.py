@@ -9,13 +9,16 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from tff_pdp.models import example_norms
 from tff_pdp.models.base import Weights
+
+# What is added to the gradients of a layer's weights, one for each of them.
+Pulls = Sequence[tf.Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Layer:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
       weight_gradients: `(inputs, cotangent of output, *weights) -> gradients`, one for each of the layer's weights, by
         the operations TensorFlow itself differentiates the layer with.
-      squared_norms: `(inputs, cotangent of output, *weights) -> float64 [batch]`, the squared L2 norm, over the layer's
-        weights jointly, of each example's gradient.
+      squared_norms: `(inputs, cotangent of output, *weights, pulls) -> float64 [batch]`, the squared L2 norm, over the
+        layer's weights jointly, of each example's gradient. Where pulls are given, one for each weight, it is that of
+        gradient and pull together. By default there are none.
     """
 
     apply: Callable[..., tf.Tensor]
@@ -174,8 +178,8 @@ def _dense_gradients(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tuple
     return tf.matmul(rows, cotangents, transpose_a=True), tf.reduce_sum(cotangents, axis=0)
 
 
-def _dense_squared_norms(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-    return example_norms.dense_kernel(x, cotangent) + example_norms.bias(cotangent)
+def _dense_squared_norms(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)) -> tf.Tensor:
+    return example_norms.dense_kernel(x, cotangent, pulls[0]) + example_norms.bias(cotangent, pulls[1])
 
 
 def _conv2d(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, strides: int, padding: Any) -> tf.Tensor:
@@ -197,11 +201,17 @@ def _conv2d_gradients(
 
 
 def _conv2d_squared_norms(
-    x: tf.Tensor, cotangent: tf.Tensor, kernel: tf.Tensor, _: tf.Tensor, strides: int, padding: str
+    x: tf.Tensor,
+    cotangent: tf.Tensor,
+    kernel: tf.Tensor,
+    _: tf.Tensor,
+    strides: int,
+    padding: str,
+    pulls: Pulls = (None, None),
 ) -> tf.Tensor:
     window: list[Any] = kernel.shape.as_list()[:2]
-    kernel_norms = example_norms.conv2d_kernel(x, cotangent, window, strides, padding)
-    return kernel_norms + example_norms.bias(cotangent)
+    kernel_norms = example_norms.conv2d_kernel(x, cotangent, window, strides, padding, pulls[0])
+    return kernel_norms + example_norms.bias(cotangent, pulls[1])
 
 
 def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
@@ -212,8 +222,8 @@ def _embedding_gradient(ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor) 
     return (tf.math.unsorted_segment_sum(_as_rows(cotangent), tf.reshape(ids, [-1]), table.shape[0]),)
 
 
-def _embedding_squared_norms(ids: tf.Tensor, cotangent: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-    return example_norms.embedding_table(ids, cotangent)
+def _embedding_squared_norms(ids: tf.Tensor, cotangent: tf.Tensor, _: tf.Tensor, pulls: Pulls = (None,)) -> tf.Tensor:
+    return example_norms.embedding_table(ids, cotangent, pulls[0])
 
 
 def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
@@ -225,8 +235,10 @@ def _scale_gradients(normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor)
     return tf.reduce_sum(cotangent * normalised, axis=positions), tf.reduce_sum(cotangent, axis=positions)
 
 
-def _scale_squared_norms(normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-    return example_norms.bias(cotangent * normalised) + example_norms.bias(cotangent)
+def _scale_squared_norms(
+    normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)
+) -> tf.Tensor:
+    return example_norms.bias(cotangent * normalised, pulls[0]) + example_norms.bias(cotangent, pulls[1])
 
 
 def _as_rows(values: tf.Tensor) -> tf.Tensor:

@@ -1,34 +1,27 @@
-"""Linear regression with the squared error."""
+"""Linear regression with half the squared error (`linear_regression`)."""
 
-import numpy as np
-import tensorflow as tf
+import dataclasses
+from collections.abc import Sequence
 
-from tff_pdp.models import layers
-from tff_pdp.models.base import InitialWeights, Model, Weights
-
-
-def half_squared_error(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Loss of a regression for each example: half the squared error, float32 `[batch]`."""
-    return 0.5 * tf.square(outputs - y)
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.base import Model
+from tff_pdp.models.mlp import build_mlp
 
 
-def build_linear_regression(input_shape: tuple[int, ...]) -> Model:
-    """Builds `x . kernel + bias`, from zero; all of it is head. Labels are float32."""
-    size = int(np.prod(input_shape))
+def build_linear_regression(
+    input_shape: Sequence[int], num_classes: int = 0, *, input_shift: float = 0.0, input_scale: float = 1.0
+) -> Model:
+    """Builds `x . kernel + bias` from zero, with x the flattened `(x + input_shift) * input_scale`; all of it is head.
 
-    def init(seed: int) -> InitialWeights:
-        del seed
-        return {"dense_0/kernel": np.zeros((size, 1), np.float32), "dense_0/bias": np.zeros(1, np.float32)}
+    Labels are float32. Shift and scale are public constants.
 
-    def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
-        return layers.dense(weights, "dense_0", tf.reshape(x, [-1, size]))[:, 0]
-
-    return Model(
-        name="linear_regression",
-        input_shape=tuple(input_shape),
-        num_classes=0,
-        init=init,
-        predict=predict,
-        head=("dense_0/kernel", "dense_0/bias"),
-        output_loss=half_squared_error,
-    )
+    Raises:
+      ConfigError: the labels are classes.
+    """
+    if num_classes:
+        raise ConfigError(
+            f"model.name 'linear_regression' has float labels, but data.num_classes is {num_classes}: set it to 0, or "
+            "use 'linear'"
+        )
+    model = build_mlp(input_shape, 0, (), input_shift=input_shift, input_scale=input_scale)
+    return dataclasses.replace(model, name="linear_regression")

@@ -33,8 +33,10 @@ LARGEST_NOISE_MULTIPLIER = 1e4
 _SMALLEST_PLD_DELTA = 1e-10
 # A coarser grid belongs to an epsilon of a million and more; PLD takes exp of the cell width, which overflows at 710.
 _COARSEST_PLD_GRID = 100.0
-# At large epsilon the best order lies close to 1, where the default grid is too coarse. dp_accounting rejects <= 1.01.
-_LOW_ORDERS = tuple(1 + np.logspace(-1.99, -0.5, 40))
+# dp_accounting rejects orders up to 1.01.
+_ORDERS = (1.0102, *rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+# At large epsilon the best order lies close to 1, where that grid is too coarse.
+_LARGEST_REFINED_ORDER = 4.0
 
 
 class Adjacency(enum.Enum):
@@ -251,13 +253,12 @@ def _rdp_curve(event: dp_accounting.DpEvent, adjacency: Adjacency, orders: tuple
     accountant = RdpAccountant(orders, adjacency.relation)
     if not accountant.supports(event):
         return None
-    # The slack covers cancellation in log(A) / (order - 1), which can even turn a tiny divergence negative.
-    return np.maximum(accountant.compose(event).rdp, 0.0) + 1e-14 / (np.asarray(orders) - 1)
+    return accountant.compose(event).rdp
 
 
 def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float | None:
-    best = math.inf
-    for orders in (tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS), _LOW_ORDERS):
+    best, orders = math.inf, _ORDERS
+    for _ in range(4):
         total = np.zeros(len(orders))
         for event, count in parts:
             curve = _rdp_curve(event, adjacency, orders)
@@ -266,9 +267,16 @@ def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float | No
             total += count * curve
         epsilon, order = rdp_privacy_accountant.compute_epsilon(orders, total, delta)  # pyright: ignore[reportArgumentType]
         best = min(best, float(epsilon))
-        if order >= 1.25:
+        if order > _LARGEST_REFINED_ORDER:
             break
+        orders = _orders_around(orders, orders.index(order))
     return best
+
+
+def _orders_around(orders: tuple[float, ...], index: int) -> tuple[float, ...]:
+    """A grid between the neighbours of one order, whose distances from 1 have equal ratios."""
+    low, high = orders[max(index - 1, 0)], orders[min(index + 1, len(orders) - 1)]
+    return tuple(1 + np.geomspace(low - 1, high - 1, 12))
 
 
 def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float) -> float | None:

@@ -5,13 +5,24 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.budget_distributions import draw_epsilons
+from tff_pdp.privacy.budget_entries import BudgetEntry, mapping_entries, read_budget_file
+from tff_pdp.privacy.config_values import open_unit_delta, positive_epsilon
 
 _FORMS = (
     "Use one of: `{epsilon: 4.0, delta: 1e-4}` for all silos; "
-    "`{delta: 1e-4, silos: {silo_a: 1.0}, default_epsilon: 4.0}`; "
-    "`{delta: 1e-4, cycle: [1, 2, 4, 8]}`, assigned in sorted order of the silo names."
+    "`{delta: 1e-4, silos: {silo_a: 1.0, silo_b: {epsilon: 2.0, delta: 1e-5}}, default_epsilon: 4.0}`; "
+    "`{delta: 1e-4, file: budgets.csv}`, of silo,epsilon[,delta], or a YAML file of the same; "
+    "`{delta: 1e-4, cycle: [1, 2, 4, 8]}`, assigned in sorted order of the silo names; "
+    "`{delta: 1e-4, distribution: {kind: log_uniform, low: 0.5, high: 8, seed: 0}}`."
 )
-_KEYS_OF_FORM = {"epsilon": {"epsilon"}, "silos": {"silos", "default_epsilon"}, "cycle": {"cycle"}}
+_KEYS_OF_FORM = {
+    "epsilon": {"epsilon"},
+    "silos": {"silos", "default_epsilon"},
+    "file": {"file", "default_epsilon"},
+    "cycle": {"cycle"},
+    "distribution": {"distribution"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +38,25 @@ class SiloBudget:
     delta: float
 
     def __post_init__(self):
-        _positive("epsilon", self.epsilon)
-        _delta("delta", self.delta)
+        positive_epsilon("epsilon", self.epsilon)
+        open_unit_delta("delta", self.delta)
 
 
 def parse_budgets(config: Mapping[str, Any], client_ids: Collection[str]) -> dict[str, SiloBudget]:
     """Reads the budgets of all silos from a configuration mapping.
 
     Args:
-      config: one of the three forms in the example below.
+      config: one of the forms in the example below, or `{delta: .., file: ..}`, for whose files see
+        `tff_pdp.privacy.budget_entries`; distributions are described in `tff_pdp.privacy.budget_distributions`.
+        `delta` may be left out where every silo is given one of its own.
       client_ids: every silo that takes part.
 
     Returns:
       The budget by silo, in sorted order.
 
     Raises:
-      ConfigError: naming the key: it is unknown, missing or out of range, or names a silo that does not exist.
+      ConfigError: naming the key, or the file and its line: it is unknown, missing or out of range, or names a silo
+        that does not exist.
 
     >>> parse_budgets({"epsilon": 4.0, "delta": 1e-4}, ["b", "a"])
     {'a': SiloBudget(epsilon=4.0, delta=0.0001), 'b': SiloBudget(epsilon=4.0, delta=0.0001)}
@@ -50,78 +64,80 @@ def parse_budgets(config: Mapping[str, Any], client_ids: Collection[str]) -> dic
     [1.0, 2.0, 1.0]
     >>> parse_budgets({"delta": 1e-4, "silos": {"a": 1}, "default_epsilon": 4}, ["a", "b"])["b"].epsilon
     4.0
+    >>> parse_budgets({"silos": {"a": {"epsilon": 1, "delta": 1e-5}}}, ["a"])
+    {'a': SiloBudget(epsilon=1.0, delta=1e-05)}
+    >>> drawn = {"kind": "log_uniform", "low": 0.5, "high": 8, "seed": 0}
+    >>> 0.5 < parse_budgets({"delta": 1e-4, "distribution": drawn}, ["a"])["a"].epsilon < 8
+    True
     """
+    form = _form(config)
+    names = sorted(client_ids)
+    delta = open_unit_delta("privacy.budgets.delta", config["delta"]) if "delta" in config else None
+    if form == "epsilon":
+        epsilon = positive_epsilon("privacy.budgets.epsilon", config["epsilon"])
+        entries = _without_own_delta(dict.fromkeys(names, epsilon))
+    elif form == "cycle":
+        entries = _without_own_delta(_cycled(config["cycle"], names))
+    elif form == "distribution":
+        entries = _without_own_delta(draw_epsilons(config["distribution"], names))
+    else:
+        entries = _given_by_name(config, form, names)
+    return {name: _budget(name, entries[name], delta) for name in names}
+
+
+def _form(config: Mapping[str, Any]) -> str:
     forms = [form for form in _KEYS_OF_FORM if form in config]
     if "default_epsilon" in config and not forms:
         forms = ["silos"]
     if len(forms) != 1:
-        found = "none of `epsilon`, `silos` and `cycle`" if not forms else " and ".join(f"`{form}`" for form in forms)
+        listed = [f"`{form}`" for form in forms or _KEYS_OF_FORM]
+        found = f"none of {', '.join(listed[:-1])} and {listed[-1]}" if not forms else " and ".join(listed)
         raise ConfigError(f"privacy.budgets has {found}; exactly one is needed. {_FORMS}")
-    form = forms[0]
-    unknown = sorted(str(key) for key in set(config) - _KEYS_OF_FORM[form] - {"delta"})
+    unknown = sorted(str(key) for key in set(config) - _KEYS_OF_FORM[forms[0]] - {"delta"})
     if unknown:
         raise ConfigError(f"privacy.budgets has the unknown key `{unknown[0]}`. {_FORMS}")
-    if "delta" not in config:
-        raise ConfigError(f"privacy.budgets.delta is missing. {_FORMS}")
-    delta = _delta("privacy.budgets.delta", config["delta"])
-    names = sorted(client_ids)
-    if form == "epsilon":
-        epsilon = _positive("privacy.budgets.epsilon", config["epsilon"])
-        epsilons = dict.fromkeys(names, epsilon)
-    elif form == "cycle":
-        epsilons = _cycled(config["cycle"], names)
-    else:
-        epsilons = _by_silo(config, names)
-    return {name: SiloBudget(epsilons[name], delta) for name in names}
+    return forms[0]
+
+
+def _without_own_delta(epsilons: Mapping[str, float]) -> dict[str, BudgetEntry]:
+    return {name: BudgetEntry("privacy.budgets", epsilon) for name, epsilon in epsilons.items()}
 
 
 def _cycled(cycle: Any, names: list[str]) -> dict[str, float]:
     if not isinstance(cycle, list | tuple) or not cycle:
         raise ConfigError(f"privacy.budgets.cycle is {cycle!r}; it must be a list of epsilons, such as [1, 2, 4, 8].")
-    values = [_positive(f"privacy.budgets.cycle[{position}]", value) for position, value in enumerate(cycle)]
+    values = [positive_epsilon(f"privacy.budgets.cycle[{position}]", value) for position, value in enumerate(cycle)]
     return {name: values[position % len(values)] for position, name in enumerate(names)}
 
 
-def _by_silo(config: Mapping[str, Any], names: list[str]) -> dict[str, float]:
-    named = config.get("silos", {})
-    if not isinstance(named, Mapping):
-        raise ConfigError(f"privacy.budgets.silos is {named!r}; it must map silo names to epsilons.")
-    # YAML reads an unquoted 7 as a number, while silo names are always text.
-    given = {str(name): _positive(f"privacy.budgets.silos.{name}", value) for name, value in named.items()}
+def _given_by_name(config: Mapping[str, Any], form: str, names: list[str]) -> dict[str, BudgetEntry]:
+    if form == "file":
+        if not isinstance(config["file"], str) or not config["file"]:
+            raise ConfigError(f"privacy.budgets.file is {config['file']!r}; it must be the path of a file.")
+        source, given = config["file"], read_budget_file(config["file"])
+    else:
+        source, given = "privacy.budgets.silos", mapping_entries("privacy.budgets.silos", config.get("silos", {}))
     strangers = sorted(set(given) - set(names))
     if strangers:
         known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise ConfigError(f"privacy.budgets.silos.{strangers[0]} names no silo of this data set (it has {known}).")
+        raise ConfigError(f"{given[strangers[0]].place} names no silo of this data set (it has {known}).")
+    default = None
+    if "default_epsilon" in config:
+        key = "privacy.budgets.default_epsilon"
+        default = BudgetEntry(key, positive_epsilon(key, config["default_epsilon"]))
     missing = sorted(set(names) - set(given))
     if not missing:
         return given
-    if "default_epsilon" not in config:
+    if default is None:
         raise ConfigError(
-            f"privacy.budgets.silos has no epsilon for {len(missing)} silos, for example {missing[0]}. "
+            f"{source} has no epsilon for {len(missing)} silos, for example {missing[0]}. "
             "Add them, or set privacy.budgets.default_epsilon."
         )
-    return dict.fromkeys(missing, _positive("privacy.budgets.default_epsilon", config["default_epsilon"])) | given
+    return dict.fromkeys(missing, default) | given
 
 
-def _positive(key: str, value: Any) -> float:
-    number = _number(key, value)
-    if not number > 0:
-        raise ConfigError(f"{key} is {value!r}; epsilon must be positive.")
-    return number
-
-
-def _delta(key: str, value: Any) -> float:
-    number = _number(key, value)
-    if not 0 < number < 1:
-        raise ConfigError(f"{key} is {value!r}; delta must lie strictly between 0 and 1, for example 1e-5.")
-    return number
-
-
-def _number(key: str, value: Any) -> float:
-    # YAML 1.1 reads 1e-4 as text and 1.0e-4 as a number; both are meant as numbers here.
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{key} is {value!r}; it must be a number.") from None
+def _budget(name: str, entry: BudgetEntry, common_delta: float | None) -> SiloBudget:
+    delta = common_delta if entry.delta is None else entry.delta
+    if delta is None:
+        raise ConfigError(f"privacy.budgets.delta is missing, and silo {name!r} has no delta of its own. {_FORMS}")
+    return SiloBudget(entry.epsilon, delta)

@@ -19,6 +19,9 @@ from tff_pdp.errors import ConfigError
 # Less noise than this protects nothing (one sum costs epsilon of some 5e5), and the accountants' arithmetic overflows.
 NOISE_FLOOR = 1e-3
 
+# More than what rounding takes away from one Renyi divergence times (order - 1).
+_CANCELLATION = 1e-14
+
 
 class CustomDpEvent(dp_accounting.DpEvent):
     """Base of mechanisms that dp_accounting has no event for; subclasses are `attr.s(frozen=True, slots=True)`."""
@@ -56,15 +59,47 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
         )
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ParameterChoiceDpEvent(CustomDpEvent):
+    """One epsilon-DP release by which parameters of later mechanisms are chosen, such as their sampling rate.
+
+    Accountants compose mechanisms whose parameters were fixed in advance. Where a released number n decides them, each
+    n is followed by another mechanism, and a bound that lets the privacy losses of the number and of what follows
+    cancel in part, as the composition of a Laplace mechanism does, is one for each n alone and not for all together.
+    Here the release loses all of its epsilon, whatever comes out: the epsilons of both then add up, which holds for
+    any choice, provided that for every n what follows stays within the rest of the budget.
+
+    Source: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, theorem B.1 (sequential
+    composition with a second mechanism that may depend on the outcome of the first).
+    """
+
+    epsilon: float
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Epsilon at every order."""
+        return np.full(np.shape(orders), self.epsilon)
+
+    def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """A loss that is always epsilon, which bounds every loss there can be."""
+        return privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
+            {math.ceil(self.epsilon / discretisation): 1.0}, 0.0, discretisation
+        )
+
+
 class RdpAccountant(rdp.RdpAccountant):
-    """The library's accountant, extended by `CustomDpEvent`."""
+    """The library's accountant, extended by `CustomDpEvent` and rounded up where floating point cancels."""
 
     def _maybe_compose(self, event, count, do_compose):
-        if not isinstance(event, CustomDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        if do_compose:
-            self._rdp = self._rdp + count * event.rdp(self._orders)
-        return None
+        if isinstance(event, CustomDpEvent):
+            if do_compose:
+                self._rdp = self._rdp + count * event.rdp(self._orders)
+            return None
+        unsupported = super()._maybe_compose(event, count, do_compose)
+        if do_compose and unsupported is None:
+            # log(A) / (order - 1) cancels, and can even turn a tiny divergence negative, which the library then refuses
+            # inside of RepeatAndSelectDpEvent.
+            self._rdp = np.maximum(self._rdp, 0.0) + count * _CANCELLATION / (self._orders - 1)
+        return unsupported
 
 
 class PldAccountant(pld.PLDAccountant):

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.per_example import clipped_sum
-from tff_pdp.privacy.plan import SiloMechanism
+from tff_pdp.privacy.plan import Sampler, SiloMechanism
 from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
-from tff_pdp.privacy.sampling import Batches, poisson_batches
+from tff_pdp.privacy.sampling import Batches, paper_shuffled_batches, poisson_batches
 
 # Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
 # step, which saves memory.
@@ -32,7 +32,7 @@ class DpSgdDraws(NamedTuple):
     noise: tf.Tensor
 
 
-def build_dp_sgd(model: Model) -> GradientEstimator:
+def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimator:
     """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
     Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of
@@ -41,7 +41,8 @@ def build_dp_sgd(model: Model) -> GradientEstimator:
       new in each round; each index is asked for once; the generator (Philox, float32) stands in for real Gaussian
       noise.
 
-    Its mechanism is a `SiloMechanism`.
+    Its mechanism is a `SiloMechanism`. With the sampler `paper_shuffled` the batches are those of
+    `sampling.paper_shuffled_batches`, and nothing is guaranteed.
     """
     num_parameters = model.num_parameters()
     is_small = num_parameters <= _SMALL_MODEL
@@ -55,11 +56,21 @@ def build_dp_sgd(model: Model) -> GradientEstimator:
         shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
         bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2]), shape)
         for_batches, for_noise = tf.split(bits, [max_examples, num_noise_words], axis=2)
-        batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
+        if sampler == "poisson":
+            batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
+        else:
+            batch_sizes = tf.maximum(tf.cast(tf.round(mechanism["expected_batch_size"]), tf.int32), 1)
+            batches = paper_shuffled_batches(for_batches, num_examples, batch_sizes, num_steps)
         return DpSgdDraws(batches, gaussians(for_noise, num_gaussians) if is_small else seeds)
 
     def gradient(
-        mechanism: Any, draws: DpSgdDraws, weights: Weights, data: ClientData, index: tf.Tensor, scale: tf.Tensor
+        mechanism: Any,
+        draws: DpSgdDraws,
+        weights: Weights,
+        data: ClientData,
+        index: tf.Tensor,
+        scale: tf.Tensor,
+        pull: Weights | None = None,
     ) -> Weights:
         indices, size = draws.batches.indices[index], draws.batches.sizes[index]
         total = clipped_sum(
@@ -69,6 +80,7 @@ def build_dp_sgd(model: Model) -> GradientEstimator:
             tf.gather(data.y, indices),
             clip_norm=mechanism["clip_norm"],
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
+            pull=pull,
         )
         # z = 0 means no noise, also where C is infinite and z * C would be NaN.
         stddev = tf.math.multiply_no_nan(mechanism["clip_norm"], mechanism["noise_multiplier"])

@@ -15,7 +15,7 @@ from tff_pdp.privacy.dp_events import event_from_dict, event_to_dict, hashable
 
 @dataclasses.dataclass(frozen=True)
 class LedgerEntry:
-    """One kind of release, repeated `count` times in a row.
+    """One kind of release, repeated `count` times.
 
     Attributes:
       scope: whose data: a silo's name, or one name for all users at user level.
@@ -65,7 +65,7 @@ class Ledger:
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """Everything recorded, in order; repetitions in a row are one entry."""
+        """Everything recorded, by first occurrence; repetitions for the same reason are one entry."""
         return tuple(self._entries)
 
     def precheck(
@@ -86,10 +86,27 @@ class Ledger:
           ConfigError: unknown scope, or a count that is not a whole number of at least 0.
         """
         self._check_arguments(scope, count, adjacency)
-        event = hashable(event)
-        counts = self._counts[scope]
-        planned = {**counts, event: counts.get(event, 0) + int(count)}
-        if count == 0 or all(total <= self._verified[scope].get(kind, 0) for kind, total in planned.items()):
+        self._precheck(scope, {hashable(event): int(count)})
+
+    def precheck_all(self, scope: str, counts: Mapping[dp_accounting.DpEvent, int]) -> None:
+        """As `precheck`, for different releases together: each alone may fit where their sum does not.
+
+        Args:
+          scope: whose data.
+          counts: how many of each event.
+
+        Raises:
+          BudgetError, ConfigError: as `precheck`.
+        """
+        for count in counts.values():
+            self._check_arguments(scope, count, None)
+        self._precheck(scope, {hashable(event): int(count) for event, count in counts.items()})
+
+    def _precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
+        counts, verified = self._counts[scope], self._verified[scope]
+        further = {event: count for event, count in further.items() if count}
+        planned = {**counts, **{event: counts.get(event, 0) + count for event, count in further.items()}}
+        if not further or all(total <= verified.get(kind, 0) for kind, total in planned.items()):
             return
         would_be = self._bounds(scope, planned).best
         budget = self.budgets[scope].epsilon
@@ -97,12 +114,14 @@ class Ledger:
             spent = self._bounds(scope, counts).best
             raise BudgetError(
                 f"{self._scope_words(scope)} would overspend its privacy budget: {spent:.4g} spent, {would_be:.4g} "
-                f"after {count} more releases, of epsilon={budget:g} at delta={self.budgets[scope].delta:g}. "
+                f"after {sum(further.values())} more releases, of epsilon={budget:g} at "
+                f"delta={self.budgets[scope].delta:g}. "
                 "The step was not run. Stop here, plan fewer rounds, or start again with more noise or a larger budget."
             )
-        before, self._verified[scope] = self._verified[scope], planned
+        self._verified[scope] = planned
+        event, count = max(further.items(), key=lambda item: item[1])
         if 2 * count <= planned[event]:
-            self._look_ahead(scope, event, before)
+            self._look_ahead(scope, event, verified)
 
     def append(
         self,
@@ -122,14 +141,12 @@ class Ledger:
             return
         event, count = hashable(event), int(count)
         self._add(scope, event, count)
-        # Silos take turns within a round, so "in a row" is meant for each scope by itself.
+        # Newest first: the entry of the round before is among the last.
         for position in range(len(self._entries) - 1, -1, -1):
-            last = self._entries[position]
-            if last.scope == scope:
-                if (last.event, last.reason) == (event, reason):
-                    self._entries[position] = dataclasses.replace(last, count=last.count + count)
-                    return
-                break
+            entry = self._entries[position]
+            if (entry.scope, entry.event, entry.reason) == (scope, event, reason):
+                self._entries[position] = dataclasses.replace(entry, count=entry.count + count)
+                return
         self._entries.append(LedgerEntry(scope, event, count, reason))
 
     def epsilon(self, scope: str) -> EpsilonBounds:

@@ -23,16 +23,24 @@ _models_logged: set[str] = set()
 
 
 def clipped_sum(
-    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, *, clip_norm: tf.Tensor, included: tf.Tensor
+    model: Model,
+    weights: Weights,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    *,
+    clip_norm: tf.Tensor,
+    included: tf.Tensor,
+    pull: Weights | None = None,
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
-    With an infinite clip and all examples included it is, to the bit, the gradient of the sum of the losses.
+    With an infinite clip, no pull and all examples included it is, to the bit, the gradient of the sum of the losses.
 
     Guarantee: each example moves the sum by at most `clip_norm` in L2 norm over all weights jointly, up to float32
       rounding. One that is not included moves it by exactly nothing, whatever its x and y hold; neither does one whose
       gradient is not finite, unless the clip is infinite too (then it must show).
-    Assumes: as the module; weights are finite.
+    Assumes: as the module; weights are finite; the pull is no function of these examples, except through what has been
+      released of them.
 
     Args:
       model: gives the loss of each example.
@@ -41,6 +49,9 @@ def clipped_sum(
       y: `[batch, ...]`; zero must be a label.
       clip_norm: float32 scalar, may be infinite.
       included: float32 `[batch]`, each 0 or 1.
+      pull: of the structure of the weights; added to each example's gradient before it is clipped, as the gradient of a
+        penalty would be that is part of every example's loss. `g_i` is then the sum. The norms take the gradient of one
+        layer of all examples at a time.
 
     Returns:
       Tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
@@ -49,15 +60,17 @@ def clipped_sum(
     # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
     y = _keep(included > 0, y)
     backward = _backward_to_layers(model, weights, x, y)
-    norms = _norms_by_mapping(model, weights, x, y) if backward is None else backward.norms()
+    norms = _norms_by_mapping(model, weights, x, y, pull) if backward is None else backward.norms(pull)
     unclipped = tf.logical_or(norms <= clip_norm, tf.math.is_inf(clip_norm))
     factors = included * tf.where(unclipped, 1.0, clip_norm / norms)
     if backward is None:
-        return _weighted_gradient(model, weights, x, y, factors)
-    gradients = backward.weight_gradients(factors)
-    return collections.OrderedDict(
+        gradients = _weighted_gradient(model, weights, x, y, factors)
+    else:
+        gradients = backward.weight_gradients(factors)
+    total = collections.OrderedDict(
         (name, gradients[name] if name in gradients else tf.zeros_like(value)) for name, value in weights.items()
     )
+    return total if pull is None else _add_pull(total, pull, factors)
 
 
 def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -80,13 +93,20 @@ class _Backward:
     uses: list[Use]
     cotangents: list[tf.Tensor]
 
-    def norms(self) -> tf.Tensor:
+    def norms(self, pull: Weights | None = None) -> tf.Tensor:
+        pull = pull or {}
         squares = tf.add_n(
             [
-                use.layer.squared_norms(use.inputs, cotangent, *use.weights)
+                use.layer.squared_norms(
+                    use.inputs, cotangent, *use.weights, pulls=[pull.get(name) for name in use.names]
+                )
                 for use, cotangent in zip(self.uses, self.cotangents, strict=True)
             ]
         )
+        used = {name for use in self.uses for name in use.names}
+        for name in pull:
+            if name not in used:
+                squares += tf.reduce_sum(tf.square(tf.cast(pull[name], tf.float64)))
         # The reshape changes nothing; it fails for a model whose layers do not see one example in each row.
         return tf.reshape(tf.cast(tf.sqrt(squares), tf.float32), tf.shape(self.losses))
 
@@ -131,13 +151,16 @@ def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
     return [name for use in uses if use.output.shape[0] is not None for name in use.names]
 
 
-def _norms_by_mapping(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """As `per_example_norms`, for any model: holds the gradients of all examples."""
+def _norms_by_mapping(
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights | None = None
+) -> tf.Tensor:
+    """As `per_example_norms`, of gradients and pull, for any model: holds the gradients of all examples."""
 
     def norm(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         example_x, example_y = example
         gradient = _weighted_gradient(model, weights, example_x[tf.newaxis], example_y[tf.newaxis], tf.ones([1]))
-        return tf.linalg.global_norm(list(gradient.values()))
+        pulled = gradient if pull is None else {name: value + pull[name] for name, value in gradient.items()}
+        return tf.linalg.global_norm(list(pulled.values()))
 
     return tf.vectorized_map(norm, (x, y))
 
@@ -152,6 +175,15 @@ def _weighted_gradient(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tenso
         total = tf.reduce_sum(tf.math.multiply_no_nan(losses, tf.where(kept, factors, 0.0)))
     gradients = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return collections.OrderedDict((name, tf.convert_to_tensor(gradients[name])) for name in weights)
+
+
+def _add_pull(total: Weights, pull: Weights, factors: tf.Tensor) -> Weights:
+    """Adds what the pull contributes through the examples that are kept."""
+    share = tf.reduce_sum(tf.where(factors > 0, factors, 0.0))
+    # A pull that is not finite contributes nothing through no examples.
+    return collections.OrderedDict(
+        (name, value + tf.math.multiply_no_nan(pull[name], share)) for name, value in total.items()
+    )
 
 
 def _keep(kept: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -6,18 +6,29 @@ runs and what is accounted cannot drift apart.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
+import dp_accounting
 import numpy as np
 
 from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import Adjacency, calibrate_noise_multiplier, poisson_gaussian_event
 from tff_pdp.privacy.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent, hashable
+from tff_pdp.privacy.leaving import rounds_within_budget
 from tff_pdp.privacy.ledger import Ledger
+from tff_pdp.privacy.paper_calibration import paper_noise_multiplier
+from tff_pdp.privacy.repeated_runs import calibrate_repeated_runs
+from tff_pdp.privacy.search_plan import Search
 
 Claim = Literal["formal", "formal-conditional", "empirical", "none"]
+Sampler = Literal["poisson", "paper_shuffled"]
+CALIBRATIONS = {"tightest": calibrate_noise_multiplier, "paper_rdp": paper_noise_multiplier}
+# What a silo releases once, before training, and what for.
+FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +55,7 @@ class PrivacyPlan:
     """Who is protected from whom, by which mechanism, at what cost.
 
     Guarantee: with claim `formal` or `formal-conditional`, everything that leaves silo k, and its personal model, is
-      (epsilon_k, delta_k)-DP for its own records, where the ledger built here bounds epsilon_k.
+      (epsilon_k, delta_k)-DP for its own training examples, where the ledger built here bounds epsilon_k.
     Assumes: what `claim_reason` says.
 
     Attributes:
@@ -54,8 +65,16 @@ class PrivacyPlan:
       claim_reason: one line that says why it is no weaker and no stronger.
       mechanisms: by client id.
       budgets: by client id; empty without privacy.
-      gradients_per_round: gradient computations on local data in one round: local steps times data passes.
+      gradients_per_round: by client id, gradient computations on local data in one round: local steps times data
+        passes.
       rounds: planned number of rounds, for which the noise was calibrated.
+      last_rounds: by client id, the last round it takes part in; a function of parameters only.
+      selection_rounds: how many rounds, from the first, a client selects a cluster in.
+      selection_epsilons: by client id, of each of these selections, and on the grid of float32; empty without privacy,
+        where selections are exact up to ties.
+      fixed_events: by client id, what it releases before training.
+      sampler: how batches are drawn.
+      search: what every silo repeats to choose hyper-parameters, where it does.
     """
 
     unit: str
@@ -64,58 +83,156 @@ class PrivacyPlan:
     claim_reason: str
     mechanisms: Mapping[str, SiloMechanism]
     budgets: Mapping[str, SiloBudget]
-    gradients_per_round: int
+    gradients_per_round: Mapping[str, int]
     rounds: int
+    last_rounds: Mapping[str, int]
+    selection_rounds: int = 0
+    selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
+    sampler: Sampler = "poisson"
+    search: Search | None = None
 
     def build_ledger(self) -> Ledger | None:
-        """Returns an empty ledger with these budgets, after checking that the whole plan fits; None without privacy.
+        """Returns a ledger with these budgets and what is released before training; None without budgets.
 
         Raises:
           BudgetError: the planned rounds would overspend a silo's budget.
         """
-        if self.claim == "none":
+        if not self.budgets:
             return None
         ledger = Ledger(self.unit, self.adjacency, self.budgets)
         for client_id in self.budgets:
-            ledger.precheck(client_id, self.gradient_event(client_id), self.rounds * self.gradients_per_round)
+            planned: Counter[dp_accounting.DpEvent] = Counter()
+            for event, _ in self.fixed_events.get(client_id, ()):
+                planned[event] += 1
+            if self.search is not None:
+                planned[self.search_event(client_id)] += 1
+            if self.search is None or self.search.has_pivot:
+                planned.update(self._training_counts(client_id))
+            # All together: each alone would fit where their sum does not.
+            ledger.precheck_all(client_id, planned)
+            for event, reason in self.fixed_events.get(client_id, ()):
+                ledger.append(client_id, event, 1, reason)
         return ledger
 
-    def gradient_event(self, client_id: str):
+    def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
         """The event of one gradient computation in a silo."""
         mechanism = self.mechanisms[client_id]
         return poisson_gaussian_event(mechanism.sampling_rate, mechanism.noise_multiplier, 1)
 
-    def charge_round(self, ledger: Ledger) -> None:
-        """Enters one round for every silo, before it runs.
+    def selection_event(self, client_id: str) -> dp_accounting.DpEvent:
+        """The event of one private selection in a silo."""
+        return ExponentialMechanismDpEvent(self.selection_epsilons[client_id])
+
+    def training_event(self, client_id: str) -> dp_accounting.DpEvent:
+        """The event of a silo's part in one whole training."""
+        counts = self._training_counts(client_id)
+        return dp_accounting.ComposedDpEvent(
+            [dp_accounting.SelfComposedDpEvent(event, count) for event, count in counts.items()]
+        )
+
+    def search_event(self, client_id: str) -> dp_accounting.DpEvent:
+        """The event of all that a silo repeats in a search.
 
         Raises:
-          BudgetError: a silo would overspend; nothing has been entered for any silo.
+          ConfigError: the plan has no search.
+        """
+        if self.search is None:
+            raise ConfigError("This plan has no search for hyper-parameters.")
+        return hashable(self.search.event(self.training_event(client_id)))
+
+    def selection_epsilon(self, client_id: str, round_number: int) -> float:
+        """What a silo's selection in a round is run with: 0 for none, infinite for an exact one."""
+        if round_number > self.selection_rounds:
+            return 0.0
+        return self.selection_epsilons.get(client_id, math.inf)
+
+    def takes_part(self, client_id: str, round_number: int) -> bool:
+        """Whether a silo takes part in a round, counted from 1; known before training."""
+        return round_number <= self.last_rounds[client_id]
+
+    def charge_round(self, ledger: Ledger, round_number: int) -> None:
+        """Enters one round for every silo that takes part, before it runs.
+
+        Raises:
+          BudgetError: a silo would overspend, or the plan has no such round; nothing has been entered for any silo.
+        """
+        if not 1 <= round_number <= self.rounds:
+            raise BudgetError(
+                f"Round {round_number} would overspend: the plan, and its noise, are for {self.rounds} rounds. "
+                "The step was not run."
+            )
+        charges = {
+            client_id: self._charges(client_id, round_number)
+            for client_id in self.budgets
+            if self.takes_part(client_id, round_number)
+        }
+        for client_id, events in charges.items():
+            ledger.precheck_all(client_id, {event: count for event, count, _ in events})
+        for client_id, events in charges.items():
+            for event, count, reason in events:
+                ledger.append(client_id, event, count, reason)
+
+    def charge_search(self, ledger: Ledger) -> None:
+        """Enters a search for every silo, the pivot run's rounds included, before any of it runs.
+
+        Raises:
+          BudgetError: a silo would overspend.
+          ConfigError: the plan has no search.
         """
         for client_id in self.budgets:
-            ledger.precheck(client_id, self.gradient_event(client_id), self.gradients_per_round)
-        for client_id in self.budgets:
-            ledger.append(client_id, self.gradient_event(client_id), self.gradients_per_round, "DP-SGD training")
+            ledger.append(client_id, self.search_event(client_id), 1, "hyper-parameter search")
+        for round_number in range(1, self.rounds + 1):
+            if self.search and self.search.has_pivot:
+                self.charge_round(ledger, round_number)
+
+    def _training_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
+        rounds = self.last_rounds[client_id]
+        counts = Counter({self.gradient_event(client_id): rounds * self.gradients_per_round[client_id]})
+        if self.selection_rounds:
+            counts[self.selection_event(client_id)] = min(rounds, self.selection_rounds)
+        return counts
+
+    def _charges(self, client_id: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
+        charges = [(self.gradient_event(client_id), self.gradients_per_round[client_id], "DP-SGD training")]
+        if round_number <= self.selection_rounds:
+            charges.append((self.selection_event(client_id), 1, "private cluster selection"))
+        return charges
 
 
 def build_silo_example_plan(
-    config: PrivacyConfig, num_examples: Mapping[str, int], *, gradients_per_round: int, rounds: int
+    config: PrivacyConfig,
+    num_examples: Mapping[str, int],
+    *,
+    gradients_per_round: Mapping[str, int],
+    rounds: int,
+    selection_rounds: int = 0,
+    fixed_events: Mapping[str, FixedEvents] | None = None,
+    num_examples_are_noised: bool = False,
+    unsound: str = "",
+    search: Search | None = None,
 ) -> PrivacyPlan:
     """Builds silo-specific example-level DP: Poisson DP-SGD in each silo, calibrated to that silo's own budget.
 
     Args:
       config: budgets, clip norm and expected batch size B; the sampling rate of silo k is `min(1, B / n_k)`.
-      num_examples: public number n_k of training examples by client id.
-      gradients_per_round: gradient computations on local data in one round.
+      num_examples: number n_k of training examples by client id, public or released with noise.
+      gradients_per_round: by client id, gradient computations on local data in one round.
       rounds: planned rounds.
+      selection_rounds: how many of them, from the first, select a cluster.
+      fixed_events: by client id, what was released before training and has to fit into the budget as well.
+      num_examples_are_noised: whether the n_k are a release that `fixed_events` covers.
+      unsound: why nothing is claimed whatever the ledger says, if so.
+      search: what every silo repeats besides, with the same noise, to choose hyper-parameters.
 
     Raises:
-      ConfigError: a budget is missing or malformed.
+      ConfigError: a budget is missing or malformed, or a parameter is out of range.
       BudgetError: a silo's budget cannot be met.
     """
-    if not 0 < config.clip_norm < math.inf:
-        raise ConfigError(f"privacy.clip_norm must be positive and finite, not {config.clip_norm}")
+    _check(config, search)
     budgets = parse_budgets(config.budgets, sorted(num_examples))
-    mechanisms = {}
+    fixed_events = fixed_events or {}
+    mechanisms, selection_epsilons, last_rounds = {}, {}, {}
     for client_id, budget in budgets.items():
         size = num_examples[client_id]
         sampling_rate = _sampling_rate(config.batch_size, size)
@@ -124,28 +241,62 @@ def build_silo_example_plan(
                 f"privacy.budgets: delta {budget.delta:g} of silo {client_id!r} is not below 1 / {size}, its number of "
                 "training examples: publishing one record at random would pass"
             )
+        released_before = [event for event, _ in fixed_events.get(client_id, ())]
+        selections = []
+        if selection_rounds:
+            selection_epsilons[client_id] = float(np.float32(config.selection_share * budget.epsilon))
+            selection = ExponentialMechanismDpEvent(selection_epsilons[client_id])
+            selections.append(dp_accounting.SelfComposedDpEvent(selection, selection_rounds))
+        steps = gradients_per_round[client_id]
+        if search is None:
+            noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
+                config, client_id, budget, sampling_rate, steps, rounds, [*released_before, *selections]
+            )
+        else:
+            last_rounds[client_id] = rounds
+            noise_multiplier = _noise_of_search(
+                client_id, budget, sampling_rate, rounds * steps, search, selections, released_before
+            )
         mechanisms[client_id] = SiloMechanism(
             clip_norm=config.clip_norm,
-            noise_multiplier=_calibrate(client_id, budget, sampling_rate, rounds * gradients_per_round),
+            noise_multiplier=noise_multiplier,
             sampling_rate=sampling_rate,
             expected_batch_size=sampling_rate * size,
         )
+    claim, reason = _claim(config, num_examples_are_noised, unsound)
     return PrivacyPlan(
         unit="silo_example",
         adjacency=Adjacency.ADD_OR_REMOVE_ONE,
-        claim="formal-conditional",
-        claim_reason="the number of training examples of each silo is treated as public",
+        claim=claim,
+        claim_reason=reason,
         mechanisms=mechanisms,
         budgets=budgets,
-        gradients_per_round=gradients_per_round,
+        gradients_per_round=dict(gradients_per_round),
         rounds=rounds,
+        last_rounds=last_rounds,
+        selection_rounds=selection_rounds,
+        selection_epsilons=selection_epsilons,
+        fixed_events=fixed_events,
+        sampler=config.sampler,  # type: ignore[arg-type]
+        search=search,
     )
 
 
 def build_no_privacy_plan(
-    config: PrivacyConfig, num_examples: Mapping[str, int], *, gradients_per_round: int, rounds: int
+    config: PrivacyConfig,
+    num_examples: Mapping[str, int],
+    *,
+    gradients_per_round: Mapping[str, int],
+    rounds: int,
+    selection_rounds: int = 0,
+    fixed_events: Mapping[str, FixedEvents] | None = None,
+    num_examples_are_noised: bool = False,
+    unsound: str = "",
+    search: Search | None = None,
 ) -> PrivacyPlan:
     """Builds the same training without clipping and noise, for comparison; arguments as above."""
+    del fixed_events, num_examples_are_noised, unsound
+    _check(config, search)
     mechanisms = {}
     for client_id, size in num_examples.items():
         sampling_rate = _sampling_rate(config.batch_size, size)
@@ -157,23 +308,100 @@ def build_no_privacy_plan(
         claim_reason="privacy is switched off: no clipping, no noise",
         mechanisms=mechanisms,
         budgets={},
-        gradients_per_round=gradients_per_round,
+        gradients_per_round=dict(gradients_per_round),
         rounds=rounds,
+        last_rounds=dict.fromkeys(num_examples, rounds),
+        selection_rounds=selection_rounds,
+        sampler=config.sampler,  # type: ignore[arg-type]
+        search=search,
     )
 
 
+def _check(config: PrivacyConfig, search: Search | None) -> None:
+    rules = (
+        ("clip_norm", 0 < config.clip_norm < math.inf, "positive and finite"),
+        ("batch_size", config.batch_size >= 1, "at least 1"),
+        ("selection_share", 0 < config.selection_share < 1, "between 0 and 1"),
+        ("selection_loss_bound", 0 < config.selection_loss_bound < math.inf, "positive and finite"),
+        ("noise_multiplier", config.noise_multiplier is None or 0 < config.noise_multiplier < math.inf, "positive"),
+        ("sampler", config.sampler in get_args(Sampler), f"one of {', '.join(get_args(Sampler))}"),
+        ("noise_calibration", config.noise_calibration in CALIBRATIONS, f"one of {', '.join(CALIBRATIONS)}"),
+    )
+    for key, holds, wanted in rules:
+        if not holds:
+            raise ConfigError(f"privacy.{key} must be {wanted}, not {getattr(config, key)!r}")
+    if search is not None and (config.noise_multiplier is not None or config.noise_calibration != "tightest"):
+        raise ConfigError(
+            "tuning.search sets the noise so that the whole search fits into the budgets: leave out "
+            "privacy.noise_multiplier and privacy.noise_calibration"
+        )
+
+
+def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -> tuple[Claim, str]:
+    if config.sampler == "paper_shuffled":
+        return "none", "batches are disjoint parts of a shuffled epoch, while epsilon assumes Poisson sampling"
+    if unsound:
+        return "none", unsound
+    if num_examples_are_noised:
+        return "formal", "all that depends on a silo's training examples, their number included, is in its ledger"
+    return "formal-conditional", "the number of training examples of each silo is treated as public"
+
+
 def _sampling_rate(batch_size: int, num_examples: int) -> float:
-    if batch_size < 1:
-        raise ConfigError(f"privacy.batch_size must be at least 1, not {batch_size}")
     # Onto the grid of the sampler, which compares 23 random bits with the rate, and upwards.
     return min(1.0, math.ceil(batch_size / num_examples * 2**23) / 2**23)
 
 
-def _calibrate(client_id: str, budget: SiloBudget, sampling_rate: float, steps: int) -> float:
+def _noise_and_last_round(
+    config: PrivacyConfig,
+    client_id: str,
+    budget: SiloBudget,
+    sampling_rate: float,
+    steps: int,
+    rounds: int,
+    other_events: list[dp_accounting.DpEvent],
+) -> tuple[float, int]:
+    """The noise a budget asks for over all rounds or, where the noise is given, the round at which it is spent."""
+    if config.noise_multiplier is not None:
+        noise_multiplier = _next_float32(config.noise_multiplier)
+        event = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
+        return noise_multiplier, rounds_within_budget(budget, event, other_events, rounds, Adjacency.ADD_OR_REMOVE_ONE)
     try:
-        calibrated = calibrate_noise_multiplier(budget.epsilon, budget.delta, sampling_rate, steps)
+        calibrated = CALIBRATIONS[config.noise_calibration](
+            budget.epsilon, budget.delta, sampling_rate, rounds * steps, other_events
+        )
     except BudgetError as error:
         raise BudgetError(f"silo {client_id!r}: {error}") from None
-    # Up to the next float32, which is what the noise is scaled by.
-    rounded = np.float32(calibrated)
-    return float(rounded if rounded >= calibrated else np.nextafter(rounded, np.float32(np.inf)))
+    return _next_float32(calibrated), rounds
+
+
+def _noise_of_search(
+    client_id: str,
+    budget: SiloBudget,
+    sampling_rate: float,
+    steps: int,
+    search: Search,
+    selections: list[dp_accounting.DpEvent],
+    released_before: list[dp_accounting.DpEvent],
+) -> float:
+    """The noise a budget asks for over the pivot run and all repetitions."""
+    try:
+        calibrated = calibrate_repeated_runs(
+            budget.epsilon,
+            budget.delta,
+            sampling_rate,
+            steps,
+            search.runs,
+            run_events=[*selections, search.score_event],
+            pivot_events=selections if search.has_pivot else None,
+            fixed_events=released_before,
+        )
+    except BudgetError as error:
+        raise BudgetError(f"silo {client_id!r}: {error}") from None
+    return _next_float32(calibrated)
+
+
+def _next_float32(value: float) -> float:
+    """The value rounded up to a float32, which is what the noise is scaled by."""
+    rounded = np.float32(value)
+    return float(rounded if rounded >= value else np.nextafter(rounded, np.float32(np.inf)))

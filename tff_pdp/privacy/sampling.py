@@ -1,4 +1,4 @@
-"""Sampling schemes, each tied to the accounting event that describes it (see `tff_pdp.privacy.plan`)."""
+"""Sampling schemes; `tff_pdp.privacy.plan` couples each with the accounting event that is recorded for it."""
 
 from typing import Any, NamedTuple
 
@@ -54,3 +54,37 @@ def poisson_batches(
     shape = [num_clients, steps]
     sizes = tf.reshape(tf.cast(batches.row_lengths(), tf.int32), shape)
     return Batches(tf.reshape(indices, [*shape, tf.shape(indices)[1]]), sizes)
+
+
+def paper_shuffled_batches(
+    bits: tf.Tensor, num_examples: tf.Tensor, batch_sizes: tf.Tensor, num_steps: tf.Tensor
+) -> Batches:
+    """Cuts each epoch's random permutation into disjoint batches of equal size, and leaves out the rest.
+
+    This is what the released code of the MR-MTL paper trains with, while its accountant assumes Poisson batches. The
+    event of Poisson sampling does not describe it: an example's batches are not independent, and epsilon is too small
+    (`docs/privacy.md`). Only for comparison; the claim of a plan with it is `none`.
+
+    Args:
+      bits: uint32 `[clients, steps, examples]`, uniform.
+      num_examples: int32 `[clients]`.
+      batch_sizes: int32 `[clients]`, each at least 1 and at most the number of examples, if there are any.
+      num_steps: int32 `[clients]`; steps beyond a client's own are empty.
+
+    Returns:
+      Batches with a leading axis of clients.
+    """
+    steps = tf.range(tf.shape(bits)[1])
+    per_epoch = tf.maximum(num_examples // batch_sizes, 1)[:, tf.newaxis]
+    epochs, positions = steps // per_epoch, steps % per_epoch
+    # Padding comes last: real keys have 31 bits.
+    is_example = (tf.range(tf.shape(bits)[2]) < num_examples[:, tf.newaxis])[:, tf.newaxis, :]
+    keys = tf.where(is_example, tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint32)), tf.int64), 2**31)
+    # One permutation for each epoch, of which there are at most as many as steps.
+    order = tf.gather(tf.argsort(keys, axis=-1), epochs, batch_dims=1)
+    places = positions[:, :, tf.newaxis] * batch_sizes[:, tf.newaxis, tf.newaxis] + tf.range(tf.reduce_max(batch_sizes))
+    is_step = steps < num_steps[:, tf.newaxis]
+    own = tf.minimum(batch_sizes, num_examples)[:, tf.newaxis]
+    sizes = tf.where(is_step, tf.broadcast_to(own, tf.shape(is_step)), 0)
+    last = tf.maximum(tf.shape(bits)[2] - 1, 0)
+    return Batches(tf.gather(order, tf.minimum(places, last), batch_dims=2), sizes)

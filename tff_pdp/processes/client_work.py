@@ -7,41 +7,56 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientData, GradientEstimator, LocalSteps
+from tff_pdp.privacy.selection import NOTHING, Selector
 from tff_pdp.processes.vectorizable import vectorizable
 
 
-def build_client_work(algorithm: Algorithm, estimator: GradientEstimator) -> Callable[..., Any]:
+def build_client_work(
+    algorithm: Algorithm, estimator: GradientEstimator, selector: Selector | None = None
+) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
+
+    The selector is for an algorithm with candidates.
 
     Up to rounding, a client's result does not depend on who else is in the stack: what it draws comes from its own
     seed, and padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may
     round differently.)
     """
 
-    def train(message: Any, state: Any, data: Any, params: Any, draws: Any, bound: tf.Tensor) -> Any:
-        def grad_fn(weights, examples, index, scale):
-            return estimator.gradient(params["mechanism"], draws, weights, examples, index, scale)
+    def train(
+        message: Any, state: Any, data: Any, params: Any, draws: Any, selected: tf.Tensor, bound: tf.Tensor
+    ) -> Any:
+        def grad_fn(weights, examples, index, scale, pull=None):
+            return estimator.gradient(params["mechanism"], draws, weights, examples, index, scale, pull)
 
-        hparams = {**params["hparams"], "local_steps": LocalSteps(params["hparams"]["local_steps"], bound)}
+        steps = LocalSteps(params["hparams"]["local_steps"], bound)
+        hparams = {**params["hparams"], "local_steps": steps, "selected": selected}
         result = algorithm.client_update(message, state, ClientData(**data), grad_fn, hparams)
         return collections.OrderedDict(state=plain(result.state), released=plain(result.released))
 
+    def select(message: Any, data: Any, params: Any) -> tf.Tensor:
+        if algorithm.candidates is None or selector is None:
+            return tf.fill(tf.shape(data["num_examples"]), NOTHING)
+        return selector(algorithm.candidates(message), data, params["selection_epsilon"], params["seed"])
+
     def for_one(message: Any, state: Any, data: Any, params: Any) -> Any:
         data = usable_rows(data, axis=0)
-        stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], params)
-        draws = _draw(algorithm, estimator, tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], data), stacked_params)
+        stacked_data, stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], (data, params))
+        draws = _draw(algorithm, estimator, stacked_data, stacked_params)
         only = tf.nest.map_structure(lambda leaf: leaf[0], draws)
-        return train(message, state, data, params, only, params["hparams"]["local_steps"])
+        selected = select(message, stacked_data, stacked_params)[0]
+        return train(message, state, data, params, only, selected, params["hparams"]["local_steps"])
 
     def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
         data = usable_rows(data, axis=1)
         draws = _draw(algorithm, estimator, data, params)
+        selected = select(message, data, params)
         bound = tf.reduce_max(params["hparams"]["local_steps"])
 
-        def train_one(own: tuple[Any, Any, Any, Any]) -> Any:
+        def train_one(own: tuple[Any, Any, Any, Any, Any]) -> Any:
             return train(message, *own, bound)
 
-        return tf.vectorized_map(train_one, (states, data, params, draws))
+        return tf.vectorized_map(train_one, (states, data, params, draws, selected))
 
     return vectorizable(for_one, for_stack, num_shared=1)
 

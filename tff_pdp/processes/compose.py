@@ -24,6 +24,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model
+from tff_pdp.privacy.selection import Selector
 from tff_pdp.processes.client_work import build_client_work, plain
 from tff_pdp.processes.evaluate import build_evaluate, build_personalise
 
@@ -52,6 +53,7 @@ def compose(
     model: Model,
     *,
     estimator: GradientEstimator,
+    selector: Selector | None = None,
     aggregator_factories: Mapping[str, _tff.UnweightedAggregationFactory] | None = None,
     model_seed: int = 0,
 ) -> PersonalizedProcess:
@@ -61,6 +63,7 @@ def compose(
       algorithm: what clients and server do.
       model: what they train.
       estimator: how clients estimate gradients.
+      selector: how clients select among the algorithm's candidates, where it has some.
       aggregator_factories: how the server combines what is released, by name, where it is not the plain mean or sum
         that the algorithm asks for.
       model_seed: of the initial weights, which are public.
@@ -68,7 +71,8 @@ def compose(
     Returns:
       Computations that run unchanged on every engine.
     """
-
+    if (selector is None) != (algorithm.candidates is None):
+        raise ValueError(f"{algorithm.name}: a selector is for algorithms with candidates, which need one")
     factories = aggregator_factories or {}
 
     @_tff.tensorflow_computation
@@ -91,7 +95,7 @@ def compose(
     state_type = new_client.type_signature.result
     data_type = client_data_type(model)
     params_type = client_params_type(algorithm, estimator)
-    work = build_client_work(algorithm, estimator)
+    work = build_client_work(algorithm, estimator, selector)
 
     @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
     def client_work(message, state, data, params):
@@ -172,17 +176,62 @@ def client_data_type(model: Model) -> Any:
 
 
 def client_params_type(algorithm: Algorithm, estimator: GradientEstimator) -> Any:
-    """TFF type of what tells one client how to train: mechanism, hyper-parameters and this round's secret seed."""
-    return _tff.to_type(
-        collections.OrderedDict(
-            mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
-            hparams=collections.OrderedDict(
-                (name, _tff.TensorType(np.int32 if isinstance(default, int) else np.float32))
-                for name, default in algorithm.hparams.items()
-            ),
-            seed=_tff.TensorType(np.int64, [2]),
-        )
+    """TFF type of what tells one client how to train.
+
+    Mechanism, hyper-parameters, this round's secret seed and, for an algorithm with candidates, the `selection_epsilon`
+    of this round, 0 for no selection.
+    """
+    fields = collections.OrderedDict(
+        mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
+        hparams=collections.OrderedDict(
+            (name, _tff.TensorType(hparam_dtype(default))) for name, default in algorithm.hparams.items()
+        ),
+        seed=_tff.TensorType(np.int64, [2]),
     )
+    if algorithm.candidates is not None:
+        fields["selection_epsilon"] = _tff.TensorType(np.float32)
+    return _tff.to_type(fields)
+
+
+def client_params_columns(
+    algorithm: Algorithm,
+    estimator: GradientEstimator,
+    *,
+    mechanism: Mapping[str, Any],
+    hparams: Mapping[str, Any],
+    seeds: np.ndarray,
+    selection_epsilons: Any = 0.0,
+) -> Any:
+    """The parameters of all clients: a member of `client_params_type` with a leading axis of clients.
+
+    Args:
+      algorithm: names the hyper-parameters.
+      estimator: names the mechanism's scalars.
+      mechanism: by name, one value for all clients or an array of one for each; others than named are left out.
+      hparams: likewise; those that are not given have their default.
+      seeds: int64 `[clients, 2]`.
+      selection_epsilons: one for all, or one for each.
+    """
+
+    def column(value: Any, dtype: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(value, dtype), [len(seeds)]).copy()
+
+    values = {**algorithm.hparams, "client_index": np.arange(len(seeds)), **hparams}
+    columns = collections.OrderedDict(
+        mechanism=collections.OrderedDict((name, column(mechanism[name], np.float32)) for name in estimator.mechanism),
+        hparams=collections.OrderedDict(
+            (name, column(values[name], hparam_dtype(default))) for name, default in algorithm.hparams.items()
+        ),
+        seed=np.asarray(seeds, np.int64),
+    )
+    if algorithm.candidates is not None:
+        columns["selection_epsilon"] = column(selection_epsilons, np.float32)
+    return columns
+
+
+def hparam_dtype(default: float | int) -> type[np.generic]:
+    """int32 for a hyper-parameter whose default is a whole number, else float32."""
+    return np.int32 if isinstance(default, int) else np.float32
 
 
 def _result_type(aggregator: _tff.AggregationProcess) -> Any:

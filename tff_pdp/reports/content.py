@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from tff_pdp import errors
+from tff_pdp.models.metrics import Metric
 
 # JSON has no infinities and no NaN; a budget without bound must not turn into an unreadable file.
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -26,8 +27,8 @@ class SiloResult:
       delta: the delta of all three epsilons.
       noise_multiplier: standard deviation of the noise over the clip norm.
       sampling_rate: probability that one record takes part in one step.
-      accuracy: method name to test accuracy of this silo's personal model.
-      global_accuracy: method name to test accuracy of the shared model in this silo; `None` where there is none.
+      personal: method name to the test metric of this silo's personal model; NaN without test examples.
+      shared: method name to the test metric of the shared model in this silo; `None` where there is none.
     """
 
     id: str
@@ -40,8 +41,8 @@ class SiloResult:
     delta: float
     noise_multiplier: float
     sampling_rate: float
-    accuracy: Mapping[str, float]
-    global_accuracy: Mapping[str, float | None]
+    personal: Mapping[str, float]
+    shared: Mapping[str, float | None]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
@@ -55,16 +56,17 @@ class SiloResult:
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmResult:
-    """What one method reached over all silos.
+    """What one method reached over all silos, in the report's metric.
 
     Attributes:
       name: the method's name in the registry.
       title: the method's name for a reader.
-      mean_accuracy: mean over silos of the personal model's test accuracy.
-      worst_decile_accuracy: mean over the worst tenth of the silos.
+      mean: mean over silos of the personal model's test metric.
+      mean_over_examples: the same, each silo weighted by its number of test examples.
+      worst_decile: mean over the worst tenth of the silos.
       spread: standard deviation over silos.
-      global_mean_accuracy: mean over silos of the shared model's test accuracy; `None` where there is none.
-      history: pairs (round, mean validation accuracy).
+      shared_mean: mean over silos of the shared model's test metric; `None` where there is none.
+      history: pairs (round, mean over silos of the validation metric).
       rounds: number of rounds trained.
       seconds_per_round: mean wall-clock seconds of a round.
       claim: `formal`, `formal-conditional`, `empirical` or `none`.
@@ -74,10 +76,11 @@ class AlgorithmResult:
 
     name: str
     title: str
-    mean_accuracy: float
-    worst_decile_accuracy: float
+    mean: float
+    mean_over_examples: float
+    worst_decile: float
     spread: float
-    global_mean_accuracy: float | None
+    shared_mean: float | None
     history: tuple[tuple[int, float], ...]
     rounds: int
     seconds_per_round: float
@@ -93,7 +96,7 @@ class AlgorithmResult:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
         values = _checked(cls, _decode(data))
-        values["history"] = tuple((int(number), accuracy) for number, accuracy in values["history"])
+        values["history"] = tuple((int(number), value) for number, value in values["history"])
         return cls(**values)
 
 
@@ -104,6 +107,7 @@ class Report:
     Attributes:
       title: heading of the page.
       created: when the run ended, as text.
+      metric: what models are judged by here.
       algorithms: the compared methods, in the order to show them.
       silos: one entry per silo.
       privacy: what `privacy_statement.build_privacy_statement` returned.
@@ -114,6 +118,7 @@ class Report:
 
     title: str
     created: str
+    metric: Metric
     algorithms: tuple[AlgorithmResult, ...]
     silos: tuple[SiloResult, ...]
     privacy: Mapping[str, Any]
@@ -129,6 +134,7 @@ class Report:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
         values = _checked(cls, data)
+        values["metric"] = Metric(**values["metric"])
         values["algorithms"] = tuple(AlgorithmResult.from_dict(entry) for entry in values["algorithms"])
         values["silos"] = tuple(SiloResult.from_dict(entry) for entry in values["silos"])
         values["notes"] = tuple(values["notes"])

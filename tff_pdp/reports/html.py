@@ -11,6 +11,7 @@ import markupsafe
 
 from tff_pdp.files import replace_text
 from tff_pdp.reports import content, numbers, plots, privacy_texts, summary
+from tff_pdp.reports.metric_texts import metric_text
 
 _TEMPLATE = "report.html.jinja"
 
@@ -42,16 +43,18 @@ def render_report(report: content.Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(plain=numbers.plain, upper=numbers.upper, percent=numbers.percent, points=numbers.points)
+    text = metric_text(report.metric)
+    environment.filters.update(plain=numbers.plain, upper=numbers.upper, value=text.value, gain=text.gain)
     return environment.get_template(_TEMPLATE).render(_page(report))
 
 
 def _page(report: content.Report) -> dict[str, Any]:
     """Everything the template prints."""
-    rows = summary.comparison_rows(report.algorithms, report.silos, report.baseline)
-    featured = summary.featured_algorithm(report.algorithms, report.baseline)
+    rows = summary.comparison_rows(report.algorithms, report.silos, report.metric, report.baseline)
+    featured = summary.featured_algorithm(report.algorithms, report.metric, report.baseline)
     return {
         "report": report,
+        "metric": metric_text(report.metric),
         "rows": rows,
         "featured": next((row for row in rows if row.algorithm is featured), None),
         "privacy": report.privacy,
@@ -64,10 +67,11 @@ def _page(report: content.Report) -> dict[str, Any]:
 
 def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
     """The figures that have something to show, each with a caption that says whether its numbers are private."""
+    label = metric_text(report.metric).label
     drawn = [
         (
-            plots.history_figure(report.algorithms),
-            "Validation accuracy per round, mean over silos.",
+            plots.history_figure(report.algorithms, report.metric),
+            f"Validation {label} per round, mean over silos.",
             "Not private: computed on held-out validation examples without noise.",
         ),
         (
@@ -78,12 +82,12 @@ def _figures(report: content.Report, featured: content.AlgorithmResult | None) -
         ),
     ]
     if featured is not None:
-        accuracy = (
-            plots.accuracy_figure(report.silos, featured, report.baseline),
-            f"Test accuracy of each silo under {featured.title}.",
+        by_silo = (
+            plots.metric_figure(report.silos, featured, report.metric, report.baseline),
+            f"Test {label} of each silo under {featured.title}.",
             "Not private: computed on held-out test examples without noise.",
         )
-        drawn.insert(1, accuracy)
+        drawn.insert(1, by_silo)
     return [
         # The SVG is ours, and every text in it was escaped when it was drawn.
         {"svg": markupsafe.Markup(svg), "caption": caption, "privacy": privacy}

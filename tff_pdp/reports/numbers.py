@@ -51,6 +51,15 @@ def points(value: float | None) -> str:
     return MISSING if value is None or math.isnan(value) else f"{100 * value:+.1f}"
 
 
+def signed(value: float | None) -> str:
+    """A difference with its sign; three significant digits.
+
+    >>> signed(0.00123), signed(-2.0), signed(0.0)
+    ('+0.00123', '-2', '+0')
+    """
+    return MISSING if value is None or math.isnan(value) else f"{value:+.3g}"
+
+
 def between(values: Sequence[float], write: Callable[[float], str] = plain) -> str:
     """The range of some numbers, or the one number if they are all printed alike.
 

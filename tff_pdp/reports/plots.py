@@ -1,4 +1,4 @@
-"""The report's figures, as SVG text: learning curves, accuracy per silo, privacy spent per silo."""
+"""The report's figures, as SVG text: learning curves, the metric per silo, privacy spent per silo."""
 
 import math
 from collections.abc import Sequence
@@ -7,64 +7,71 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tff_pdp.models.metrics import Metric
 from tff_pdp.reports import content, summary, svg
+from tff_pdp.reports.metric_texts import metric_text
 
 # Okabe and Ito's colours: told apart under every common colour blindness, and readable on white and on black.
 # Each series also has its own marker or line, so that the figures survive a black-and-white print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-_LINES = ("-", "--", "-.", ":")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LINES = ("-", "--", "-.", ":")
 
 _WIDTH = 7.6
 _MOST_NAMED_SILOS = 40
 _LONGEST_NAME = 24
 
 
-def history_figure(algorithms: Sequence[content.AlgorithmResult]) -> str:
-    """Mean validation accuracy against rounds, one line per method; empty text where no method has a history."""
+def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric) -> str:
+    """Mean validation metric against rounds, one line per method; empty text where no method has a history."""
     drawn = [algorithm for algorithm in algorithms if algorithm.history]
     if not drawn:
         return ""
     with svg.style("history"):
         figure, axes = _figure(3.4)
         for index, algorithm in enumerate(drawn):
-            rounds, accuracies = zip(*algorithm.history, strict=True)
+            rounds, values = zip(*algorithm.history, strict=True)
             axes.plot(
                 rounds,
-                accuracies,
-                color=_COLOURS[index % len(_COLOURS)],
-                linestyle=_LINES[index % len(_LINES)],
-                marker=_MARKERS[index % len(_MARKERS)],
+                values,
+                color=COLOURS[index % len(COLOURS)],
+                linestyle=LINES[index % len(LINES)],
+                marker=MARKERS[index % len(MARKERS)],
                 markevery=max(1, len(rounds) // 12),
                 markersize=4,
                 label=_short(algorithm.title),
             )
         axes.set_xlabel("round")
-        axes.set_ylabel("validation accuracy, mean over silos")
+        # Without the direction, for which the axis is too short.
+        axes.set_ylabel(f"validation {metric_text(metric).label},\nmean over silos")
         _legend(axes)
         names = ", ".join(algorithm.title for algorithm in drawn)
-        return svg.render(figure, f"Mean validation accuracy per round of {names}.")
+        return svg.render(figure, f"Validation {metric_text(metric).label} per round, mean over silos, of {names}.")
 
 
-def accuracy_figure(
-    silos: Sequence[content.SiloResult], algorithm: content.AlgorithmResult, baseline: str = "local_only"
+def metric_figure(
+    silos: Sequence[content.SiloResult],
+    algorithm: content.AlgorithmResult,
+    metric: Metric,
+    baseline: str = "local_only",
 ) -> str:
-    """Test accuracy of every silo: personal model, model learnt alone, shared model.
+    """Test metric of every silo: personal model, model learnt alone, shared model.
 
-    Up to 40 silos are named, sorted by personal accuracy, the lowest at the bottom; more are shown as curves in which
-    each model's silos are sorted by that model's own accuracy.
+    Up to 40 silos are named, sorted by the personal model, the worst at the bottom; more are shown as curves in which
+    each model's silos are sorted by that model.
     """
-    series = [("personal model", summary.personal_accuracies(silos, algorithm.name))]
+    series = [("personal model", summary.personal_values(silos, algorithm.name))]
     if algorithm.name != baseline:
-        series.append(("learnt alone", summary.personal_accuracies(silos, baseline)))
-    series.append(("shared model", summary.global_accuracies(silos, algorithm.name)))
+        series.append(("learnt alone", summary.personal_values(silos, baseline)))
+    series.append(("shared model", summary.shared_values(silos, algorithm.name)))
     series = [(label, values) for label, values in series if not all(map(math.isnan, values))]
     if not series:
         return ""
-    with svg.style("accuracy"):
-        figure = _accuracy_by_name(silos, series) if len(silos) <= _MOST_NAMED_SILOS else _accuracy_curves(series)
-        what = ", ".join(f"{label} {np.nanmean(values):.3f}" for label, values in series)
-        return svg.render(figure, f"Test accuracy over {len(silos)} silos under {algorithm.title}; means: {what}.")
+    text = metric_text(metric)
+    with svg.style("metric"):
+        figure = _by_name(silos, series, metric) if len(silos) <= _MOST_NAMED_SILOS else _curves(series, metric)
+        what = ", ".join(f"{label} {text.value(summary.mean_over_silos(values))}" for label, values in series)
+        return svg.render(figure, f"Test {text.label} over {len(silos)} silos under {algorithm.title}; means: {what}.")
 
 
 def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
@@ -81,15 +88,15 @@ def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
         if len(protected) <= _MOST_NAMED_SILOS:
             figure, axes = _named_figure([silo.id for silo in protected])
             places = np.arange(len(protected))
-            axes.barh(places, spent, height=0.55, color=_COLOURS[0], label="spent")
-            axes.plot(targets, places, "|", color=_COLOURS[1], markersize=11, markeredgewidth=2.5, label="target")
+            axes.barh(places, spent, height=0.55, color=COLOURS[0], label="spent")
+            axes.plot(targets, places, "|", color=COLOURS[1], markersize=11, markeredgewidth=2.5, label="target")
             axes.set_xlabel("ε")
             axes.set_xlim(left=0)
         else:
             figure, axes = _figure(3.4)
             places = np.arange(1, len(protected) + 1)
-            axes.step(places, targets, where="mid", color=_COLOURS[1], linewidth=2, label="target")
-            axes.plot(places, spent, ".", color=_COLOURS[0], markersize=4, label="spent")
+            axes.step(places, targets, where="mid", color=COLOURS[1], linewidth=2, label="target")
+            axes.plot(places, spent, ".", color=COLOURS[0], markersize=4, label="spent")
             axes.set_xlim(0, len(protected) + 1)
             axes.set_xlabel("silos, sorted by target")
             axes.set_ylabel("ε")
@@ -101,8 +108,9 @@ def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
         return svg.render(figure, f"ε spent and target of {len(protected)} silos; most spent {spent.max():.3g}.")
 
 
-def _accuracy_by_name(silos: Sequence[content.SiloResult], series: list[tuple[str, list[float]]]) -> Figure:
-    order = np.argsort(np.nan_to_num(series[0][1], nan=-1.0), kind="stable")
+def _by_name(silos: Sequence[content.SiloResult], series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
+    personal = np.array(series[0][1]) if metric.higher_is_better else -np.array(series[0][1])
+    order = np.argsort(np.nan_to_num(personal, nan=-math.inf), kind="stable")
     figure, axes = _named_figure([silos[index].id for index in order])
     places = np.arange(len(silos))
     table = np.array([values for _, values in series])[:, order]
@@ -117,24 +125,24 @@ def _accuracy_by_name(silos: Sequence[content.SiloResult], series: list[tuple[st
     # The personal model is drawn last, on top: it is what the reader looks for.
     for index in reversed(range(len(series))):
         axes.plot(
-            table[index], places, _MARKERS[index], color=_COLOURS[index], label=series[index][0], markersize=7 - index
+            table[index], places, MARKERS[index], color=COLOURS[index], label=series[index][0], markersize=7 - index
         )
-    axes.set_xlabel("test accuracy")
+    axes.set_xlabel(f"test {metric_text(metric).axis}")
     _legend(axes, reverse=True)
     return figure
 
 
-def _accuracy_curves(series: list[tuple[str, list[float]]]) -> Figure:
+def _curves(series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
     figure, axes = _figure(3.8)
     axes.axvspan(0, 10, color=svg.INK, alpha=0.08, linewidth=0)
     axes.text(1, 0.97, "worst tenth", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
     for index, (label, values) in enumerate(series):
-        ordered = np.sort([value for value in values if not math.isnan(value)])
+        ordered = summary.worst_first(values, metric)
         shares = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
-        axes.plot(shares, ordered, color=_COLOURS[index], linestyle=_LINES[index], linewidth=2, label=label)
+        axes.plot(shares, ordered, color=COLOURS[index], linestyle=LINES[index], linewidth=2, label=label)
     axes.set_xlim(0, 100)
     axes.set_xlabel("silos, worst to best, in per cent (each model sorted by itself)")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel(f"test {metric_text(metric).axis}")
     _legend(axes)
     return figure
 

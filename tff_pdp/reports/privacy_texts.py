@@ -113,7 +113,7 @@ def tuning_text(tuned: Sequence[str], configurations_tried: int, methods: int) -
     else:
         text = "No setting was declared as tuned. Any tuning that was done all the same is not in the ε."
     if methods > 1:
-        text += f" Nor is a choice among the {methods} compared methods by their accuracy."
+        text += f" Nor is a choice among the {methods} compared methods by their results."
     return text
 
 
@@ -138,7 +138,7 @@ def not_private_text() -> str:
     """What carries no guarantee at all."""
     return (
         "Every validation and test metric in this report is computed on held-out examples without noise and is not "
-        "private; accuracies of single silos with few test examples reveal most. Held-out examples are not covered by "
+        "private; results of single silos with few test examples reveal most. Held-out examples are not covered by "
         "the training guarantee: it protects training records only. Preprocessing that looked at the data, and how "
         "long steps took, are not covered either."
     )
@@ -187,7 +187,7 @@ def who_sees(claim: str) -> list[dict[str, str]]:
         },
         {
             "who": "Readers of this report",
-            "sees": "accuracies of every silo on held-out examples",
+            "sees": "results of every silo on held-out examples",
             "guarantee": "Not private: these numbers carry no noise.",
         },
     ]

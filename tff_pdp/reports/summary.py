@@ -1,4 +1,7 @@
-"""Numbers that describe many silos in a line: means, the worst tenth, spread, gain over learning alone."""
+"""Numbers that describe many silos in a line: means, the worst tenth, spread, gain over learning alone.
+
+Entries that are NaN, of silos without test examples, are left out everywhere.
+"""
 
 import dataclasses
 import math
@@ -6,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from tff_pdp.models.metrics import Metric
 from tff_pdp.reports import content
 
 
@@ -24,10 +28,10 @@ class ComparisonRow:
 
     Attributes:
       algorithm: the method's result.
-      minimum: smallest accuracy of a personal model over silos; NaN without test results.
-      maximum: largest accuracy of a personal model over silos; NaN without test results.
-      gain: mean over silos of (this method - learning alone), on silos that have both; `None` for the baseline itself
-        and where no silo has both.
+      minimum: smallest test metric of a personal model over silos; NaN without test results.
+      maximum: largest test metric of a personal model over silos; NaN without test results.
+      gain: mean over silos of how much better this method is than learning alone, on silos that have both, negative
+        where it is worse; `None` for the baseline itself and where no silo has both.
       silos_better: how many silos are strictly better off than alone.
       silos_compared: how many silos have both numbers.
     """
@@ -40,39 +44,69 @@ class ComparisonRow:
     silos_compared: int
 
 
-def worst_decile(values: Iterable[float]) -> float:
-    """Mean of the smallest tenth of the values, at least one of them; NaN entries (no test data) are left out.
+def mean_over_silos(values: Iterable[float]) -> float:
+    """Mean in which every silo counts the same; NaN of nothing.
 
-    >>> worst_decile([0.9, 0.5, 0.7])
-    0.5
+    >>> mean_over_silos([0.9, 0.5, float("nan")])
+    0.7
     """
-    ordered = sorted(_present(values))
+    present = _present(values)
+    return float(np.mean(present)) if present else math.nan
+
+
+def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
+    """Mean in which every test example counts the same: each silo's value weighted by its number; NaN of nothing.
+
+    >>> mean_over_examples([0.9, 0.5], [30, 10])
+    0.8
+    """
+    pairs = [(value, size) for value, size in zip(values, num_examples, strict=True) if not math.isnan(value)]
+    total = sum(size for _, size in pairs)
+    return sum(value * size for value, size in pairs) / total if total else math.nan
+
+
+def worst_decile(values: Iterable[float], metric: Metric) -> float:
+    """Mean of the worst tenth of the values, at least one of them.
+
+    >>> from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
+    >>> worst_decile([0.9, 0.5, 0.7], ACCURACY), worst_decile([0.9, 0.5, 0.7], MEAN_SQUARED_ERROR)
+    (0.5, 0.9)
+    """
+    ordered = worst_first(values, metric)
     if not ordered:
         return math.nan
     return float(np.mean(ordered[: max(1, len(ordered) // 10)]))
 
 
+def worst_first(values: Iterable[float], metric: Metric) -> list[float]:
+    """The values in order, the worst one first."""
+    return sorted(_present(values), reverse=not metric.higher_is_better)
+
+
 def spread(values: Iterable[float]) -> Spread:
-    """Standard deviation, minimum and maximum; NaN entries are left out, and nothing at all gives three NaNs."""
+    """Standard deviation, minimum and maximum; three NaNs of nothing."""
     present = _present(values)
     if not present:
         return Spread(math.nan, math.nan, math.nan)
     return Spread(float(np.std(present)), min(present), max(present))
 
 
-def personal_accuracies(silos: Sequence[content.SiloResult], algorithm: str) -> list[float]:
-    """Each silo's personal test accuracy under one method; NaN where the silo has none."""
-    return [silo.accuracy.get(algorithm, math.nan) for silo in silos]
+def personal_values(silos: Sequence[content.SiloResult], algorithm: str) -> list[float]:
+    """Each silo's test metric of its personal model under one method; NaN where the silo has none."""
+    return [silo.personal.get(algorithm, math.nan) for silo in silos]
 
 
-def global_accuracies(silos: Sequence[content.SiloResult], algorithm: str) -> list[float]:
-    """Each silo's test accuracy of the shared model of one method; NaN where there is none."""
-    found = [silo.global_accuracy.get(algorithm) for silo in silos]
-    return [math.nan if accuracy is None else accuracy for accuracy in found]
+def shared_values(silos: Sequence[content.SiloResult], algorithm: str) -> list[float]:
+    """Each silo's test metric of the shared model of one method; NaN where there is none."""
+    found = [silo.shared.get(algorithm) for silo in silos]
+    return [math.nan if value is None else value for value in found]
 
 
 def comparison_rows(
-    algorithms: Sequence[content.AlgorithmResult], silos: Sequence[content.SiloResult], baseline: str = "local_only"
+    algorithms: Sequence[content.AlgorithmResult],
+    silos: Sequence[content.SiloResult],
+    metric: Metric,
+    baseline: str = "local_only",
 ) -> list[ComparisonRow]:
     """The headline table: one row per method, in the order given.
 
@@ -81,14 +115,15 @@ def comparison_rows(
     Args:
       algorithms: the compared methods.
       silos: the silos' results.
+      metric: what the results are.
       baseline: name of the method that learns in each silo alone.
     """
-    alone = personal_accuracies(silos, baseline)
-    return [_comparison_row(algorithm, silos, alone, baseline) for algorithm in algorithms]
+    alone = personal_values(silos, baseline)
+    return [_comparison_row(algorithm, silos, metric, alone, baseline) for algorithm in algorithms]
 
 
 def featured_algorithm(
-    algorithms: Sequence[content.AlgorithmResult], baseline: str = "local_only"
+    algorithms: Sequence[content.AlgorithmResult], metric: Metric, baseline: str = "local_only"
 ) -> content.AlgorithmResult | None:
     """The method the report leads with: the exported one, else the personalised one with the best *validation* mean.
 
@@ -96,14 +131,18 @@ def featured_algorithm(
     """
     exported = [algorithm for algorithm in algorithms if algorithm.exported]
     candidates = exported or [algorithm for algorithm in algorithms if algorithm.name != baseline] or list(algorithms)
-    return max(candidates, key=_last_validation, default=None)
+    return max(candidates, key=lambda algorithm: _last_validation(algorithm, metric), default=None)
 
 
 def _comparison_row(
-    algorithm: content.AlgorithmResult, silos: Sequence[content.SiloResult], alone: Sequence[float], baseline: str
+    algorithm: content.AlgorithmResult,
+    silos: Sequence[content.SiloResult],
+    metric: Metric,
+    alone: Sequence[float],
+    baseline: str,
 ) -> ComparisonRow:
-    personal = personal_accuracies(silos, algorithm.name)
-    gains = _present(mine - theirs for mine, theirs in zip(personal, alone, strict=True))
+    personal = personal_values(silos, algorithm.name)
+    gains = _present(_towards_better(mine - theirs, metric) for mine, theirs in zip(personal, alone, strict=True))
     shown = gains if algorithm.name != baseline else []
     bounds = spread(personal)
     return ComparisonRow(
@@ -116,8 +155,14 @@ def _comparison_row(
     )
 
 
-def _last_validation(algorithm: content.AlgorithmResult) -> float:
-    return algorithm.history[-1][1] if algorithm.history else -math.inf
+def _last_validation(algorithm: content.AlgorithmResult, metric: Metric) -> float:
+    """Larger where the method is better; least without validation results."""
+    value = algorithm.history[-1][1] if algorithm.history else math.nan
+    return -math.inf if math.isnan(value) else _towards_better(value, metric)
+
+
+def _towards_better(value: float, metric: Metric) -> float:
+    return value if metric.higher_is_better else -value
 
 
 def _present(values: Iterable[float]) -> list[float]:

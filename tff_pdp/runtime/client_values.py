@@ -155,6 +155,18 @@ class ClientValues(collections.abc.Sequence):
             return
         self._arrangement = _Arrangement(tuple(_stack(kept, indices) for indices in partition))
 
+    def select(self, clients: Sequence[int]) -> "ClientValues":
+        """The values of some clients, in this order."""
+        places = {int(client): place for place, client in enumerate(clients)}
+        return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
+
+    def replace(self, clients: Sequence[int], values: "ClientValues") -> "ClientValues":
+        """These values, with those of some clients, in this order, replaced."""
+        others = {client: client for client in set(range(self._size)) - set(clients)}
+        kept = [part for group in self.groups for part in _part(group, others)]
+        new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]
+        return ClientValues(self.member_type, [*kept, *new])
+
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """Every client's shapes of those leaves whose type leaves a dimension open."""
         open_leaves = [
@@ -193,6 +205,17 @@ def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
     columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
     leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
     return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
+
+
+def _part(group: ClientGroup, places: dict[int, int]) -> list[ClientGroup]:
+    """The clients of a group that have a new place, if there are any."""
+    rows = [row for row, index in enumerate(group.indices) if int(index) in places]
+    if not rows:
+        return []
+    indices = np.array([places[int(group.indices[row])] for row in rows])
+    if len(rows) == len(group.indices):
+        return [dataclasses.replace(group, indices=indices)]
+    return [ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in group.leaves), True)]
 
 
 def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:

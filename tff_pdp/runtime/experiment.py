@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,22 @@ from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.feature_scaling import FeatureScaling
 from tff_pdp.privacy.plan import PrivacyPlan
-from tff_pdp.processes.compose import PersonalizedProcess, client_data_type, client_params_type, compose
-from tff_pdp.registry import ALGORITHMS, MODELS, PLANS
+from tff_pdp.privacy.selection import build_selector
+from tff_pdp.processes.compose import (
+    PersonalizedProcess,
+    client_data_type,
+    client_params_columns,
+    client_params_type,
+    compose,
+)
+from tff_pdp.registry import MODELS, PLANS, lookup
+from tff_pdp.runtime.algorithm_settings import build_algorithm, hparam_columns
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
+from tff_pdp.runtime.silo_releases import SiloReleases, release_before_training
 
 # A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
 _WEIGHTS_OF_A_CALL = 2e7
@@ -31,16 +40,35 @@ _WEIGHTS_OF_A_CALL = 2e7
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One method of an experiment, ready to run: what trains, on whose data, under which privacy."""
+    """One method of an experiment, ready to run: what trains, on whose data, under which privacy.
+
+    Attributes:
+      clients: the client dataset.
+      algorithm: what trains.
+      hparams: by name, one value for each client in the order of `clients.client_ids`; without `prox_weight` where it
+        is set during training.
+      model: what is trained.
+      plan: the privacy plan.
+      scalings: by client id, what its features are shifted and scaled by; empty where they are used as they are.
+      estimator: how clients estimate gradients.
+      process: the TFF computations.
+      config_hash: digest of all that decides the training.
+    """
 
     clients: ClientDataset
     algorithm: Algorithm
-    hparams: Mapping[str, float | int]
+    hparams: Mapping[str, np.ndarray]
     model: Model
     plan: PrivacyPlan
+    scalings: Mapping[str, FeatureScaling]
     estimator: GradientEstimator
     process: PersonalizedProcess
     config_hash: str
+
+    @property
+    def prox_weight_is_auto(self) -> bool:
+        """Whether lambda is set during training, from released models."""
+        return "prox_weight" in self.algorithm.hparams and "prox_weight" not in self.hparams
 
     def client_data(self, split: str) -> ClientValues:
         """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
@@ -48,35 +76,44 @@ class Method:
         padded = padded_sizes([len(examples.y) for examples in loaded], self.model)
         rows = [
             collections.OrderedDict(
-                x=_pad(examples.x, size), y=_pad(examples.y, size), num_examples=np.int32(len(examples.y))
+                x=_pad(self._scaled(client_id, examples.x), size),
+                y=_pad(examples.y, size),
+                num_examples=np.int32(len(examples.y)),
             )
-            for examples, size in zip(loaded, padded, strict=True)
+            for client_id, examples, size in zip(self.clients.client_ids, loaded, padded, strict=True)
         ]
         return ClientValues.from_members(client_data_type(self.model), rows).stack()
 
-    def client_params(self, run_key: RunKey, round_number: int) -> ClientValues:
-        """Every client's mechanism, hyper-parameters and seed for one round."""
+    def client_params(self, run_key: RunKey, round_number: int, prox_weights: np.ndarray | None = None) -> ClientValues:
+        """What every client is told in one round: mechanism, hyper-parameters, seed.
+
+        Args:
+          run_key: the run's secret.
+          round_number: from 1.
+          prox_weights: `[clients]`, where they are set during training.
+        """
         client_ids = self.clients.client_ids
         mechanisms = [dataclasses.asdict(self.plan.mechanisms[client_id]) for client_id in client_ids]
-        columns = collections.OrderedDict(
-            mechanism=collections.OrderedDict(
-                (name, np.array([mechanism[name] for mechanism in mechanisms], np.float32))
-                for name in self.estimator.mechanism
-            ),
-            hparams=collections.OrderedDict(
-                (
-                    name,
-                    np.full(len(client_ids), self.hparams[name], np.int32 if isinstance(default, int) else np.float32),
-                )
-                for name, default in self.algorithm.hparams.items()
-            ),
-            seed=np.stack([run_key.client_seed(round_number, client_id) for client_id in client_ids]),
+        columns = client_params_columns(
+            self.algorithm,
+            self.estimator,
+            mechanism={
+                name: np.array([mechanism[name] for mechanism in mechanisms]) for name in self.estimator.mechanism
+            },
+            hparams=self.hparams if prox_weights is None else {**self.hparams, "prox_weight": prox_weights},
+            seeds=np.stack([run_key.client_seed(round_number, client_id) for client_id in client_ids]),
+            selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
         )
         return ClientValues.from_columns(client_params_type(self.algorithm, self.estimator), columns)
+
+    def _scaled(self, client_id: str, x: np.ndarray) -> np.ndarray:
+        return self.scalings[client_id].apply(x) if self.scalings else x
 
 
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
+
+    What silos release before training (`tff_pdp.runtime.silo_releases`) is released now, if it has not been.
 
     Raises:
       ConfigError: the method, model or plan is unknown, or a hyper-parameter is.
@@ -85,32 +122,41 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     """
     if name not in config.algorithms:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
-    # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
-    checked = {other: _algorithm(other, given) for other, given in config.algorithms.items()}
-    algorithm, hparams = checked[name]
+    build_plan = lookup(PLANS, config.privacy.plan, "privacy.plan")
     lookup(ENGINES, config.training.engine, "training.engine")
-    clients = _open_clients(config)
+    clients = open_clients(config)
+    # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
+    checked = {
+        other: build_algorithm(other, given, num_clients=len(clients.client_ids), rounds=config.training.rounds)
+        for other, given in config.algorithms.items()
+    }
+    algorithm, settings = checked[name]
     model = build_model(config)
-    num_examples = {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids}
-    plan = lookup(PLANS, config.privacy.plan, "privacy.plan")(
+    releases = release_before_training(config, clients)
+    hparams = hparam_columns(algorithm, settings, releases.num_examples, config.privacy.batch_size)
+    steps = dict(zip(clients.client_ids, hparams["local_steps"].tolist(), strict=True))
+    plan = build_plan(
         config.privacy,
-        num_examples,
-        gradients_per_round=int(hparams["local_steps"]) * algorithm.data_passes,
+        releases.num_examples,
+        gradients_per_round={client_id: count * algorithm.data_passes for client_id, count in steps.items()},
         rounds=config.training.rounds,
+        selection_rounds=algorithm.selection_rounds,
+        fixed_events=releases.events,
+        num_examples_are_noised=releases.num_examples_are_noised,
+        unsound=releases.unsound,
     )
-    estimator = build_dp_sgd(model)
-    data_hash = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
-    # What a client draws depends on the size its data are padded to.
-    data_hash.update(padded_sizes(list(num_examples.values()), model).tobytes())
+    estimator = build_dp_sgd(model, plan.sampler)
+    selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
     return Method(
         clients=clients,
         algorithm=algorithm,
         hparams=hparams,
         model=model,
         plan=plan,
+        scalings=releases.scalings,
         estimator=estimator,
-        process=compose(algorithm, model, estimator=estimator, model_seed=config.model.seed),
-        config_hash=config.hash(name, data_hash.hexdigest()),
+        process=compose(algorithm, model, estimator=estimator, selector=selector, model_seed=config.model.seed),
+        config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
 
 
@@ -153,30 +199,25 @@ def build_model(config: ExperimentConfig) -> Model:
     """
     builder = lookup(MODELS, config.model.name, "model.name")
     try:
-        return builder(config.data.image_shape, config.data.num_classes, **config.model.arguments)
+        return builder(config.data.input_shape, config.data.num_classes, **config.model.arguments)
     except TypeError as error:
         raise ConfigError(f"model.arguments: {error}") from None
 
 
-def lookup(registry: Mapping[str, Any], name: str, key: str) -> Any:
-    """Returns a registered builder.
+def open_clients(config: ExperimentConfig) -> ClientDataset:
+    """Opens the experiment's client dataset.
 
     Raises:
-      ConfigError: the name is not registered; the message lists those that are.
+      ConfigError: its examples have another shape or other classes than the experiment's.
+      DataError: it has not been prepared or is damaged.
     """
-    if name not in registry:
-        raise ConfigError(f"{key}: {name!r} is not known; known: {', '.join(sorted(registry))}")
-    return registry[name]
-
-
-def _open_clients(config: ExperimentConfig) -> ClientDataset:
     clients = ClientDataset.open(config.clients_folder)
     features = clients.manifest.features
-    expected = (config.data.image_shape, config.data.num_classes)
+    expected = (config.data.input_shape, config.data.num_classes)
     if (features.shape, features.num_classes) != expected:
         raise ConfigError(
             f"{config.clients_folder} holds examples of shape {features.shape} in {features.num_classes} classes, but "
-            f"data.image_shape and data.num_classes are {expected}: prepare it again with --overwrite"
+            f"data.input_shape and data.num_classes are {expected}: prepare it again with --overwrite"
         )
     return clients
 
@@ -185,15 +226,15 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
 
 
-def _algorithm(name: str, given: Mapping[str, Any]) -> tuple[Algorithm, Mapping[str, float | int]]:
-    """Builds an algorithm and completes its hyper-parameters."""
-    algorithm = lookup(ALGORITHMS, name, "algorithms")()
-    for hparam, value in given.items():
-        key = f"algorithms.{name}.{hparam}"
-        if hparam not in algorithm.hparams:
-            raise ConfigError(f"unknown key {key!r}; {name} has: {', '.join(algorithm.hparams)}")
-        wanted = int if isinstance(algorithm.hparams[hparam], int) else (int, float)
-        lowest = 1 if hparam == "local_steps" else 0
-        if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < math.inf:
-            raise ConfigError(f"{key!r} must be a finite number of at least {lowest}, not {value!r}")
-    return algorithm, {**algorithm.hparams, **given}
+def _inputs_hash(
+    config: ExperimentConfig, clients: ClientDataset, model: Model, releases: SiloReleases, plan: PrivacyPlan
+) -> str:
+    """A digest of what decides training besides the configuration's own text."""
+    digest = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
+    # What a client draws depends on the size its data are padded to.
+    sizes = [clients.num_examples(client_id, "train") for client_id in clients.client_ids]
+    digest.update(padded_sizes(sizes, model).tobytes())
+    digest.update(releases.digest().encode())
+    # They may come from a file.
+    digest.update(repr(sorted(plan.budgets.items())).encode())
+    return digest.hexdigest()

@@ -1,5 +1,6 @@
 """A trained method -> one SavedModel that holds every client's personal model."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 
 from serving.export import export_personalized
 from tff_pdp.config import ExperimentConfig
+from tff_pdp.models.base import Model
+from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.reports.content import json_safe
 from tff_pdp.runtime.experiment import Method, experiment_engine
 from tff_pdp.runtime.results import load_trained
@@ -23,12 +26,12 @@ def export_experiment(config: ExperimentConfig) -> Path:
     """
     method, state = load_trained(config, config.export.algorithm)
     with experiment_engine(config):
-        personal = personal_weights(method, state)
+        served = served_model(method, state)
     return export_personalized(
         config.export_folder,
-        method.model,
-        _global_weights(method, state, personal),
-        personal,
+        served.model,
+        served.global_weights,
+        served.personal_weights,
         # Public inputs: a served file must not carry anyone's examples.
         example_inputs=np.random.default_rng(0)
         .uniform(size=(NUM_EXAMPLE_INPUTS, *method.model.input_shape))
@@ -40,10 +43,45 @@ def export_experiment(config: ExperimentConfig) -> Path:
             "algorithm": method.algorithm.name,
             "model": {"name": method.model.name, "parameters": method.model.num_parameters()},
             "rounds": state.round_number,
-            "clients": len(personal),
+            "clients": len(served.personal_weights),
             "client_ids": "in plain text, as in the client dataset",
             "unknown_clients": "answered by the global model, with personalized = false",
         },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """A trained method as it is served: a model that takes raw examples, and its weights.
+
+    Attributes:
+      model: the trained model, with the scaling of its inputs where the experiment has one.
+      personal_weights: by client id.
+      global_weights: what unknown clients get.
+    """
+
+    model: Model
+    personal_weights: dict[str, dict[str, np.ndarray]]
+    global_weights: dict[str, np.ndarray]
+
+
+def served_model(method: Method, state: Any) -> ServedModel:
+    """Returns what is served of a trained method. Needs an engine.
+
+    Unknown clients get the shared model or, of a method that has none, the mean of the personal ones; where silos scale
+    their features, by the mean of their scalings.
+    """
+    personal = personal_weights(method, state)
+    shared = _global_weights(method, state, personal)
+    if not method.scalings:
+        return ServedModel(method.model, personal, shared)
+    scalings = {
+        client_id: {SHIFT: scaling.shift, SCALE: scaling.scale} for client_id, scaling in method.scalings.items()
+    }
+    return ServedModel(
+        with_scaled_inputs(method.model),
+        {client_id: {**scalings[client_id], **weights} for client_id, weights in personal.items()},
+        {**_mean(scalings), **shared},
     )
 
 
@@ -62,8 +100,12 @@ def _global_weights(method: Method, state: Any, personal: dict[str, dict[str, np
         shared = method.algorithm.global_model(state.server_state["algorithm"])
         return {name: np.asarray(array) for name, array in shared.items()}
     # Each personal model is private for its own silo's records, so their mean is post-processing.
-    names = next(iter(personal.values()))
-    return {name: np.mean([one[name] for one in personal.values()], axis=0) for name in names}
+    return _mean(personal)
+
+
+def _mean(weights: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    names = next(iter(weights.values()))
+    return {name: np.mean([one[name] for one in weights.values()], axis=0) for name in names}
 
 
 def _privacy_report(method: Method, state: Any) -> dict[str, Any]:

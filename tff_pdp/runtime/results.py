@@ -15,13 +15,15 @@ from tff_pdp.files import replace_text
 from tff_pdp.privacy.ledger import compose_worst_case
 from tff_pdp.reports.content import AlgorithmResult, Report, SiloResult
 from tff_pdp.reports.html import write_report
+from tff_pdp.reports.numbers import plain
 from tff_pdp.reports.privacy_statement import build_privacy_statement
-from tff_pdp.reports.summary import spread, worst_decile
+from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, spread, worst_decile
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
 from tff_pdp.runtime.releases import all_ledgers
-from tff_pdp.runtime.train import evaluate_clients, read_metrics
+from tff_pdp.runtime.rounds import evaluate_clients
+from tff_pdp.runtime.train import read_metrics
 
 # What the summary repeats of the report's privacy statement.
 PRIVACY_KEYS = ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
@@ -64,6 +66,7 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     report = Report(
         title=config.title,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        metric=next(iter(trained.values()))[0].model.metric,
         algorithms=algorithms,
         silos=silos,
         privacy=_statement(config, list(trained.values()), algorithms, silos),
@@ -77,13 +80,20 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
 
 def summary_table(summary: dict[str, Any]) -> str:
     """The headline figures as a small text table."""
-    lines = [f"{'method':<12} {'mean accuracy':>14} {'worst decile':>13} {'global model':>13}"]
+    direction = "higher" if summary["higher_is_better"] else "lower"
+    columns = {
+        "mean over silos": "mean",
+        "over examples": "mean_over_examples",
+        "worst decile": "worst_decile",
+        "shared model": "shared_mean",
+    }
+    lines = [
+        f"test {summary['metric'].replace('_', ' ')}, {direction} is better",
+        f"{'method':<16}" + "".join(f" {heading:>15}" for heading in columns),
+    ]
     for name, row in summary["algorithms"].items():
-        shared = row["global_mean_accuracy"]
-        lines.append(
-            f"{name:<12} {float(row['mean_accuracy']):>14.3f} {float(row['worst_decile_accuracy']):>13.3f} "
-            f"{'-' if shared is None else format(float(shared), '.3f'):>13}"
-        )
+        figures = (None if row[key] is None else float(row[key]) for key in columns.values())
+        lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
     # Numbers that JSON cannot hold are words there: "inf", "nan".
     spent = [float(silo["epsilon_spent"]) for silo in summary["silos"]]
     lines.append(f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon")
@@ -96,17 +106,21 @@ def write_summary(output: Path, summary: dict[str, Any]) -> None:
 
 
 def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoint, metrics: Any) -> AlgorithmResult:
-    personal = [float(client["personal"]["accuracy"]) for client in metrics.values()]
-    shared = [float(client["global"]["accuracy"]) for client in metrics.values() if "global" in client]
+    metric, clients = method.model.metric, method.clients
+    personal = [float(client["personal"][metric.example_name]) for client in metrics.values()]
+    shared = [float(client["global"][metric.example_name]) for client in metrics.values() if "global" in client]
     history = read_metrics(config.algorithm_folder(method.algorithm.name))
     return AlgorithmResult(
         name=method.algorithm.name,
         title=method.algorithm.title,
-        mean_accuracy=float(np.nanmean(personal)),
-        worst_decile_accuracy=worst_decile(personal),
+        mean=mean_over_silos(personal),
+        mean_over_examples=mean_over_examples(
+            personal, [clients.num_examples(client_id, "test") for client_id in metrics]
+        ),
+        worst_decile=worst_decile(personal, metric),
         spread=spread(personal).standard_deviation,
-        global_mean_accuracy=float(np.nanmean(shared)) if shared else None,
-        history=tuple((row["round"], row["mean_accuracy"]) for row in history),
+        shared_mean=mean_over_silos(shared) if shared else None,
+        history=tuple((row["round"], float(row["mean"])) for row in history),
         rounds=state.round_number,
         seconds_per_round=float(np.median([row["seconds"] for row in history])),
         claim=method.plan.claim,
@@ -127,6 +141,7 @@ def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> Si
     method, state = max(trained, key=spent)
     mechanism = method.plan.mechanisms[client_id]
     budget = method.plan.budgets.get(client_id)
+    measured = method.model.metric.example_name
     bounds = state.ledger.epsilon(client_id) if state.ledger else None
     return SiloResult(
         id=client_id,
@@ -139,9 +154,9 @@ def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> Si
         delta=budget.delta if budget else 0.0,
         noise_multiplier=mechanism.noise_multiplier,
         sampling_rate=mechanism.sampling_rate,
-        accuracy={name: float(rows[client_id]["personal"]["accuracy"]) for name, rows in metrics.items()},
-        global_accuracy={
-            name: float(rows[client_id]["global"]["accuracy"]) if "global" in rows[client_id] else None
+        personal={name: float(rows[client_id]["personal"][measured]) for name, rows in metrics.items()},
+        shared={
+            name: float(rows[client_id]["global"][measured]) if "global" in rows[client_id] else None
             for name, rows in metrics.items()
         },
     )
@@ -159,7 +174,7 @@ def _statement(
         algorithms=algorithms,
         silos=silos,
         clip=config.privacy.clip_norm,
-        steps=max(method.plan.gradients_per_round * method.plan.rounds for method, _ in trained),
+        steps=max(max(method.plan.gradients_per_round.values()) * method.plan.rounds for method, _ in trained),
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         composed_epsilon=composed,
@@ -173,6 +188,8 @@ def _summary(report: Report) -> dict[str, Any]:
     content = report.to_dict()
     return {
         "title": report.title,
+        "metric": report.metric.name,
+        "higher_is_better": report.metric.higher_is_better,
         "algorithms": {
             row["name"]: {key: value for key, value in row.items() if key not in ("name", "history", "title")}
             for row in content["algorithms"]

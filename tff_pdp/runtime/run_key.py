@@ -34,8 +34,30 @@ class RunKey:
         """Derives a key from a number: reproducible, and not private."""
         return cls(hashlib.blake2b(f"test-only {seed}".encode(), digest_size=KEY_BYTES).digest(), is_test_only=True)
 
-    def client_seed(self, round_number: int, client_id: str) -> np.ndarray:
-        """Returns the int64 `[2]` seed of one client in one round."""
-        message = f"{round_number}:{client_id}".encode()
-        digest = hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"client round").digest()
+    def client_seed(self, round_number: int, client_id: str, run: int = 0) -> np.ndarray:
+        """Returns the int64 `[2]` seed of one client in one round.
+
+        Args:
+          round_number: from 1.
+          client_id: whose.
+          run: 0 for training; from 1 for the runs that the client repeats on its own in a search.
+        """
+        if run:
+            digest = self._digest(f"{run}:{round_number}:{client_id}", b"search round", 16)
+        else:
+            digest = self._digest(f"{round_number}:{client_id}", b"client round", 16)
         return np.frombuffer(digest, np.int64).copy()
+
+    def generator(self, purpose: str, client_id: str, run: int = 0) -> np.random.Generator:
+        """Returns a generator that serves one purpose of one client in one run.
+
+        Args:
+          purpose: what is drawn, in at most 16 bytes, and not the words used for seeds above.
+          client_id: whose.
+          run: as of `client_seed`.
+        """
+        digest = self._digest(f"{run}:{client_id}", purpose.encode(), 32)
+        return np.random.default_rng(int.from_bytes(digest))
+
+    def _digest(self, message: str, purpose: bytes, size: int) -> bytes:
+        return hashlib.blake2b(message.encode(), key=self.secret, digest_size=size, person=purpose).digest()

@@ -1,25 +1,24 @@
 """The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
 
-import dataclasses
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
+from tff_pdp.reports.content import json_safe
+from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
-from tff_pdp.runtime.run_key import RunKey
+from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
 
 # How the clients of each computation are computed, where the engine has chosen.
 CHOICES_FILE = "client_parallelism.json"
@@ -73,23 +72,13 @@ def train(
     return state
 
 
-def run_round(method: Method, state: Checkpoint, round_number: int, data: ClientValues) -> Checkpoint:
-    """Charges one round to the ledger, runs it, and returns the state after it."""
-    if state.ledger is not None:
-        method.plan.charge_round(state.ledger)
-    server_state, client_states, _ = method.process.next(
-        state.server_state, state.client_states, data, method.client_params(state.run_key, round_number)
-    )
-    return dataclasses.replace(state, round_number=round_number, server_state=server_state, client_states=client_states)
-
-
 def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool) -> Checkpoint:
     saved = checkpoints.load_latest(folder / "checkpoints")
     if saved is None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(_resolved(config, device), indent=2))
         (folder / "metrics.jsonl").write_text("")
-        first = _first_state(config, method)
+        first = first_state(method, config.training.test_only_seed)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         checkpoints.save(folder / "checkpoints", first)
         return first
@@ -102,27 +91,6 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return saved
-
-
-def _first_state(config: ExperimentConfig, method: Method) -> Checkpoint:
-    server_state = method.process.initialize()
-    client_state = method.process.init_client(server_state)
-    seed = config.training.test_only_seed
-    return Checkpoint(
-        round_number=0,
-        server_state=server_state,
-        client_ids=tuple(method.clients.client_ids),
-        client_states=[client_state] * len(method.clients.client_ids),
-        ledger=method.plan.build_ledger(),
-        run_key=RunKey.from_entropy() if seed is None else RunKey.from_test_seed(seed),
-        config_hash=method.config_hash,
-    )
-
-
-def evaluate_clients(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, Mapping[str, Any]]:
-    """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine."""
-    metrics = method.process.evaluate(state.server_state, state.client_states, data)
-    return dict(zip(state.client_ids, metrics, strict=True))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -161,13 +129,13 @@ def _write_choices(folder: Path, choices: Mapping[str, str]) -> dict[str, str]:
     return dict(choices)
 
 
-def _validation_metrics(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, float]:
-    metrics = evaluate_clients(method, state, data).values()
-    accuracies = [float(client["personal"]["accuracy"]) for client in metrics]
-    # Clients without validation examples have no accuracy.
-    return {"mean_accuracy": float(np.mean([value for value in accuracies if not math.isnan(value)]))}
+def _validation_metrics(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, Any]:
+    metric = method.model.metric
+    clients = evaluate_clients(method, state, data).values()
+    mean = mean_over_silos(float(client["personal"][metric.example_name]) for client in clients)
+    return {"metric": metric.name, "higher_is_better": metric.higher_is_better, "mean": json_safe(mean)}
 
 
-def _append_metrics(folder: Path, round_number: int, metrics: Mapping[str, float]) -> None:
+def _append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"round": round_number, "split": "validation", **metrics}) + "\n")

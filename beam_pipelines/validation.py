@@ -1,0 +1,78 @@
+"""What makes a user or an example usable: each check returns the reason why it is not, and what to quote for it."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from beam_pipelines.schema import Reason, UserRecord
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
+    """Judges a user as a whole: `(reason, what to quote)`, or `(None, None)` for a sound one."""
+    if user.x is None and user.y is None:
+        return Reason.MISSING_USER_DATA, user.num_samples
+    if user.repeated_key:
+        return Reason.REPEATED_KEY, None
+    if not isinstance(user.x, list) or not isinstance(user.y, list):
+        return Reason.MALFORMED_USER, user.y if isinstance(user.x, list) else user.x
+    if len(user.x) != len(user.y):
+        return Reason.LENGTH_MISMATCH, {"x": len(user.x), "y": len(user.y)}
+    if user.is_test is not None and len(user.is_test) != len(user.x):
+        return Reason.LENGTH_MISMATCH, {"x": len(user.x), "is_test": len(user.is_test)}
+    if user.num_samples is None:
+        return Reason.UNLISTED_USER, len(user.x)
+    if type(user.num_samples) is not int or user.num_samples != len(user.x):
+        return Reason.NUM_SAMPLES_MISMATCH, {"num_samples": user.num_samples, "x": len(user.x)}
+    return None, None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleRule:
+    """What a valid example is.
+
+    Attributes:
+      num_values: how many numbers `x` has.
+      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
+      are_images: whether `x` holds pixels, in [0, 1]; otherwise any finite numbers.
+    """
+
+    num_values: int
+    num_classes: int
+    are_images: bool
+
+    def problem(self, x: Any, y: Any) -> tuple[Reason | None, Any]:
+        """Judges one example: `(reason, what to quote)`, or `(None, None)` for a sound one."""
+        reason, raw = self._pixel_problem(x) if self.are_images else self._feature_problem(x)
+        return (reason, raw) if reason else self._label_problem(y)
+
+    def _pixel_problem(self, x: Any) -> tuple[Reason | None, Any]:
+        if not isinstance(x, np.ndarray):
+            return Reason.PIXELS_NOT_NUMBERS, x
+        if x.size != self.num_values:
+            return Reason.PIXEL_COUNT, x
+        if not np.isfinite(x).all():
+            return Reason.PIXEL_NOT_FINITE, x[~np.isfinite(x)]
+        if x.min() < 0 or x.max() > 1:
+            return Reason.PIXEL_RANGE, x[(x < 0) | (x > 1)]
+        return None, None
+
+    def _feature_problem(self, x: Any) -> tuple[Reason | None, Any]:
+        if not isinstance(x, np.ndarray):
+            return Reason.FEATURES_NOT_NUMBERS, x
+        if x.size != self.num_values:
+            return Reason.FEATURE_COUNT, x
+        if not np.isfinite(x).all():
+            return Reason.FEATURE_NOT_FINITE, x[~np.isfinite(x)]
+        return None, None
+
+    def _label_problem(self, y: Any) -> tuple[Reason | None, Any]:
+        # False for what is not a number, for NaN, and for integers of any length beyond float32.
+        is_finite = type(y) in (int, float) and abs(y) <= _LARGEST
+        if not self.num_classes:
+            return (None, None) if is_finite else (Reason.LABEL_NOT_FINITE, y)
+        if not is_finite or y != int(y):
+            return Reason.LABEL_NOT_INTEGER, y
+        return (None, None) if 0 <= y < self.num_classes else (Reason.LABEL_RANGE, y)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, stack, weights
+from tff_pdp.algorithms.clustering import init_clusters
+from tff_pdp.algorithms.ifca import build_ifca
+from tff_pdp.algorithms.ifca_finetune import build_ifca_finetune
+from tff_pdp.algorithms.ifca_local import build_ifca_local
+from tff_pdp.algorithms.ifca_mr_mtl import build_ifca_mr_mtl
+
+CENTROIDS = (1.0, 3.0)
+
+
+def update(algorithm, done, selected, cluster=0, own=2.0, **values):
+    """A client's round after so many: one step with rate 0.5 towards 5."""
+    message = {"centroids": stack(*CENTROIDS), "round": tf.constant(done)}
+    state = {"weights": weights(own), "cluster": tf.constant(cluster)}
+    given = hparams(learning_rate=0.5, selected=selected, **values)
+    return algorithm.client_update(message, state, NO_DATA, pull_to(5.0), given)
+
+
+def flat(released):
+    return released["movement"]["w"].numpy().ravel().tolist(), released["members"]["count"].numpy().tolist()
+
+
+def test_ifca_trains_the_selected_clusters_model():
+    result = update(build_ifca(rounds=4, num_clusters=2), done=3, selected=1)
+    # 3 -> 3 - 0.5 * (3 - 5) = 4
+    assert int(result.state["cluster"]) == 1
+    assert flat(result.released) == ([0.0, 1.0], [0.0, 1.0])
+
+
+def test_without_a_selection_a_client_stays_in_its_cluster():
+    result = update(build_ifca_finetune(rounds=4, num_clusters=2), done=1, selected=-1, cluster=1)
+    assert int(result.state["cluster"]) == 1
+    assert flat(result.released) == ([0.0, 1.0], [0.0, 1.0])
+
+
+def test_local_training_starts_from_the_cluster_and_releases_nothing():
+    algorithm = build_ifca_local(rounds=4, num_clusters=2, selection_fraction=0.25)
+    assert algorithm.selection_rounds == 1
+    first, later = (update(algorithm, done, selected=-1, cluster=1) for done in (1, 2))
+    assert first.state["weights"]["w"].numpy().tolist() == [4.0]
+    assert later.state["weights"]["w"].numpy().tolist() == [3.5]
+    assert flat(first.released) == flat(later.released) == ([0.0, 0.0], [0.0, 0.0])
+
+
+def test_mr_mtl_first_trains_the_clusters_model_and_then_its_own_with_a_pull_to_it():
+    algorithm = build_ifca_mr_mtl(rounds=4, num_clusters=2, selection_fraction=0.25)
+    clustering = update(algorithm, done=0, selected=1, prox_weight=2.0)
+    assert clustering.state["weights"]["w"].numpy().tolist() == [4.0]
+    assert flat(clustering.released) == ([0.0, 1.0], [0.0, 1.0])
+    # 2 -> 2 - 0.5 * ((2 - 5) + 2 * (2 - 3)) = 4.5, a movement of 2.5 from its own weights.
+    after = update(algorithm, done=1, selected=-1, cluster=1, prox_weight=2.0)
+    assert after.state["weights"]["w"].numpy().tolist() == [4.5]
+    assert flat(after.released) == ([0.0, 2.5], [0.0, 1.0])
+
+
+def test_the_server_moves_each_cluster_by_its_members_mean_and_leaves_an_empty_one():
+    algorithm = build_ifca(rounds=4, num_clusters=3)
+    state = {"centroids": stack(1.0, 3.0, 7.0), "round": tf.constant(1)}
+    aggregates = {"movement": stack(3.0, 1.0, 0.0), "members": {"count": tf.constant([2.0, 1.0, 0.0])}}
+    after = algorithm.server_update(state, aggregates)
+    np.testing.assert_array_equal(after["centroids"]["w"], [[2.5], [4.0], [7.0]])
+    assert int(after["round"]) == 2
+
+
+@pytest.mark.parametrize("num_clusters", [1, 3])
+def test_clusters_begin_near_each_other_and_the_first_where_it_was_asked_to(num_clusters):
+    initial = {"kernel": tf.ones([50, 4]), "bias": tf.zeros([4])}
+    state = init_clusters(initial, num_clusters, 0.1)
+    for name, value in initial.items():
+        centroids = state["centroids"][name].numpy()
+        np.testing.assert_array_equal(centroids[0], value)
+        assert centroids.shape == (num_clusters, *value.shape)
+    if num_clusters > 1:
+        others = state["centroids"]["kernel"].numpy()[1:] - 1.0
+        assert 0.08 < others.std() < 0.12
+        assert not np.array_equal(others[0], others[1])
+    assert int(state["round"]) == 0

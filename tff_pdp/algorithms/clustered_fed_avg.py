@@ -1,0 +1,74 @@
+"""FedAvg within clusters, followed or not by local training: what the IFCA methods other than MR-MTL have in common."""
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights
+from tff_pdp.algorithms.clustering import (
+    centroid_of,
+    cluster_of,
+    init_clusters,
+    init_member,
+    move_centroids,
+    release_to_cluster,
+)
+from tff_pdp.algorithms.local_sgd import local_sgd
+
+
+def build_clustered_fed_avg(
+    *,
+    name: str,
+    title: str,
+    num_clusters: int,
+    init_stddev: float,
+    selection_rounds: int,
+    federated_rounds: int,
+) -> Algorithm:
+    """Builds the method. Server state: a model for each cluster, the round. Client state: its cluster and weights.
+
+    Released: the movement and the membership, each in the place of the client's cluster, as sums; zeros once the
+    federated rounds are over.
+
+    Args:
+      name: its name in the registry.
+      title: its name for a reader.
+      num_clusters: how many clusters.
+      init_stddev: how far the clusters' first models lie apart.
+      selection_rounds: how many rounds clients select their cluster in.
+      federated_rounds: how many rounds train the clusters' models, at least as many; in the others every client goes on
+        alone, from its cluster's model.
+    """
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        cluster = cluster_of(client_state, hparams)
+        starts_shared = broadcast["round"] <= federated_rounds
+        start = choose(starts_shared, centroid_of(broadcast, cluster), client_state["weights"])
+        weights = local_sgd(
+            start, data, grad_fn, learning_rate=hparams["learning_rate"], local_steps=hparams["local_steps"]
+        )
+        is_federated = broadcast["round"] < federated_rounds
+        released = release_to_cluster(map_weights(tf.subtract, weights, start), cluster, num_clusters)
+        released = {
+            key: map_weights(lambda value: tf.where(is_federated, value, 0.0), nest) for key, nest in released.items()
+        }
+        return ClientResult(state={"weights": weights, "cluster": cluster}, released=released)
+
+    def personalise(broadcast, client_state):
+        is_shared = broadcast["round"] <= federated_rounds
+        return choose(is_shared, centroid_of(broadcast, client_state["cluster"]), client_state["weights"])
+
+    return Algorithm(
+        name=name,
+        title=title,
+        hparams={"learning_rate": 0.1, "local_steps": 1},
+        released={"movement": "sum", "members": "sum"},
+        data_passes=1,
+        init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),
+        broadcast=lambda state: {"centroids": state["centroids"], "round": state["round"]},
+        init_client=init_member,
+        client_update=client_update,
+        server_update=move_centroids,
+        personalise=personalise,
+        global_model=None,
+        candidates=lambda broadcast: broadcast["centroids"],
+        selection_rounds=selection_rounds,
+    )

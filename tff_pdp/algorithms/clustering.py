@@ -1,0 +1,80 @@
+"""What clustered methods share: one model for each cluster, private selection among them, sums by cluster.
+
+IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) and HypCluster (Mansour et
+al., arXiv:2002.10619, 2020): in every round each client selects the cluster whose model fits its data best, trains that
+model, and the server averages what the members of a cluster release. Here the selection is private (the exponential
+mechanism, `tff_pdp.privacy.selection`), and may stop after the first rounds, each of which costs budget; from then on
+a client stays in the cluster it is in ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
+"""
+
+import collections
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import State, map_weights
+from tff_pdp.models.base import Weights
+
+
+def init_clusters(weights: Weights, num_clusters: int, init_stddev: float) -> State:
+    """The server's first state: `centroids`, of shape `[num_clusters, ...]`, and `round`, of which there were none.
+
+    The first cluster starts from the given weights, the others near them: clusters that start alike select alike.
+
+    Args:
+      weights: initial weights; public.
+      num_clusters: how many clusters.
+      init_stddev: standard deviation of what is added, drawn from a public seed.
+    """
+
+    def stack(position: int, value: tf.Tensor) -> tf.Tensor:
+        shape = [num_clusters - 1, *value.shape.as_list()]
+        others = tf.random.stateless_normal(shape, seed=(position, num_clusters), stddev=init_stddev)
+        return tf.concat([value[tf.newaxis], value[tf.newaxis] + others], axis=0)
+
+    centroids = collections.OrderedDict(
+        (name, stack(position, tf.convert_to_tensor(value))) for position, (name, value) in enumerate(weights.items())
+    )
+    return {"centroids": centroids, "round": tf.constant(0)}
+
+
+def init_member(broadcast: State) -> State:
+    """The state of a client that takes part for the first time: a `cluster` and `weights` of its own."""
+    return {"weights": centroid_of(broadcast, tf.constant(0)), "cluster": tf.constant(0)}
+
+
+def cluster_of(client_state: State, hparams: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """The cluster just selected or, in rounds without selection, the one the client is in: int32 scalar."""
+    selected = hparams["selected"]
+    return tf.where(selected >= 0, selected, client_state["cluster"])
+
+
+def centroid_of(broadcast: State, cluster: tf.Tensor) -> Weights:
+    """The model of one cluster."""
+    return map_weights(lambda stacked: tf.gather(stacked, cluster), broadcast["centroids"])
+
+
+def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int) -> dict[str, Weights]:
+    """A client's movement in its cluster's place and zeros in the others', and a one where it counts as a member.
+
+    Which cluster a client is in is a function of its private selection, so its sum may be released like the movement.
+    """
+    place = tf.one_hot(cluster, num_clusters)
+
+    def put(value: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(place, [num_clusters] + [1] * value.shape.rank) * value[tf.newaxis]
+
+    return {"movement": map_weights(put, movement), "members": {"count": place}}
+
+
+def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:
+    """Moves each cluster's model by the mean of its members' movements; one without members keeps its model."""
+    members = tf.maximum(aggregates["members"]["count"], 1.0)
+
+    def move(centroids: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        return centroids + total / tf.reshape(members, [-1] + [1] * (centroids.shape.rank - 1))
+
+    return {
+        "centroids": map_weights(move, state["centroids"], aggregates["movement"]),
+        "round": state["round"] + 1,
+    }

@@ -1,0 +1,50 @@
+"""Local fine-tuning: FedAvg first, then every client goes on alone from the shared weights.
+
+A baseline for personalisation (Wang et al., "Federated Evaluation of On-device Personalization", arXiv:1910.10252).
+Once fine-tuning has begun, nothing more leaves a client.
+"""
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
+from tff_pdp.algorithms.local_sgd import local_sgd
+
+
+def build_finetune(*, rounds: int, federated_fraction: float = 0.5) -> Algorithm:
+    """Builds fine-tuning. Server state: the shared weights and the number of rounds so far. Client state: its weights.
+
+    Args:
+      rounds: of the whole training.
+      federated_fraction: share of them that train the shared model; fine-tuning takes the rest.
+    """
+    federated_rounds = rounds_of(federated_fraction, rounds)
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        starts_shared = broadcast["round"] <= federated_rounds
+        start = choose(starts_shared, broadcast["weights"], client_state["weights"])
+        weights = local_sgd(
+            start, data, grad_fn, learning_rate=hparams["learning_rate"], local_steps=hparams["local_steps"]
+        )
+        is_federated = broadcast["round"] < federated_rounds
+        update = map_weights(lambda new, old: tf.where(is_federated, new - old, 0.0), weights, start)
+        return ClientResult(state={"weights": weights}, released={"update": update})
+
+    return Algorithm(
+        name="finetune",
+        title="Fine-tuning",
+        hparams={"learning_rate": 0.1, "local_steps": 1},
+        released={"update": "mean"},
+        data_passes=1,
+        init_server=lambda weights: {"weights": weights, "round": tf.constant(0)},
+        broadcast=lambda state: {"weights": state["weights"], "round": state["round"]},
+        init_client=lambda broadcast: {"weights": broadcast["weights"]},
+        client_update=client_update,
+        server_update=lambda state, aggregates: {
+            "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"]),
+            "round": state["round"] + 1,
+        },
+        personalise=lambda broadcast, client_state: choose(
+            broadcast["round"] <= federated_rounds, broadcast["weights"], client_state["weights"]
+        ),
+        global_model=lambda state: state["weights"],
+    )

@@ -1,0 +1,79 @@
+"""MR-MTL within clusters that IFCA forms in the first rounds (Liu et al., NeurIPS 2022, algorithm 2).
+
+In the first rounds clients select a cluster and train its model as in IFCA. From then on each has weights of its own,
+trained with a pull to the mean of its cluster. (Algorithm 2 releases the difference to the cluster's mean all along;
+for the mean to stay the mean of its members it has to be the difference to a client's own weights in the second part,
+as in MR-MTL.)
+"""
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
+from tff_pdp.algorithms.clustering import (
+    centroid_of,
+    cluster_of,
+    init_clusters,
+    init_member,
+    move_centroids,
+    release_to_cluster,
+)
+from tff_pdp.algorithms.local_sgd import local_sgd
+
+
+def build_ifca_mr_mtl(
+    *,
+    rounds: int,
+    num_clusters: int = 4,
+    selection_fraction: float = 0.1,
+    init_stddev: float = 0.01,
+    prox_inside_clip: bool = False,
+) -> Algorithm:
+    """Builds the method. Server state: each cluster's mean, the round. Client state: its cluster and its weights.
+
+    Released: the movement and the membership, each in the place of the client's cluster, as sums.
+
+    Args:
+      rounds: of the whole training.
+      num_clusters: how many clusters.
+      selection_fraction: share of the rounds, from the first, in which clients select their cluster.
+      init_stddev: how far the clusters' first models lie apart.
+      prox_inside_clip: as the paper's released code; see `local_sgd`.
+    """
+    selection_rounds = rounds_of(selection_fraction, rounds)
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        cluster = cluster_of(client_state, hparams)
+        centroid = centroid_of(broadcast, cluster)
+        is_clustering = broadcast["round"] < selection_rounds
+        start = choose(is_clustering, centroid, client_state["weights"])
+        weights = local_sgd(
+            start,
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+            anchor=centroid,
+            prox_weight=tf.where(is_clustering, 0.0, hparams["prox_weight"]),
+            prox_inside_clip=prox_inside_clip,
+        )
+        return ClientResult(
+            state={"weights": weights, "cluster": cluster},
+            released=release_to_cluster(map_weights(tf.subtract, weights, start), cluster, num_clusters),
+        )
+
+    return Algorithm(
+        name="ifca_mr_mtl",
+        title="IFCA, then MR-MTL",
+        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        released={"movement": "sum", "members": "sum"},
+        data_passes=1,
+        init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),
+        broadcast=lambda state: {"centroids": state["centroids"], "round": state["round"]},
+        init_client=init_member,
+        client_update=client_update,
+        server_update=move_centroids,
+        personalise=lambda broadcast, client_state: client_state["weights"],
+        global_model=None,
+        candidates=lambda broadcast: broadcast["centroids"],
+        selection_rounds=selection_rounds,
+    )

@@ -1,0 +1,150 @@
+"""The thesis's figures, drawn from a reproduction: privacy against utility, lambda, and what privacy overhead costs."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_pdp.files import replacing
+from tff_pdp.models.metrics import Metric
+from tff_pdp.reports import svg
+from tff_pdp.reports.metric_texts import metric_text
+from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
+from tff_pdp.reproduce.means import Mean
+from tff_pdp.reproduce.report import Reported, VariantReport
+from tff_pdp.reproduce.settings import METHODS, OVERHEAD_METHODS
+
+_WIDTH, _HEIGHT = 7.6, 4.4
+_BESIDE = 3.6
+_DOTS_PER_INCH = 150
+# Drawn as lines across the figure of lambda, on which they do not depend.
+_WITHOUT_LAMBDA = ("local_only", "fed_avg", "mr_mtl_auto")
+
+
+def write_figures(report: Reported, folder: Path) -> list[Path]:
+    """Draws each variant's figures and writes them as SVG and PNG; those without figures to show are left out.
+
+    Returns:
+      The files, named `<figure>.svg` for the default variant and `<figure>_<variant>.svg` for others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawings: dict[str, Callable[[VariantReport, Reported], Figure | None]] = {
+        "privacy_utility": privacy_utility_figure,
+        "privacy_overhead": privacy_overhead_figure,
+        "lambda": lambda_figure,
+    }
+    written = []
+    for variant in report.variants:
+        for name, draw in drawings.items():
+            stem = name if variant.name == "default" else f"{name}_{variant.name}"
+            with svg.style(stem):
+                figure = draw(variant, report)
+                written += [_save(figure, folder / f"{stem}.{kind}") for kind in ("svg", "png") if figure]
+    return written
+
+
+def privacy_utility_figure(variant: VariantReport, report: Reported) -> Figure | None:
+    """The metric against epsilon, a line for each method, with the thesis's figures as stars (its figure 1.3)."""
+    return _against_epsilon(variant, report, tuple(METHODS), f"{report.title}\n{variant.title}")
+
+
+def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure | None:
+    """The same for those methods whose overhead the thesis discusses (its figure 1.4); None without such a method."""
+    shown = {mean.method for mean in variant.means}
+    if not shown & {"ditto", "ifca", "ifca_fed_avg"}:
+        return None
+    return _against_epsilon(variant, report, OVERHEAD_METHODS, f"Privacy overhead\n{report.title}, {variant.title}")
+
+
+def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
+    """The metric against lambda at each epsilon, local training and FedAvg as lines across (its figure 1.5)."""
+    epsilons = sorted({mean.epsilon for mean in variant.grid})
+    if not epsilons:
+        return None
+    figure = Figure(figsize=(max(_WIDTH, _BESIDE * len(epsilons)), _HEIGHT), layout="constrained")
+    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
+    for axes, epsilon in zip(panels, epsilons, strict=True):
+        for name in METHODS:
+            points = [mean for mean in variant.grid if (mean.method, mean.epsilon) == (name, epsilon)]
+            points.sort(key=lambda mean: mean.prox_weight or 0.0)
+            if points:
+                _plot(axes, name, [mean.prox_weight or 0.0 for mean in points], points)
+        for mean in variant.means:
+            if mean.epsilon == epsilon and mean.method in _WITHOUT_LAMBDA:
+                style = _style(mean.method)
+                axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
+                if mean.deviation:
+                    low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
+                    axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
+        # Lambda may be zero.
+        smallest = min((mean.prox_weight for mean in variant.grid if mean.prox_weight), default=1.0)
+        axes.set_xscale("symlog", linthresh=smallest)
+        axes.set_title(f"ε = {_epsilon_text(epsilon)}", fontsize=10)
+        axes.set_xlabel("λ")
+    panels[0].set_ylabel(f"test {metric_text(report.metric).axis}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=5, title=f"{report.title}, {variant.title}")
+    return figure
+
+
+def _against_epsilon(
+    variant: VariantReport, report: Reported, methods: Sequence[str], title: str
+) -> Figure | None:
+    drawn = [mean for mean in variant.means if math.isfinite(mean.epsilon) and mean.method in methods]
+    if not drawn:
+        return None
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    for name in methods:
+        points = sorted((mean for mean in drawn if mean.method == name), key=lambda mean: mean.epsilon)
+        if points:
+            _plot(axes, name, [mean.epsilon for mean in points], points)
+    shown = {(mean.method, mean.epsilon) for mean in drawn}
+    stated = [(epsilon, value, name) for (name, epsilon), value in report.paper.items() if (name, epsilon) in shown]
+    for index, (epsilon, value, name) in enumerate(stated):
+        label = None if index else "stated in the paper's README"
+        axes.plot(epsilon, value, "*", color=_style(name)["color"], markersize=13, label=label, zorder=5)
+    axes.set_xscale("log")
+    ticks = sorted({mean.epsilon for mean in drawn})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("ε of every silo")
+    axes.set_ylabel(f"test {metric_text(report.metric).axis}")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=4, title=title)
+    return figure
+
+
+def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean]) -> None:
+    style = _style(name)
+    values = [mean.mean for mean in means]
+    axes.plot(places, values, marker=style["marker"], markersize=5, **{k: style[k] for k in ("color", "linestyle", "label")})
+    if any(mean.deviation for mean in means):
+        low = [mean.mean - (mean.deviation or 0.0) for mean in means]
+        high = [mean.mean + (mean.deviation or 0.0) for mean in means]
+        axes.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0)
+
+
+def _style(name: str) -> dict[str, str]:
+    """A method looks the same in every figure, whichever others are in it."""
+    place = list(METHODS).index(name)
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": LINES[place // len(COLOURS)],
+        "label": METHODS[name].title,
+    }
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    with replacing(path) as staging:
+        # Without a date, the same results give the same file.
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(staging, format=path.suffix[1:], dpi=_DOTS_PER_INCH, metadata=metadata, facecolor="white")
+    return path
+
+
+def _epsilon_text(epsilon: float) -> str:
+    return f"{epsilon:g}" if math.isfinite(epsilon) else "∞"

@@ -1,0 +1,43 @@
+"""Where a setting's raw data lie, and which data they are."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from tff_pdp.errors import DataError
+from tff_pdp.reproduce.settings import Setting
+
+DATA_VARIABLE = "TFF_PDP_DATA"
+_BLOCK = 2**20
+
+
+def find_input(setting: Setting, folder: str | None) -> Path:
+    """Returns a setting's raw data.
+
+    Args:
+      setting: which data.
+      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names.
+
+    Raises:
+      DataError: no folder is named, or it does not hold the data.
+    """
+    named = folder or os.environ.get(DATA_VARIABLE)
+    if not named:
+        raise DataError(f"give the folder that holds {setting.inputs[0]}: --data DIR, or set {DATA_VARIABLE}")
+    for name in setting.inputs:
+        path = Path(named) / name
+        if path.exists():
+            return path.absolute()
+    raise DataError(f"{named} holds none of: {', '.join(setting.inputs)} ({setting.origin})")
+
+
+def digest_of(path: Path) -> str:
+    """A sha256 of a file, or of the names and contents of a folder's files."""
+    digest = hashlib.sha256()
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    for file in files:
+        digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
+        with open(file, "rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()

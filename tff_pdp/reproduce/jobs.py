@@ -1,0 +1,176 @@
+"""What a reproduction consists of: one job for each variant, method, epsilon and seed, and the experiment each runs."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import tff_pdp
+from tff_pdp.config import ExperimentConfig, load_config
+from tff_pdp.errors import ConfigError
+from tff_pdp.reproduce.settings import GRID_METHODS, METHODS, SETTINGS, Scale, Setting, Variant
+
+# Of an experiment, what is computed does not depend on them.
+_NOT_DECISIVE = ("title", "output", "export", "tuning")
+_NOT_DECISIVE_IN_TRAINING = ("evaluate_every", "checkpoint_every", "device", "clients_per_call", "test_only_seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run: everything is a function of it, of the reproduction's settings and of the data.
+
+    Attributes:
+      variant: name of a variant of the setting.
+      method: a name in `METHODS`.
+      epsilon: every silo's budget; infinite for no privacy.
+      seed: of batches and noise, and of the split where the setting says so.
+      prox_weight: lambda of a run for the grid; None for a run with the configuration's.
+    """
+
+    variant: str
+    method: str
+    epsilon: float
+    seed: int
+    prox_weight: float | None = None
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Jobs of a group share computations: a process that has run one runs another faster."""
+        return self.method, self.variant
+
+    def __str__(self) -> str:
+        grid = "" if self.prox_weight is None else f", lambda {self.prox_weight:g}"
+        return f"{self.method} ({self.variant}), epsilon {self.epsilon:g}, seed {self.seed}{grid}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+    """What the user asked for, completed: a setting at a scale, and what to sweep.
+
+    Attributes:
+      setting_name: a name in `SETTINGS`.
+      scale_name: of one of its scales.
+      variant_names: of its variants, in the order they are run.
+      methods: names in `METHODS`.
+      epsilons: of every silo.
+      seeds: number of repetitions.
+      lambdas: the grid; empty for none.
+      data_input: the raw data.
+      data_digest: which data they are.
+      output: folder of all results.
+    """
+
+    setting_name: str
+    scale_name: str
+    variant_names: tuple[str, ...]
+    methods: tuple[str, ...]
+    epsilons: tuple[float, ...]
+    seeds: int
+    lambdas: tuple[float, ...]
+    data_input: Path
+    data_digest: str
+    output: Path
+
+    def __post_init__(self):
+        for name in self.methods:
+            if name not in METHODS:
+                raise ConfigError(f"--methods {name!r} is not known; known: {', '.join(METHODS)}")
+        for epsilon in self.epsilons:
+            if not epsilon > 0:
+                raise ConfigError(f"--epsilons {epsilon:g} must be positive; inf is for no privacy")
+        for value in self.lambdas:
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"--grid {value:g} must be finite and not negative")
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds {self.seeds} must be at least 1")
+
+    @property
+    def setting(self) -> Setting:
+        """The data set."""
+        return SETTINGS[self.setting_name]
+
+    @property
+    def scale(self) -> Scale:
+        """How much is run."""
+        return self.setting.scales[self.scale_name]
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name."""
+        return next(variant for variant in self.setting.variants if variant.name == name)
+
+    def jobs(self) -> list[Job]:
+        """Every job, those of the first variant and without a grid first."""
+        plain = [
+            Job(*parts)
+            for parts in itertools.product(self.variant_names, self.methods, self.epsilons, range(self.seeds))
+        ]
+        methods = [name for name in self.methods if name in GRID_METHODS]
+        grid = [
+            Job(variant, method, epsilon, seed, prox_weight)
+            for variant, method, epsilon, prox_weight, seed in itertools.product(
+                self.variant_names, methods, self.epsilons, self.lambdas, range(self.seeds)
+            )
+        ]
+        return plain + grid
+
+    def config(self, job: Job) -> ExperimentConfig:
+        """The experiment that a job runs.
+
+        Raises:
+          ConfigError: the configuration, as it is overridden here, is not valid.
+        """
+        base = self._base_config(job.variant, job.method, job.prox_weight)
+        is_private = math.isfinite(job.epsilon)
+        privacy = dataclasses.replace(
+            base.privacy,
+            plan=base.privacy.plan if is_private else "none",
+            budgets={**base.privacy.budgets, "epsilon": job.epsilon} if is_private else {},
+        )
+        data = dataclasses.replace(base.data, seed=job.seed if self.setting.seed_splits else base.data.seed)
+        return dataclasses.replace(
+            base,
+            data=data,
+            privacy=privacy,
+            training=dataclasses.replace(base.training, test_only_seed=job.seed),
+            output=str(self.output / "data" / _digest([self.data_digest, dataclasses.asdict(data)])[:16]),
+        )
+
+    def digest(self, job: Job) -> str:
+        """A hash of all that decides a job's result besides the job itself: rows with another one are not its."""
+        content = self._base_config(job.variant, job.method, job.prox_weight).to_dict()
+        for key in _NOT_DECISIVE:
+            del content[key]
+        for key in _NOT_DECISIVE_IN_TRAINING:
+            del content["training"][key]
+        del content["data"]["input"], content["privacy"]["budgets"]["epsilon"]
+        return _digest([tff_pdp.__version__, self.data_digest, self.setting.seed_splits, content])
+
+    @functools.cache  # noqa: B019 - a reproduction lives as long as its command.
+    def _base_config(self, variant_name: str, method: str, prox_weight: float | None) -> ExperimentConfig:
+        """The configuration of one method, before epsilon and seed."""
+        variant, swept = self.variant(variant_name), METHODS[method]
+        path = self.setting.config_file
+        overrides = {**self.scale.overrides, **variant.overrides, "data.input": str(self.data_input)}
+        whole = load_config(path, overrides)
+        if swept.algorithm not in whole.algorithms:
+            raise ConfigError(f"{path}: algorithms has no {swept.algorithm!r}, which {method!r} needs")
+        settings = {
+            **whole.algorithms[swept.algorithm],
+            **variant.algorithm_settings.get(swept.algorithm, {}),
+            **swept.settings,
+        }
+        if prox_weight is not None:
+            settings["prox_weight"] = prox_weight
+        return dataclasses.replace(
+            whole,
+            algorithms={swept.algorithm: settings},
+            export=dataclasses.replace(whole.export, algorithm=swept.algorithm),
+        )
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

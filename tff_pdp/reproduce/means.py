@@ -1,0 +1,74 @@
+"""Result rows put together over seeds, and held against what the thesis says."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tff_pdp.models.metrics import Metric
+from tff_pdp.reproduce.settings import Statement
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """The figure of one method at one epsilon, over seeds.
+
+    Attributes:
+      method: a name in `METHODS`.
+      epsilon: of every silo.
+      prox_weight: lambda, for a point of the grid.
+      mean: over seeds.
+      deviation: sample standard deviation over seeds; None of one seed.
+      seeds: how many.
+      epsilon_spent: the largest over silos and seeds.
+    """
+
+    method: str
+    epsilon: float
+    prox_weight: float | None
+    mean: float
+    deviation: float | None
+    seeds: int
+    epsilon_spent: float
+
+
+def means_over_seeds(rows: Iterable[Mapping[str, Any]], *, is_grid: bool = False) -> list[Mean]:
+    """One mean for each method, epsilon and, of a grid, lambda, in the order of their first rows."""
+    groups: dict[tuple, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        key = (row["method"], float(row["epsilon"]), row["prox_weight"] if is_grid else None)
+        groups.setdefault(key, []).append(row)
+    return [
+        Mean(
+            *key,
+            mean=statistics.fmean(row["value"] for row in group),
+            deviation=statistics.stdev(row["value"] for row in group) if len(group) > 1 else None,
+            seeds=len(group),
+            epsilon_spent=max(float(row["epsilon_spent"]) for row in group),
+        )
+        for key, group in groups.items()
+    ]
+
+
+def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:
+    """For each method and epsilon of a grid the best lambda: chosen on test examples, as the thesis does it."""
+    best: dict[tuple[str, float], Mean] = {}
+    for mean in means:
+        key = (mean.method, mean.epsilon)
+        if key not in best or is_better(mean.mean, best[key].mean, metric):
+            best[key] = mean
+    return list(best.values())
+
+
+def is_better(one: float, other: float, metric: Metric) -> bool:
+    """Whether one value of a metric is better than another."""
+    return one > other if metric.higher_is_better else one < other
+
+
+def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool | None:
+    """Whether what the thesis says of two methods holds here; None where not both were run at its epsilon."""
+    values = {(mean.method, mean.epsilon): mean.mean for mean in means}
+    epsilons = {mean.epsilon for mean in means} if statement.epsilon is None else {statement.epsilon}
+    pairs = [(values.get((statement.better, epsilon)), values.get((statement.worse, epsilon))) for epsilon in epsilons]
+    compared = [is_better(one, other, metric) for one, other in pairs if one is not None and other is not None]
+    return all(compared) if compared else None

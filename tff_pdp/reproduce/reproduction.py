@@ -1,0 +1,131 @@
+"""The command `tff-pdp reproduce`: complete what the user asked for, sweep, and write table and figures."""
+
+import argparse
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.files import replace_text
+from tff_pdp.reproduce.inputs import digest_of, find_input
+from tff_pdp.reproduce.jobs import Job, Reproduction
+from tff_pdp.reproduce.report import Reported, build_report
+from tff_pdp.reproduce.results import Outcome
+from tff_pdp.reproduce.settings import SETTINGS
+from tff_pdp.reproduce.sweep import FAILURES_FILE, sweep
+from tff_pdp.reproduce.tables import report_text
+from tff_pdp.reproduce.workers import BuildRunner
+
+DEFAULT_OUTPUT = Path("runs") / "reproduce"
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildJobRunner:
+    """Builds what runs a reproduction's jobs in a worker process.
+
+    Attributes:
+      reproduction: whose jobs.
+      num_threads: how many threads TensorFlow may use in one process.
+    """
+
+    reproduction: Reproduction
+    num_threads: int
+
+    def __call__(self) -> Callable[[Job], Outcome]:
+        """Called in the worker process."""
+        # Not at the top: the command's own process needs no TensorFlow, which takes long to import.
+        from tff_pdp.reproduce.run import JobRunner
+
+        return JobRunner(self.reproduction, self.num_threads)
+
+
+def reproduce(options: argparse.Namespace, build_runner: BuildRunner | None = None) -> tuple[dict[str, Any], str]:
+    """Runs a reproduction.
+
+    Args:
+      options: of the command line; see `tff_pdp.cli`.
+      build_runner: builds what runs jobs in worker processes; None for `tff_pdp.reproduce.run`.
+
+    Returns:
+      What `--json` prints, and what is printed otherwise.
+
+    Raises:
+      ConfigError: an option is out of range, or another reproduction writes to the same folder.
+      DataError: the data are not there.
+    """
+    reproduction = build_reproduction(options)
+    num_cores = len(os.sched_getaffinity(0))
+    num_workers = num_cores if options.jobs is None else options.jobs
+    if num_workers < 1:
+        raise ConfigError(f"--jobs {num_workers} must be at least 1")
+    num_threads = max(1, num_cores // num_workers)
+    store, failures = sweep(reproduction, build_runner or BuildJobRunner(reproduction, num_threads), num_workers)
+    report = build_report(reproduction, store, failures)
+    return _write(reproduction, report, is_paper=options.paper)
+
+
+def build_reproduction(options: argparse.Namespace) -> Reproduction:
+    """Completes the options by what the setting and its scale say.
+
+    Raises:
+      ConfigError, DataError: as `reproduce`.
+    """
+    setting = SETTINGS[options.setting]
+    scale_name = options.scale or setting.default_scale
+    scale = setting.scales[scale_name]
+    variants = setting.chosen_variants(_words(options.variants), is_paper=options.paper)
+    data_input = find_input(setting, options.data)
+    grid = () if options.grid is None else tuple(options.grid) or scale.lambdas
+    return Reproduction(
+        setting_name=setting.name,
+        scale_name=scale_name,
+        variant_names=tuple(variant.name for variant in variants),
+        methods=_words(options.methods) or scale.methods,
+        epsilons=tuple(map(_epsilon, _words(options.epsilons))) or scale.epsilons,
+        seeds=scale.seeds if options.seeds is None else options.seeds,
+        lambdas=grid,
+        data_input=data_input,
+        data_digest=digest_of(data_input),
+        output=Path(options.output) if options.output else DEFAULT_OUTPUT / setting.name,
+    )
+
+
+def _write(reproduction: Reproduction, report: Reported, *, is_paper: bool) -> tuple[dict[str, Any], str]:
+    from tff_pdp.reproduce.figures import write_figures
+
+    output = reproduction.output
+    table = output / ("table_paper.md" if is_paper else "table.md")
+    text = report_text(report)
+    replace_text(table, text)
+    figures = write_figures(report, output / "figures")
+    results = {name: output / reproduction.variant(name).file_name("results") for name in reproduction.variant_names}
+    content = {
+        **report.as_dict(),
+        "results": {name: str(path) for name, path in results.items()},
+        "table": str(table),
+        "figures": [str(path) for path in figures],
+    }
+    places = [f"results: {path}" for path in results.values()]
+    places += [f"table:   {table}", f"figures: {output / 'figures'}"]
+    if report.failures:
+        places.append(f"{len(report.failures)} runs failed: {output / FAILURES_FILE}; the same command runs them again")
+    return content, "\n".join([text, *places])
+
+
+def _words(values: Sequence[str] | None) -> tuple[str, ...]:
+    """The words of an option that may be repeated, and separated by commas."""
+    words = [word for value in values or () for word in value.split(",") if word]
+    return tuple(dict.fromkeys(words))
+
+
+def _epsilon(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ConfigError(f"--epsilons {word!r} is not a number; inf is for no privacy")
+    return value

@@ -1,0 +1,151 @@
+"""One job of a reproduction, in a worker process: train a method in memory, test it, and return its row."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+from tff_pdp.config import ExperimentConfig
+from tff_pdp.data.manifest import SUCCESS_FILE
+from tff_pdp.errors import BudgetError
+from tff_pdp.privacy.plan import PrivacyPlan
+from tff_pdp.processes.compose import PersonalizedProcess
+from tff_pdp.reports.summary import mean_over_examples
+from tff_pdp.reproduce.jobs import Job, Reproduction
+from tff_pdp.reproduce.results import Outcome, result_row
+from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
+from tff_pdp.runtime.prepare import prepare_clients
+from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
+
+# Of the methods' settings, those that rows repeat.
+_ROW_SETTINGS = ("learning_rate", "prox_weight")
+# Data sets in memory: a seed may have one of its own.
+_KEPT_DATA = 8
+
+
+class JobRunner:
+    """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data."""
+
+    def __init__(self, reproduction: Reproduction, num_threads: int):
+        """Runs the jobs of one reproduction, all on one engine, with so many of TensorFlow's threads."""
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        self._reproduction = reproduction
+        self._open = contextlib.ExitStack()
+        self._has_engine = False
+        self._processes: dict[Hashable, PersonalizedProcess] = {}
+        self._data: OrderedDict[Hashable, tuple[ClientValues, ClientValues]] = OrderedDict()
+
+    def __call__(self, job: Job) -> Outcome:
+        """Trains and tests.
+
+        Raises:
+          ConfigError, DataError, EngineError: as their parts raise. A budget that allows no run is an outcome.
+        """
+        config = self._reproduction.config(job)
+        _prepare_once(config)
+        if not self._has_engine:
+            self._open.enter_context(experiment_engine(config))
+            self._has_engine = True
+        try:
+            method = self._method(config)
+            value = self._test_metric(config, method)
+        except BudgetError as error:
+            return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
+        (settings,) = config.algorithms.values()
+        return Outcome(
+            job,
+            result_row(
+                job,
+                self._reproduction.setting.row_metric,
+                value,
+                planned_epsilon(method.plan),
+                {name: settings[name] for name in _ROW_SETTINGS if name in settings},
+            ),
+        )
+
+    def close(self) -> None:
+        """Lets go of the engine."""
+        self._open.close()
+
+    def _method(self, config: ExperimentConfig) -> Method:
+        """The method, with computations that are compiled already where there are such."""
+        (name,) = config.algorithms
+        method = build_method(config, name)
+        return dataclasses.replace(method, process=self._processes.setdefault(_computations(config, method), method.process))
+
+    def _test_metric(self, config: ExperimentConfig, method: Method) -> float:
+        train, test = self._splits(config, method)
+        # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
+        state = dataclasses.replace(first_state(method, config.training.test_only_seed), ledger=None)
+        for round_number in range(1, config.training.rounds + 1):
+            state = run_round(method, state, round_number, train)
+        metrics = evaluate_clients(method, state, test)
+        measured = method.model.metric.example_name
+        value = mean_over_examples(
+            [float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
+            [method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
+        )
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the test metric is {value}: training diverged, or there are no test examples")
+        return value
+
+    def _splits(self, config: ExperimentConfig, method: Method) -> tuple[ClientValues, ClientValues]:
+        key = (config.output, json.dumps(config.to_dict()["privacy"]["feature_scaling"], sort_keys=True))
+        if key not in self._data:
+            self._data[key] = method.client_data("train"), method.client_data("test")
+            if len(self._data) > _KEPT_DATA:
+                self._data.popitem(last=False)
+        self._data.move_to_end(key)
+        return self._data[key]
+
+
+def planned_epsilon(plan: PrivacyPlan) -> float:
+    """Epsilon of a whole planned training, the largest over silos; infinite without privacy."""
+    ledger = plan.build_ledger()
+    if ledger is None:
+        return math.inf
+    for round_number in range(1, plan.rounds + 1):
+        plan.charge_round(ledger, round_number)
+    return max(ledger.epsilon(client_id).best for client_id in plan.budgets)
+
+
+def _computations(config: ExperimentConfig, method: Method) -> Hashable:
+    """Equal for methods whose TFF computations are the same: hyper-parameters, noise, data and seeds are arguments."""
+    content = config.to_dict()
+    (settings,) = content["algorithms"].values()
+    decisive = {
+        "algorithm": method.algorithm.name,
+        "settings": {name: value for name, value in settings.items() if name not in method.algorithm.hparams},
+        "model": content["model"],
+        "features": [content["data"]["input_shape"], content["data"]["num_classes"], len(method.clients.client_ids)],
+        "privacy": [content["privacy"]["sampler"], content["privacy"]["selection_loss_bound"]],
+        "rounds": content["training"]["rounds"],
+    }
+    return json.dumps(decisive, sort_keys=True)
+
+
+def _prepare_once(config: ExperimentConfig) -> None:
+    """Prepares the client dataset, unless it is there; another worker that wants the same one waits."""
+    with _locked(Path(config.output)):
+        if not (config.clients_folder / SUCCESS_FILE).exists():
+            prepare_clients(config)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

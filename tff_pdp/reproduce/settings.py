@@ -1,0 +1,414 @@
+"""The experiments of the MR-MTL thesis that can be repeated: data, variants, scales, and what the thesis says of them.
+
+Source: Liu, "On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, chapter 1 and appendices B
+and G ("the thesis"); its released code is github.com/kenziyuliu/private-cross-silo-fl.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR, Metric
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs" / "reproduce"
+LAMBDA_GRID = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+# Values of an experiment by dotted key, as `tff_pdp.config.load_config` takes them.
+Overrides = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SweptMethod:
+    """A row of the results: a method of the configuration, perhaps with other settings of its own."""
+
+    title: str
+    algorithm: str
+    settings: Overrides = dataclasses.field(default_factory=dict)
+
+
+METHODS = {
+    "local_only": SweptMethod("Local", "local_only"),
+    "fed_avg": SweptMethod("FedAvg", "fed_avg"),
+    "finetune": SweptMethod("Fine-tuning", "finetune"),
+    "mr_mtl": SweptMethod("MR-MTL", "mr_mtl"),
+    "mr_mtl_auto": SweptMethod("MR-MTL, automatic λ", "mr_mtl", {"prox_weight": "auto"}),
+    "ditto": SweptMethod("Ditto", "ditto"),
+    "mocha": SweptMethod("Mocha", "mocha"),
+    "ifca": SweptMethod("IFCA, every round", "ifca"),
+    "ifca_fed_avg": SweptMethod("IFCA, first rounds", "ifca_fed_avg"),
+    "ifca_mr_mtl": SweptMethod("IFCA, then MR-MTL", "ifca_mr_mtl"),
+    "ifca_local": SweptMethod("IFCA, then local", "ifca_local"),
+    "ifca_finetune": SweptMethod("IFCA, then fine-tuning", "ifca_finetune"),
+}
+# Whose figures are drawn against lambda.
+GRID_METHODS = ("mr_mtl", "ditto")
+# What selecting clusters and touching the data twice costs is seen in these.
+OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", "ifca")
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to run a setting; its rows are in `results.json`, or in `results_<name>.json` but for the default.
+
+    Attributes:
+      name: `default`, or what the files are named by.
+      title: for a reader.
+      is_paper: whether it is run with `--paper` instead of without.
+      is_optional: whether it is run only when it is asked for by name.
+      overrides: of the configuration.
+      algorithm_settings: of methods of the configuration, by name.
+      deviations: what is unlike the thesis in this variant and not in every one.
+    """
+
+    name: str
+    title: str
+    is_paper: bool = False
+    is_optional: bool = False
+    overrides: Overrides = dataclasses.field(default_factory=dict)
+    algorithm_settings: Mapping[str, Overrides] = dataclasses.field(default_factory=dict)
+    deviations: tuple[str, ...] = ()
+
+    def file_name(self, stem: str) -> str:
+        """Name of one of the variant's files.
+
+        >>> Variant("default", "").file_name("results"), Variant("paper", "").file_name("results")
+        ('results.json', 'results_paper.json')
+        """
+        return f"{stem}.json" if self.name == "default" else f"{stem}_{self.name}.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How much is run.
+
+    Attributes:
+      epsilons: of each silo; infinite for no privacy.
+      seeds: how many repetitions.
+      methods: of `METHODS`.
+      lambdas: the grid of `--grid`.
+      overrides: of the configuration.
+      deviation: how it falls short of the thesis; empty where it does not.
+    """
+
+    epsilons: tuple[float, ...]
+    seeds: int = 5
+    methods: tuple[str, ...] = tuple(METHODS)
+    lambdas: tuple[float, ...] = LAMBDA_GRID
+    overrides: Overrides = dataclasses.field(default_factory=dict)
+    deviation: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """What the thesis says of two methods: one is better, at one epsilon or at every one."""
+
+    better: str
+    worse: str
+    source: str
+    epsilon: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The statement as a sentence."""
+        place = "at every ε" if self.epsilon is None else f"at ε = {self.epsilon:g}"
+        return f"{METHODS[self.better].title} is better than {METHODS[self.worse].title} {place} ({self.source})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One data set of the thesis.
+
+    Attributes:
+      name: as the command knows it, and of its file under `configs/reproduce`.
+      title: for a reader.
+      metric: what is measured on test examples.
+      inputs: where the raw data may lie under the data folder, the best first.
+      origin: where they come from.
+      seed_splits: whether a seed decides the division into training and test as well, or noise and batches alone.
+      scales: by name.
+      default_scale: the one run where none is named.
+      variants: the default of each kind first.
+      paper_values: test metric by method and epsilon, as the released code's README states it.
+      statements: what the thesis says of methods' order.
+      deviations: what is unlike the thesis in every variant.
+    """
+
+    name: str
+    title: str
+    metric: Metric
+    inputs: tuple[str, ...]
+    origin: str
+    seed_splits: bool
+    scales: Mapping[str, Scale]
+    default_scale: str
+    variants: tuple[Variant, ...]
+    paper_values: Mapping[tuple[str, float], float] = dataclasses.field(default_factory=dict)
+    statements: tuple[Statement, ...] = ()
+    deviations: tuple[str, ...] = ()
+
+    @property
+    def row_metric(self) -> str:
+        """The metric's name in result rows."""
+        return "mse" if self.metric == MEAN_SQUARED_ERROR else self.metric.name
+
+    @property
+    def config_file(self) -> Path:
+        """The experiment all runs are variations of."""
+        return CONFIGS / f"{self.name}.yaml"
+
+    def chosen_variants(self, names: tuple[str, ...] = (), *, is_paper: bool = False) -> tuple[Variant, ...]:
+        """The variants of those names, or those run by default.
+
+        Raises:
+          ConfigError: there is no variant of that name.
+        """
+        known = {variant.name: variant for variant in self.variants if variant.is_paper == is_paper}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"--variants {name!r} is not one of {self.name}'s: {', '.join(known)}")
+        return tuple(known[name] for name in names or known if names or not known[name].is_optional)
+
+
+_PAPER_FORMS = {
+    "mr_mtl": {"prox_inside_clip": True},
+    "ditto": {"prox_inside_clip": True},
+    "ifca_mr_mtl": {"prox_inside_clip": True},
+    "mocha": {"paper_covariance": True},
+}
+_PAPER_OVERRIDES = {"privacy.sampler": "paper_shuffled", "privacy.noise_calibration": "paper_rdp"}
+_OWN_STATISTICS = {"privacy.feature_scaling": {"kind": "paper_private_standardisation"}}
+
+_SOUND_DEVIATIONS = (
+    "sampler: Poisson batches, for which the accounting holds; the thesis takes disjoint parts of a shuffled epoch",
+    "noise: the least that the budget allows by the best of three accountants; the released code, by RDP at few orders, "
+    "adds about a fifth more",
+    "proximal term: added after clipping and noise; the released code clips it together with the data's gradient",
+)
+_PAPER_DEVIATIONS = (
+    "noise: the classic RDP conversion at the released code's orders; which conversion the published figures were made "
+    "with is not stated, this one gives them",
+)
+_COMMON_SCALING = "features: scaled by public constants, the same in every silo; the thesis scales each silo by its own "
+_PUBLIC_SCALING_DEVIATION = _COMMON_SCALING + "exact means and standard deviations, which no guarantee survives"
+_COMMON_DEVIATIONS = (
+    "aggregation: silos count the same; the released code weights them by their numbers of examples",
+    "rounds: T, as the text says; the released code runs T + 1",
+    "hyper-parameters: those of the configuration, not tuned for each ε and method over the thesis's grids",
+    "seeds: batches and noise are drawn from small test-only seeds, so these figures are NOT private",
+)
+_ONE_INITIALISATION = "initial weights: the same for all seeds"
+
+
+def _tabular_variants(public: str = _PUBLIC_SCALING_DEVIATION) -> tuple[Variant, ...]:
+    """With the sound choices and with the paper's, each with both ways to scale features."""
+    return (
+        Variant("default", "common scaling", deviations=(*_SOUND_DEVIATIONS, public)),
+        Variant("silo_scaling", "scaling per silo", overrides=_OWN_STATISTICS, deviations=_SOUND_DEVIATIONS),
+        Variant(
+            "paper",
+            "the paper's choices",
+            is_paper=True,
+            overrides={**_PAPER_OVERRIDES, **_OWN_STATISTICS},
+            algorithm_settings=_PAPER_FORMS,
+            deviations=_PAPER_DEVIATIONS,
+        ),
+        Variant(
+            "paper_common_scaling",
+            "the paper's choices, common scaling",
+            is_paper=True,
+            overrides=_PAPER_OVERRIDES,
+            algorithm_settings=_PAPER_FORMS,
+            deviations=(*_PAPER_DEVIATIONS, public),
+        ),
+    )
+
+
+def _image_variants(extra: Mapping[str, tuple[str, Overrides]] | None = None) -> tuple[Variant, ...]:
+    """With the sound choices and with the paper's, each as it is and with further overrides if asked for."""
+    sound = Variant("default", "as prepared", deviations=_SOUND_DEVIATIONS)
+    paper = Variant(
+        "paper",
+        "the paper's choices",
+        is_paper=True,
+        overrides=_PAPER_OVERRIDES,
+        algorithm_settings=_PAPER_FORMS,
+        deviations=_PAPER_DEVIATIONS,
+    )
+    more = [
+        dataclasses.replace(
+            base,
+            name=name if base is sound else f"paper_{name}",
+            title=title if base is sound else f"the paper's choices, {title}",
+            is_optional=True,
+            overrides={**base.overrides, **overrides},
+        )
+        for base in (sound, paper)
+        for name, (title, overrides) in (extra or {}).items()
+    ]
+    return (sound, paper, *more)
+
+
+_SCHOOL = Setting(
+    name="school",
+    title="School: exam scores of the pupils of 139 schools",
+    metric=MEAN_SQUARED_ERROR,
+    inputs=("school/school.mat",),
+    origin="data/school/school.mat of github.com/kenziyuliu/private-cross-silo-fl",
+    seed_splits=True,
+    scales={
+        "full": Scale(epsilons=(1.0, 2.0, 3.0, 4.0, 6.0, 8.0)),
+        "small": Scale(
+            epsilons=(6.0,),
+            seeds=2,
+            lambdas=(0.1, 1.0, 10.0),
+            overrides={"training.rounds": 40},
+            deviation="scale: 40 of 200 rounds and 2 of 5 seeds",
+        ),
+    },
+    default_scale="full",
+    variants=_tabular_variants(),
+    paper_values={("fed_avg", 6.0): 0.02564, ("local_only", 6.0): 0.02628, ("mr_mtl", 6.0): 0.02394},
+    statements=(
+        Statement("mr_mtl", "fed_avg", "figure 1.3 b", 6.0),
+        Statement("mr_mtl", "local_only", "figure 1.3 b", 6.0),
+        Statement("fed_avg", "local_only", "the released code's README", 6.0),
+        Statement("mr_mtl", "ditto", "figure 1.4"),
+        Statement("ifca_fed_avg", "ifca", "figure 1.4"),
+    ),
+    deviations=(
+        *_COMMON_DEVIATIONS,
+        "seeds: each decides the division into training and test as well, as in the released code, by another hash",
+    ),
+)
+
+_VEHICLE = Setting(
+    name="vehicle",
+    title="Vehicle: two kinds of vehicles told apart by 23 road-side sensors",
+    metric=ACCURACY,
+    inputs=("vehicle/mytrain.json",),
+    origin="the SensIT vehicle data as LEAF-like JSON, one user a sensor",
+    seed_splits=True,
+    scales={
+        "full": Scale(epsilons=(0.5, 2.0, 8.0)),
+        "small": Scale(
+            epsilons=(8.0,),
+            seeds=2,
+            lambdas=(0.1, 1.0, 10.0),
+            overrides={"training.rounds": 80},
+            deviation="scale: 80 of 400 rounds and 2 of 5 seeds",
+        ),
+    },
+    default_scale="full",
+    variants=_tabular_variants(
+        _COMMON_SCALING + "statistics. Here features are as the file has them: standardised over all sensors by whoever "
+        "made it, which no ledger knows of"
+    ),
+    statements=(
+        Statement("mr_mtl", "fed_avg", "figure 1.3 a", 0.5),
+        Statement("mr_mtl", "local_only", "figure 1.3 a", 0.5),
+        Statement("mr_mtl", "ditto", "figure 1.4"),
+        Statement("ifca_fed_avg", "ifca", "figure 1.4"),
+    ),
+    deviations=(
+        *_COMMON_DEVIATIONS,
+        "data: the published training part of a subset, 1,860 examples, of which a quarter is for test here; the thesis "
+        "has 872 to 1,933 training examples in each silo, here there are 5 to 400, so the same ε leaves far less",
+        "seeds: each decides the division into training and test as well",
+    ),
+)
+
+_ROTATED_MNIST = Setting(
+    name="rotated_mnist",
+    title="Rotated and masked MNIST: silos in four known clusters",
+    metric=ACCURACY,
+    inputs=("mnist",),
+    origin="the four idx.gz files of MNIST",
+    seed_splits=False,
+    scales={
+        "full": Scale(epsilons=(0.5, 1.0, 2.0)),
+        "small": Scale(
+            epsilons=(0.5, 1.0, 2.0),
+            seeds=1,
+            methods=("local_only", "fed_avg", "mr_mtl", "ifca_fed_avg", "ifca_mr_mtl"),
+            lambdas=(0.01, 0.1, 1.0),
+            overrides={
+                "data.arguments.num_silos": 12,
+                "data.arguments.train_per_silo": 600,
+                "training.rounds": 60,
+                "model.arguments.channels": [8, 16],
+            },
+            deviation="scale: 12 of 40 silos with 600 of 1,500 training images each, a quarter of the network's "
+            "channels, 60 of 200 rounds, 1 of 5 seeds",
+        ),
+    },
+    default_scale="small",
+    variants=_image_variants(
+        {
+            "mask_25": ("a quarter masked", {"data.arguments.mask_fraction": 0.25}),
+            "mask_50": ("half masked", {"data.arguments.mask_fraction": 0.5}),
+        }
+    ),
+    statements=(
+        Statement("ifca_fed_avg", "fed_avg", "figure 1.6 a"),
+        Statement("ifca_mr_mtl", "mr_mtl", "figure 1.6 a"),
+        Statement("ifca_mr_mtl", "local_only", "figure 1.6 a"),
+    ),
+    deviations=(
+        *_COMMON_DEVIATIONS,
+        _ONE_INITIALISATION,
+        "δ: 1e-7, the released code's default; the thesis states none for this data set",
+        "clusters' first models: apart by noise of standard deviation 0.01 around common initial weights",
+    ),
+)
+
+_CIFAR10 = Setting(
+    name="cifar10_heterogeneous",
+    title="Heterogeneous CIFAR-10: silos with five classes each",
+    metric=ACCURACY,
+    inputs=("cifar10/cifar-10-python.tar.gz", "cifar10/cifar-10-batches-py", "cifar10/cifar-10-python-subset.tar.gz"),
+    origin="the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
+    seed_splits=False,
+    scales={
+        "full": Scale(epsilons=(1.0, 2.0, 4.0, 8.0)),
+        "small": Scale(
+            epsilons=(2.0, 8.0),
+            seeds=1,
+            methods=("local_only", "fed_avg", "finetune", "mr_mtl", "ditto"),
+            lambdas=(0.01, 0.1, 1.0),
+            overrides={
+                "data.arguments.num_silos": 10,
+                "training.rounds": 40,
+                "model.arguments.channels": [8, 16],
+            },
+            deviation="scale: 10 of 30 silos, a quarter of the network's channels, 40 of 200 rounds, 1 of 5 seeds",
+        ),
+    },
+    default_scale="small",
+    variants=_image_variants(),
+    statements=(
+        Statement("mr_mtl", "ditto", "appendix G.2"),
+        Statement("finetune", "local_only", "appendix G.1"),
+    ),
+    deviations=(
+        *_COMMON_DEVIATIONS,
+        _ONE_INITIALISATION,
+        "ε: the thesis's values are in its figures only",
+        "IFCA: the number of clusters is not stated; 4 here",
+    ),
+)
+
+SETTINGS = {setting.name: setting for setting in (_SCHOOL, _VEHICLE, _ROTATED_MNIST, _CIFAR10)}
+
+_SUBSET = "data: a part of the images, {name}; the thesis has all 50,000, so the same ε leaves less"
+
+
+def deviations(setting: Setting, scale: Scale, variant: Variant, data_input: Path) -> list[str]:
+    """What is unlike the thesis in a run, one sentence each."""
+    found = [*variant.deviations, *setting.deviations]
+    if scale.deviation:
+        found.append(scale.deviation)
+    if "subset" in data_input.name:
+        found.append(_SUBSET.format(name=data_input.name))
+    return found

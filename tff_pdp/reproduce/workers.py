@@ -1,0 +1,157 @@
+"""Worker processes that run jobs side by side; one that dies takes no other's job with it."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+_SECONDS_TO_END = 5.0
+
+
+class GroupedJob(Protocol):
+    """What a worker runs: picklable, and in a group whose jobs are best run by the same worker."""
+
+    @property
+    def group(self) -> Any:
+        """Equal for jobs that share preparations."""
+        ...
+
+
+class Finished(NamedTuple):
+    """A job that is over.
+
+    Attributes:
+      job: which.
+      result: what the runner returned; None where it raised or its process died.
+      error: the traceback, or what became of the process; empty where it went well.
+    """
+
+    job: Any
+    result: Any
+    error: str
+
+
+# Called once in each worker process: builds the function that runs jobs there, one after the other.
+BuildRunner = Callable[[], Callable[[Any], Any]]
+
+
+def run_jobs(
+    jobs: Sequence[GroupedJob], build_runner: BuildRunner, num_workers: int, log_file: Path
+) -> Iterator[Finished]:
+    """Runs jobs in worker processes, and yields each as it finishes.
+
+    Closing the iterator, as an exception in the loop over it does, ends the processes.
+
+    Args:
+      jobs: what to run; started in about this order, those of a group by one worker where that keeps nobody idle.
+      build_runner: picklable; see `BuildRunner`.
+      num_workers: how many processes, at most.
+      log_file: what workers print, Python's warnings and TensorFlow's messages included; appended to.
+    """
+    waiting = list(jobs)
+    workers: list[_Worker] = []
+    try:
+        for _ in range(min(num_workers, len(waiting))):
+            workers.append(_Worker(build_runner, log_file))
+        for worker in workers:
+            worker.start(_take(waiting, worker, workers))
+        while any(worker.job is not None for worker in workers):
+            for worker in _wait(workers):
+                finished = worker.finish()
+                if waiting and not worker.is_alive:
+                    worker.end()
+                    workers[workers.index(worker)] = worker = _Worker(build_runner, log_file)
+                if waiting:
+                    worker.start(_take(waiting, worker, workers))
+                yield finished
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -> Any:
+    """The next job for a worker: of its own group, of one that nobody is at, or any."""
+    busy = {other.group for other in workers if other is not worker and other.job is not None}
+    places = range(len(waiting))
+    own = (place for place in places if waiting[place].group == worker.group)
+    free = (place for place in places if waiting[place].group not in busy)
+    return waiting.pop(next(own, next(free, 0)))
+
+
+def _wait(workers: Sequence["_Worker"]) -> list["_Worker"]:
+    """Workers that have finished a job, or died over one."""
+    busy = [worker for worker in workers if worker.job is not None]
+    ready = connection.wait([worker.pipe for worker in busy])
+    return [worker for worker in busy if worker.pipe in ready]
+
+
+class _Worker:
+    """One process and the job it is at."""
+
+    def __init__(self, build_runner: BuildRunner, log_file: Path):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.job: Any = None
+        self.group: Any = None
+        # Not forked: TensorFlow's threads would not survive it. A daemon: it does not outlive a killed parent's pipe.
+        self._process = context.Process(target=_serve, args=(theirs, build_runner, str(log_file)), daemon=True)
+        self._process.start()
+        # Only the worker holds its end now, so that its death closes the pipe.
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def start(self, job: Any) -> None:
+        self.job, self.group = job, job.group
+        with contextlib.suppress(OSError):
+            # A process that is dead already is noticed when its answer is waited for.
+            self.pipe.send(job)
+
+    def finish(self) -> Finished:
+        job, self.job = self.job, None
+        try:
+            result, error = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_SECONDS_TO_END)
+            return Finished(job, None, f"its process ended with status {self._process.exitcode}")
+        return Finished(job, result, error)
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.terminate()
+        self._process.join(_SECONDS_TO_END)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Connection, build_runner: BuildRunner, log_file: str) -> None:
+    """A worker's whole life: takes jobs from the pipe until it is closed."""
+    # Ctrl-C reaches all processes of the terminal; the parent ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    run: Callable[[Any], Any] | None = None
+    while True:
+        try:
+            job = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            run = run or build_runner()
+            answer = (run(job), "")
+        except Exception:
+            answer = (None, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
