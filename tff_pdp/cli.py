@@ -1,4 +1,4 @@
-"""The command line, `tff-pdp`: prepare, train, evaluate, account, export, serve, predict, demo, reproduce, doctor.
+"""The command line: prepare, train, tune, evaluate, account, export, serve, predict, demo, reproduce, doctor.
 
 Nothing heavy is imported here: TensorFlow and TFF take many seconds, and `--help` should not.
 """
@@ -26,6 +26,23 @@ A whole experiment, in the order data flows:
 `tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
 """
 
+RAW_DATA = """\
+the experiment's data.source says what its data.input is:
+  leaf                   a folder of LEAF JSON of images (the default)
+  silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
+  rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
+  heterogeneous_cifar10  CIFAR-10's python version, to be divided so that each silo has a few classes
+options of a source go under data.arguments; tff_pdp/data/datasets.py explains them
+"""
+
+TUNING = """\
+every silo trains a secret, random number of candidates by itself, against one run of all silos, and releases the best;
+the cost is part of epsilon. docs/privacy.md explains it. For what follows, write the search into the experiment:
+  tuning:
+    search: {algorithm: mr_mtl, values: {prox_weight: [0.1, 1, 10]}, runs: geometric, mean_runs: 5}
+then tff-pdp evaluate and tff-pdp export treat the result as a trained method
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0 for success, 2 for a problem the user can mend."""
@@ -50,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     prepare = _command(commands, "prepare", "Turn raw client data into a client dataset (an Apache Beam job).")
+    prepare.epilog = RAW_DATA
     _add_config(prepare)
     prepare.add_argument("--overwrite", action="store_true", help="replace a client dataset prepared differently")
     prepare.set_defaults(run=_lazily("prepare"))
@@ -61,6 +79,29 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     train.add_argument("--overwrite", action="store_true", help="start again where a run exists")
     train.set_defaults(run=_lazily("train"))
+
+    tune = _command(commands, "tune", "Search hyper-parameters of one method privately, within each silo's budget.")
+    tune.epilog = TUNING
+    _add_config(tune)
+    _add_engine(tune)
+    tune.add_argument("--algorithm", metavar="NAME", help="the method to search; default: tuning.search.algorithm")
+    tune.add_argument(
+        "--values",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBERS",
+        help="values to try: --values prox_weight=0.1,1,10; may be repeated; default: tuning.search.values",
+    )
+    tune.add_argument(
+        "--runs",
+        metavar="HOW",
+        help="distribution of the number of runs: geometric (default), logarithmic, poisson, a shape; or fixed: each "
+        "candidate once",
+    )
+    tune.add_argument("--mean-runs", type=float, metavar="N", help="expected number of runs of each silo, above 1")
+    tune.add_argument("--resume", action="store_true", help="continue a search that was stopped")
+    tune.add_argument("--overwrite", action="store_true", help="start again where a run exists")
+    tune.set_defaults(run=_lazily("tune"))
 
     evaluate = _command(commands, "evaluate", "Test the personal models; write report.html and summary.json.")
     _add_config(evaluate)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ def train(options: argparse.Namespace) -> int:
 
     config = _config(options)
     done: dict[str, Any] = {}
-    names = options.algorithm or list(config.algorithms)
+    # A method with a search is trained by `tune`; asked for by its name, it is refused.
+    others = [name for name in config.algorithms if not config.tuning.search_for(name)]
+    names = options.algorithm or others or list(config.algorithms)
     for name in names:
         if name not in config.algorithms:
             raise ConfigError(
@@ -37,6 +40,20 @@ def train(options: argparse.Namespace) -> int:
         state = train_method(config, name, resume=options.resume, overwrite=options.overwrite)
         done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
     _show(options, done, "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()))
+    return 0
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Searches the hyper-parameters of one method, at a cost that its ledger is charged for."""
+    from tff_pdp.runtime.tune import tune as tune_method
+    from tff_pdp.runtime.tune import tune_summary, tune_text
+
+    config = _config(options, _search_overrides(options))
+    if config.tuning.search is None:
+        raise ConfigError("nothing to search: give tuning.search in the configuration, or --algorithm and --values")
+    tuned = tune_method(config, config.tuning.search.algorithm, resume=options.resume, overwrite=options.overwrite)
+    summary = tune_summary(config, tuned)
+    _show(options, summary, tune_text(summary))
     return 0
 
 
@@ -140,17 +157,37 @@ def _answer(label: Any, answer: Any) -> dict[str, Any]:
     return {"label": float(label), "predicted": float(answer)}
 
 
-def _config(options: argparse.Namespace) -> ExperimentConfig:
+def _config(options: argparse.Namespace, further: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """Reads the experiment, with what `--set`, options of the engine and `further` replace."""
     overrides = {}
     for assignment in options.set:
         key, separator, value = assignment.partition("=")
         if not separator:
             raise ConfigError(f"--set {assignment!r}: write KEY=VALUE")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {assignment!r}: {value!r} is not a YAML value") from None
-    return load_config(options.config, {**overrides, **_engine_overrides(options)})
+        overrides[key] = _yaml_value(f"--set {assignment!r}", value)
+    return load_config(options.config, {**overrides, **_engine_overrides(options), **(further or {})})
+
+
+def _search_overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """The search, as far as options describe it."""
+    given = {"algorithm": options.algorithm, "mean_runs": options.mean_runs}
+    if options.runs is not None:
+        given["runs"] = _yaml_value("--runs", options.runs)
+    if options.values:
+        given["values"] = {}
+    for assignment in options.values:
+        name, separator, numbers = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"--values {assignment!r}: write NAME=NUMBER,NUMBER,...")
+        given["values"][name] = _yaml_value("--values", f"[{numbers}]")
+    return {f"tuning.search.{key}": value for key, value in given.items() if value is not None}
+
+
+def _yaml_value(option: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{option}: {text!r} is not a YAML value") from None
 
 
 def _engine_overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -247,7 +247,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         *parents, last = key.split(".")
         target = content
         for parent in parents:
-            target = target.setdefault(parent, {}) if isinstance(target, dict) else None
+            if isinstance(target, dict) and target.get(parent) is None:
+                target[parent] = {}
+            target = target[parent] if isinstance(target, dict) else None
         if not isinstance(target, dict):
             raise ConfigError(f"{path}: there is no key {key!r} to set")
         target[last] = value

@@ -170,6 +170,8 @@ def test_mat_without_the_cells(prepare, tmp_path):
     fails(prepare, path, r"a\.mat: no variable X and no variable Y in it")
     scipy.io.savemat(path, {"X": cells(*X), "Y": np.zeros((3, 1))})
     fails(prepare, path, r"a\.mat: Y must be a cell of shape \(1, m\) or \(m, 1\), not float64 of shape \(3, 1\)")
+    scipy.io.savemat(path, {"X": np.concatenate([cells(*X), cells(*X)]), "Y": cells(*Y)})
+    fails(prepare, path, r"a\.mat: X must be a cell of shape .*, not object of shape \(2, 2\)")
     scipy.io.savemat(path, {"X": cells(*X), "Y": cells(*Y, Y[0])})
     fails(prepare, path, r"a\.mat: X has 2 cells and Y has 3")
 

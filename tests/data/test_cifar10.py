@@ -106,16 +106,17 @@ def test_tensorflow_datasets_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ConfigError, match="pip install tensorflow-datasets"):
         read_cifar10("tfds")
-    side = {"image": np.ones((2, 32, 32, 3), np.uint8), "label": np.array([3, 9])}
+    side = [{"image": np.ones((2, 32, 32, 3), np.uint8), "label": np.array(labels)} for labels in ([3, 9], [1, 0])]
 
     def load(name, split, batch_size, with_info):
-        assert (name, split, batch_size, with_info) == ("cifar10", ["train", "test"], -1, True)
-        return [side, side], types.SimpleNamespace(full_name="cifar10/3.0.2")
+        assert (name, split, with_info) == ("cifar10", ["train", "test"], True)
+        return [side[:1], side], types.SimpleNamespace(full_name="cifar10/3.0.2")
 
     stand_in = types.SimpleNamespace(load=load, as_numpy=lambda sides: sides)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", stand_in)
     cifar10 = read_cifar10("tfds")
-    assert cifar10.test.y.tolist() == [3, 9] and cifar10.origin == [{"name": "cifar10/3.0.2"}]
+    assert cifar10.train.y.tolist() == [3, 9] and cifar10.test.y.tolist() == [3, 9, 1, 0]
+    assert cifar10.origin == [{"name": "cifar10/3.0.2"}]
 
 
 def test_real_subset():

@@ -19,6 +19,7 @@ from tff_pdp.errors import ConfigError, DataError
 CIFAR10_SHAPE = (32, 32, 3)
 CIFAR10_CLASSES = 10
 TFDS = "tfds"
+_TFDS_BATCH = 1000
 _TRAIN_BATCH = re.compile(r"data_batch_\d+")
 _TEST_BATCH = re.compile(r"test_batch")
 
@@ -146,6 +147,10 @@ def _read_tfds() -> ImageDataset:
             "data.input: tfds needs TensorFlow Datasets; pip install tensorflow-datasets==4.9.10 importlib_resources, "
             "or name cifar-10-python.tar.gz or its folder"
         ) from error
-    sides, info = tfds.load("cifar10", split=["train", "test"], batch_size=-1, with_info=True)
-    train, test = (_images("tfds cifar10", side["image"], side["label"]) for side in tfds.as_numpy(sides))
-    return ImageDataset(train, test, origin=[{"name": info.full_name}])
+    sides, info = tfds.load("cifar10", split=["train", "test"], batch_size=_TFDS_BATCH, with_info=True)
+    images = []
+    for side in sides:
+        batches = list(tfds.as_numpy(side))
+        x, y = (np.concatenate([batch[key] for batch in batches]) for key in ("image", "label"))
+        images.append(_images(info.full_name, x, y))
+    return ImageDataset(*images, origin=[{"name": info.full_name}])

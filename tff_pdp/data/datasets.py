@@ -80,7 +80,7 @@ def build_rotated_mnist(
     train_per_silo: int = 1500,
     test_per_silo: int = 250,
 ) -> RawData:
-    """Rotated and masked MNIST (Liu et al., NeurIPS 2022, appendix B.1).
+    """Rotated and masked MNIST (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
     `data.input` is the folder of MNIST's four `idx.gz` files, or of others in their format with ten classes. The images
     of the silos are written to `workspace/rotated_mnist.npz`, which the job then reads. The manifest's parameters say
@@ -118,7 +118,7 @@ def build_rotated_mnist(
 def build_heterogeneous_cifar10(
     data: DataConfig, workspace: Path, *, num_silos: int = 30, classes_per_silo: int = 5
 ) -> RawData:
-    """CIFAR-10 divided among silos with a few classes each (Liu et al., NeurIPS 2022, appendix B.1).
+    """CIFAR-10 divided among silos with a few classes each (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
     `data.input` is the official `cifar-10-python.tar.gz`, its extracted folder, or `tfds` for TensorFlow Datasets. The
     images of the silos are written to `workspace/heterogeneous_cifar10.npz`, which the job then reads. CIFAR-10's own

@@ -1,7 +1,7 @@
 """CIFAR-10 divided among silos that each know a few of its classes, with random numbers of images of each.
 
-Source: Liu et al., "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022, appendix B.1, who
-follow the published code of Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021. Unlike
+Source: K. Z. Liu, "On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1, which
+follows the published code of Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021. Unlike
 there, no image is left over by rounding.
 """
 

@@ -1,6 +1,6 @@
 """Rotated and masked MNIST: silos in clusters that are known, with as much difference inside a cluster as one likes.
 
-Source: Liu et al., "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022, appendix B.1. The
+Source: K. Z. Liu, "On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1. The
 images are shuffled and divided evenly; groups of silos of equal size get rotations of their own; and each silo lays a
 mask of its own over all its images: patches of 2 x 2 white pixels, each there with a given probability.
 """

@@ -26,6 +26,8 @@ from tff_pdp.privacy.search_plan import Search
 
 Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 Sampler = Literal["poisson", "paper_shuffled"]
+# Reasons in the ledger.
+GRADIENTS, SELECTION, SEARCH = "DP-SGD training", "private cluster selection", "private hyper-parameter search"
 CALIBRATIONS = {"tightest": calibrate_noise_multiplier, "paper_rdp": paper_noise_multiplier}
 # What a silo releases once, before training, and what for.
 FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
@@ -65,6 +67,8 @@ class PrivacyPlan:
       claim_reason: one line that says why it is no weaker and no stronger.
       mechanisms: by client id.
       budgets: by client id; empty without privacy.
+      num_examples: by client id, the number of training examples that mechanisms were planned for; see
+        `num_examples_are_noised`.
       gradients_per_round: by client id, gradient computations on local data in one round: local steps times data
         passes.
       rounds: planned number of rounds, for which the noise was calibrated.
@@ -74,6 +78,7 @@ class PrivacyPlan:
         where selections are exact up to ties.
       fixed_events: by client id, what it releases before training.
       sampler: how batches are drawn.
+      num_examples_are_noised: whether numbers of examples were released with noise; otherwise they are public.
       search: what every silo repeats to choose hyper-parameters, where it does.
     """
 
@@ -83,6 +88,7 @@ class PrivacyPlan:
     claim_reason: str
     mechanisms: Mapping[str, SiloMechanism]
     budgets: Mapping[str, SiloBudget]
+    num_examples: Mapping[str, int]
     gradients_per_round: Mapping[str, int]
     rounds: int
     last_rounds: Mapping[str, int]
@@ -90,6 +96,7 @@ class PrivacyPlan:
     selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
     sampler: Sampler = "poisson"
+    num_examples_are_noised: bool = False
     search: Search | None = None
 
     def build_ledger(self) -> Ledger | None:
@@ -181,7 +188,7 @@ class PrivacyPlan:
           ConfigError: the plan has no search.
         """
         for client_id in self.budgets:
-            ledger.append(client_id, self.search_event(client_id), 1, "hyper-parameter search")
+            ledger.append(client_id, self.search_event(client_id), 1, SEARCH)
         for round_number in range(1, self.rounds + 1):
             if self.search and self.search.has_pivot:
                 self.charge_round(ledger, round_number)
@@ -194,9 +201,9 @@ class PrivacyPlan:
         return counts
 
     def _charges(self, client_id: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        charges = [(self.gradient_event(client_id), self.gradients_per_round[client_id], "DP-SGD training")]
+        charges = [(self.gradient_event(client_id), self.gradients_per_round[client_id], GRADIENTS)]
         if round_number <= self.selection_rounds:
-            charges.append((self.selection_event(client_id), 1, "private cluster selection"))
+            charges.append((self.selection_event(client_id), 1, SELECTION))
         return charges
 
 
@@ -271,6 +278,7 @@ def build_silo_example_plan(
         claim_reason=reason,
         mechanisms=mechanisms,
         budgets=budgets,
+        num_examples=dict(num_examples),
         gradients_per_round=dict(gradients_per_round),
         rounds=rounds,
         last_rounds=last_rounds,
@@ -278,6 +286,7 @@ def build_silo_example_plan(
         selection_epsilons=selection_epsilons,
         fixed_events=fixed_events,
         sampler=config.sampler,  # type: ignore[arg-type]
+        num_examples_are_noised=num_examples_are_noised,
         search=search,
     )
 
@@ -308,6 +317,7 @@ def build_no_privacy_plan(
         claim_reason="privacy is switched off: no clipping, no noise",
         mechanisms=mechanisms,
         budgets={},
+        num_examples=dict(num_examples),
         gradients_per_round=dict(gradients_per_round),
         rounds=rounds,
         last_rounds=dict.fromkeys(num_examples, rounds),

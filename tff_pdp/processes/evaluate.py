@@ -39,7 +39,8 @@ def build_evaluate(
     """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS`.
 
     The metrics are `personal` and, where the method has a shared model, `global`, each with `accuracy`
-    (or `squared_error`) and `loss`, float32. They are exact functions of held-out data: not private, for simulation and for the silo itself.
+    (or `squared_error`) and `loss`, float32. They are exact functions of held-out data: not private, for simulation and
+    for the silo itself.
     """
     server_type = broadcast.type_signature.parameter
 

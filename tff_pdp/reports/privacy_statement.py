@@ -15,8 +15,12 @@ def build_privacy_statement(
     clip: float,
     steps: int,
     sampler: str = "poisson",
+    other_releases: Sequence[str] = (),
+    num_examples_are_noised: bool = False,
     tuned: Sequence[str] = (),
     configurations_tried: int = 1,
+    search: Mapping[str, Any] | None = None,
+    if_charged: Mapping[str, float] | None = None,
     composed_epsilon: float | None = None,
     composed_delta: float | None = None,
     recorded_runs: int | None = None,
@@ -33,8 +37,15 @@ def build_privacy_statement(
       clip: L2 norm to which each record's gradient is clipped, over all weights jointly.
       steps: noisy gradient computations of one method in one silo, the largest number over the methods.
       sampler: a key of `privacy_texts.SAMPLERS`.
+      other_releases: what the ledgers hold besides gradients, in words.
+      num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
       tuned: names of the settings that were chosen by looking at results.
       configurations_tried: how many configurations were looked at for that choice, the chosen one included.
+      search: a private search that the ledger was charged for: `method`, its title; `searched`, names of
+        hyper-parameters; `candidates`, how many combinations of them; `runs`, the distribution of the number of runs,
+        and `mean_runs`, its mean, or None where every candidate was tried once.
+      if_charged: `epsilon` at `delta` of the silo that spent most, if every configuration tried were charged as a
+        release.
       composed_epsilon: largest epsilon over silos if the models of all compared methods are released, from a ledger;
         without it the sum over methods is stated, which is always an upper bound.
       composed_delta: the delta of `composed_epsilon`.
@@ -53,6 +64,8 @@ def build_privacy_statement(
         raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
     covered = [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
     claim, reason = _claim(covered, silos, known_seed)
+    if claim not in ("formal", "formal-conditional"):
+        if_charged = None
     composed = _composed(algorithms, silos, composed_epsilon, composed_delta, known_seed)
     composed["methods"] = recorded_runs or len(algorithms)
     spent = [silo.epsilon_spent for silo in silos]
@@ -64,10 +77,10 @@ def build_privacy_statement(
             ("Unit of protection", privacy_texts.unit_text()),
             ("One person in several silos", privacy_texts.sum_text(spent)),
             ("Mechanism", privacy_texts.mechanism_text(silos, clip, steps, sampler)),
-            ("What it cost", privacy_texts.cost_text(silos)),
+            ("What it cost", privacy_texts.cost_text(silos, other_releases)),
             ("If all compared methods are released", privacy_texts.composed_text(composed)),
-            ("Tuning", privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms))),
-            ("What is treated as public", privacy_texts.public_text()),
+            ("Tuning", privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), search, if_charged)),
+            ("What is treated as public", privacy_texts.public_text(num_examples_are_noised)),
             ("What is not private", privacy_texts.not_private_text()),
             ("Limits of the implementation", privacy_texts.limits_text()),
         ]
@@ -87,7 +100,14 @@ def build_privacy_statement(
         "delta_maximum": max(silo.delta for silo in silos),
         "silos": [_silo_costs(silo) for silo in silos],
         "composed": composed,
-        "tuning": {"tuned": list(tuned), "configurations_tried": configurations_tried, "in_epsilon": False},
+        "tuning": {
+            "tuned": list(tuned),
+            "configurations_tried": configurations_tried,
+            "search": dict(search) if search else None,
+            "if_charged": dict(if_charged) if if_charged else None,
+            # Whether all tuning that is known of is paid for.
+            "in_epsilon": bool(search) and not tuned,
+        },
         "who_sees": privacy_texts.who_sees(claim),
         "paragraphs": [{"heading": heading, "text": text} for heading, text in paragraphs],
     }

@@ -18,6 +18,8 @@ SAMPLERS: dict[str, str] = {
     "poisson": "In every step each record of a silo takes part independently with the silo's sampling rate, drawn "
     "inside the silo and never shown to anyone (Poisson sampling). The accounting assumes exactly this.",
     "full": "Every record of a silo takes part in every step; the accounting claims no amplification by sampling.",
+    "paper_shuffled": "Batches are disjoint parts of a shuffled epoch. The accounting assumes Poisson sampling all the "
+    "same, as the published code does, and its ε is too small.",
 }
 
 
@@ -65,15 +67,15 @@ def mechanism_text(silos: Sequence[content.SiloResult], clip: float, steps: int,
     noise = [silo.noise_multiplier for silo in silos]
     rates = [silo.sampling_rate for silo in silos]
     return (
-        f"DP-SGD inside each silo, at most {steps} noisy gradients for each method: every record's gradient is clipped "
-        f"to L2 norm {clip:g} over all weights jointly, and Gaussian noise of standard deviation (noise multiplier × "
-        f"{clip:g}) is added to the sum before anything leaves the silo. Noise multipliers are set for each silo "
-        f"({numbers.between(noise)}), sampling rates too ({numbers.between(rates)}). {SAMPLERS[sampler]}"
+        f"DP-SGD inside each silo, at most {steps} noisy gradients in each training run: every record's gradient is "
+        f"clipped to L2 norm {clip:g} over all weights jointly, and Gaussian noise of standard deviation (noise "
+        f"multiplier × {clip:g}) is added to the sum before anything leaves the silo. Noise multipliers are set for "
+        f"each silo ({numbers.between(noise)}), sampling rates too ({numbers.between(rates)}). {SAMPLERS[sampler]}"
     )
 
 
-def cost_text(silos: Sequence[content.SiloResult]) -> str:
-    """Epsilon and delta over silos, spent and targeted."""
+def cost_text(silos: Sequence[content.SiloResult], other_releases: Sequence[str]) -> str:
+    """Epsilon and delta over silos, spent and targeted, and what else than gradients they cover."""
     spent = numbers.between([silo.epsilon_spent for silo in silos], numbers.upper)
     targets = numbers.between([silo.epsilon_target for silo in silos])
     deltas = numbers.between([silo.delta for silo in silos])
@@ -82,6 +84,8 @@ def cost_text(silos: Sequence[content.SiloResult]) -> str:
         f"ε spent by one method is {spent} over silos, targets are {targets}, δ is {deltas}. Each ε is the smaller of "
         "two upper bounds, Rényi (RDP) and privacy loss distribution (PLD); the table of silos has both."
     )
+    if other_releases:
+        text += f" Besides gradients it covers, of each silo: {'; '.join(other_releases)}."
     if over:
         text += f" Over their target: {len(over)} of {len(silos)} silos, for example {over[0]}."
     return text
@@ -103,22 +107,63 @@ def composed_text(composed: Mapping[str, Any]) -> str:
     )
 
 
-def tuning_text(tuned: Sequence[str], configurations_tried: int, methods: int) -> str:
-    """What was chosen by looking at results."""
+def tuning_text(
+    tuned: Sequence[str],
+    configurations_tried: int,
+    methods: int,
+    search: Mapping[str, Any] | None,
+    if_charged: Mapping[str, float] | None,
+) -> str:
+    """What was chosen by looking at results; `search` and `if_charged` as in `privacy_statement`."""
+    text = f"{_search_text(search)} " if search else ""
+    other, any_other = ("other ", "Any other") if search else ("", "Any")
     if tuned:
-        text = (
+        text += (
             f"Chosen by looking at results: {', '.join(tuned)}, among {configurations_tried} configurations. "
             "This tuning is not in the ε."
         )
     else:
-        text = "No setting was declared as tuned. Any tuning that was done all the same is not in the ε."
+        text += (
+            f"No {other}setting was declared as tuned. {any_other} tuning that was done all the same is not in the ε."
+        )
     if methods > 1:
         text += f" Nor is a choice among the {methods} compared methods by their results."
+    if if_charged:
+        text += (
+            f" If each of the {configurations_tried} configurations were charged as a release that costs what one "
+            f"method above does, the ε of the silo that spent most would be {numbers.upper(if_charged['epsilon'])} at "
+            f"δ = {numbers.plain(if_charged['delta'])}."
+        )
     return text
 
 
-def public_text() -> str:
+def _search_text(search: Mapping[str, Any]) -> str:
+    """What a private search tried, and that it is paid for."""
+    searched, count = " and ".join(search["searched"]), search["candidates"]
+    if search["mean_runs"] is None:
+        how = f"tried each of {count} candidates once"
+        cost = "The ε counts every one of these runs as if it had been released"
+    else:
+        how = (
+            f"made a secret, random number of runs ({search['runs']}, {numbers.plain(search['mean_runs'])} on "
+            f"average), each with one of {count} candidates drawn at random"
+        )
+        cost = "The ε includes this search"
+    return (
+        f"Searched privately: {searched} of {search['method']}. Each silo {how}, scored every run on its validation "
+        "examples with noise, and released its best run alone: model, settings and noisy score. "
+        f"{cost}. For this method's models it covers validation examples as it covers training examples."
+    )
+
+
+def public_text(num_examples_are_noised: bool) -> str:
     """What an observer is assumed to know anyway."""
+    if num_examples_are_noised:
+        return (
+            "Sampling rates, noise multipliers and budgets, the number of steps, the list of silos, and the initial "
+            "weights are treated as public. The number of training records of each silo is not: it was released once, "
+            "with noise, at a cost that is part of ε, and everything here is computed with that figure."
+        )
     return (
         "The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
         "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "

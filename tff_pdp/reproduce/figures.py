@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ from tff_pdp.reproduce.means import Mean
 from tff_pdp.reproduce.report import Reported, VariantReport
 from tff_pdp.reproduce.settings import METHODS, OVERHEAD_METHODS
 
-_WIDTH, _HEIGHT = 7.6, 4.4
+_WIDTH, _HEIGHT = 7.6, 5.4
 _BESIDE = 3.6
 _DOTS_PER_INCH = 150
 # Drawn as lines across the figure of lambda, on which they do not depend.
@@ -78,9 +79,7 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
                 if mean.deviation:
                     low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
                     axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
-        # Lambda may be zero.
-        smallest = min((mean.prox_weight for mean in variant.grid if mean.prox_weight), default=1.0)
-        axes.set_xscale("symlog", linthresh=smallest)
+        _scale_lambda(axes, sorted({mean.prox_weight or 0.0 for mean in variant.grid}))
         axes.set_title(f"ε = {_epsilon_text(epsilon)}", fontsize=10)
         axes.set_xlabel("λ")
     panels[0].set_ylabel(f"test {metric_text(report.metric).axis}")
@@ -89,9 +88,7 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
     return figure
 
 
-def _against_epsilon(
-    variant: VariantReport, report: Reported, methods: Sequence[str], title: str
-) -> Figure | None:
+def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence[str], title: str) -> Figure | None:
     drawn = [mean for mean in variant.means if math.isfinite(mean.epsilon) and mean.method in methods]
     if not drawn:
         return None
@@ -113,21 +110,30 @@ def _against_epsilon(
     axes.set_xlabel("ε of every silo")
     axes.set_ylabel(f"test {metric_text(report.metric).axis}")
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4, title=title)
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, title=title)
     return figure
+
+
+def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
+    """Equal ratios are equal distances, and zero, for which there is none, lies as far below the smallest."""
+    smallest = next((value for value in lambdas if value > 0), 1.0)
+    axes.set_xscale("symlog", linthresh=smallest, linscale=0.5)
+    axes.set_xticks(lambdas, [f"{value:g}" for value in lambdas], rotation=60, fontsize=8)
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(left=0.0 if lambdas[0] == 0 else 0.7 * smallest)
 
 
 def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean]) -> None:
     style = _style(name)
     values = [mean.mean for mean in means]
-    axes.plot(places, values, marker=style["marker"], markersize=5, **{k: style[k] for k in ("color", "linestyle", "label")})
+    axes.plot(places, values, markersize=5, **style)
     if any(mean.deviation for mean in means):
         low = [mean.mean - (mean.deviation or 0.0) for mean in means]
         high = [mean.mean + (mean.deviation or 0.0) for mean in means]
         axes.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _style(name: str) -> dict[str, str]:
+def _style(name: str) -> dict[str, Any]:
     """A method looks the same in every figure, whichever others are in it."""
     place = list(METHODS).index(name)
     return {

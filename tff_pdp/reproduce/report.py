@@ -97,7 +97,8 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
         title=f"{setting.title} ({reproduction.scale_name} scale)",
         metric=setting.metric,
         variants=tuple(variants),
-        paper=setting.paper_values,
+        # Stated at the thesis's scale.
+        paper={} if scale.deviation else setting.paper_values,
         statements=setting.statements,
         infeasible=tuple(
             (str(job), outcome.infeasible) for job, outcome in store.outcomes.items() if outcome.infeasible

@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
+from typing import Self
 
 import tensorflow as tf
 
@@ -32,7 +33,13 @@ _KEPT_DATA = 8
 
 
 class JobRunner:
-    """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data."""
+    """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data.
+
+    A context manager, which closes the engine.
+
+    Attributes:
+      computations: those compiled so far, by all that decides them.
+    """
 
     def __init__(self, reproduction: Reproduction, num_threads: int):
         """Runs the jobs of one reproduction, all on one engine, with so many of TensorFlow's threads."""
@@ -41,7 +48,7 @@ class JobRunner:
         self._reproduction = reproduction
         self._open = contextlib.ExitStack()
         self._has_engine = False
-        self._processes: dict[Hashable, PersonalizedProcess] = {}
+        self.computations: dict[Hashable, PersonalizedProcess] = {}
         self._data: OrderedDict[Hashable, tuple[ClientValues, ClientValues]] = OrderedDict()
 
     def __call__(self, job: Job) -> Outcome:
@@ -72,6 +79,12 @@ class JobRunner:
             ),
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Lets go of the engine."""
         self._open.close()
@@ -80,7 +93,9 @@ class JobRunner:
         """The method, with computations that are compiled already where there are such."""
         (name,) = config.algorithms
         method = build_method(config, name)
-        return dataclasses.replace(method, process=self._processes.setdefault(_computations(config, method), method.process))
+        return dataclasses.replace(
+            method, process=self.computations.setdefault(_computations(config, method), method.process)
+        )
 
     def _test_metric(self, config: ExperimentConfig, method: Method) -> float:
         train, test = self._splits(config, method)

@@ -190,7 +190,9 @@ _PAPER_DEVIATIONS = (
     "noise: the classic RDP conversion at the released code's orders; which conversion the published figures were made "
     "with is not stated, this one gives them",
 )
-_COMMON_SCALING = "features: scaled by public constants, the same in every silo; the thesis scales each silo by its own "
+_COMMON_SCALING = (
+    "features: scaled by public constants, the same in every silo; the thesis scales each silo by its own "
+)
 _PUBLIC_SCALING_DEVIATION = _COMMON_SCALING + "exact means and standard deviations, which no guarantee survives"
 _COMMON_DEVIATIONS = (
     "aggregation: silos count the same; the released code weights them by their numbers of examples",
@@ -302,7 +304,8 @@ _VEHICLE = Setting(
     },
     default_scale="full",
     variants=_tabular_variants(
-        _COMMON_SCALING + "statistics. Here features are as the file has them: standardised over all sensors by whoever "
+        _COMMON_SCALING
+        + "statistics. Here features are as the file has them: standardised over all sensors by whoever "
         "made it, which no ledger knows of"
     ),
     statements=(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def sweep(
                     failures.append(Failure(job, error.strip().splitlines()[-1]))
                     with open(output / FAILURES_FILE, "a", encoding="utf-8") as file:
                         file.write(f"{job}\n{error}\n")
-                    bar.write(f"failed: {job}: {failures[-1].reason}")
+                    bar.write(f"failed: {job}: {failures[-1].reason}", file=sys.stderr)
                 else:
                     store.add(outcome)
                 bar.set_postfix_str(str(job), refresh=False)

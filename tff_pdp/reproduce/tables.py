@@ -30,7 +30,7 @@ def report_text(report: Reported) -> str:
             lines += ["", *_means_table(best, metric, {})]
         verdicts = _verdicts(report.statements, variant.means, metric)
         if verdicts:
-            lines += ["", "What the thesis says:", "", *verdicts]
+            lines += ["", "What the thesis says, of its scale and with its hyper-parameters:", "", *verdicts]
         lines += ["", "Unlike the thesis:", "", *[f"* {deviation}" for deviation in variant.deviations]]
     if report.infeasible:
         lines += ["", "## Not feasible", "", *[f"* {job}: {reason}" for job, reason in report.infeasible]]
@@ -49,9 +49,7 @@ def value_text(value: float, metric: Metric) -> str:
     return f"{100 * value:.2f} %" if metric.higher_is_better else f"{value:.5f}"
 
 
-def _means_table(
-    means: Sequence[Mean], metric: Metric, paper: Mapping[tuple[str, float], float]
-) -> list[str]:
+def _means_table(means: Sequence[Mean], metric: Metric, paper: Mapping[tuple[str, float], float]) -> list[str]:
     """Rows by epsilon, then by method; the thesis's columns only where there is a figure to compare with."""
     with_lambda = any(mean.prox_weight is not None for mean in means)
     with_paper = any((mean.method, mean.epsilon) in paper for mean in means)

@@ -125,8 +125,10 @@ class _Worker:
         return Finished(job, result, error)
 
     def end(self) -> None:
+        # An idle process ends by itself when its pipe is closed.
         self.pipe.close()
-        self._process.terminate()
+        if self.job is not None:
+            self._process.terminate()
         self._process.join(_SECONDS_TO_END)
         if self._process.is_alive():
             self._process.kill()

@@ -60,7 +60,7 @@ def build_algorithm(
             )
         if value == AUTO and name not in _CAN_BE_AUTO:
             raise ConfigError(f"'algorithms.{name}.{key}' can be {AUTO!r} only for: {', '.join(_CAN_BE_AUTO)}")
-        _check_hparam(f"algorithms.{name}.{key}", key, value, algorithm.hparams[key])
+        check_hparam(f"algorithms.{name}.{key}", key, value, algorithm.hparams[key])
     return algorithm, {**algorithm.hparams, **{key: value for key, value in given.items() if key in known}}
 
 
@@ -88,6 +88,27 @@ def epoch_steps(num_examples: int, batch_size: int) -> int:
     return max(1, num_examples // batch_size)
 
 
+def check_hparam(key: str, name: str, value: Any, default: float | int) -> None:
+    """Checks one hyper-parameter's value.
+
+    Args:
+      key: where it stands, for the message.
+      name: of the hyper-parameter.
+      value: as given.
+      default: of the algorithm; a whole number asks for whole numbers.
+
+    Raises:
+      ConfigError: the value has the wrong type or range.
+    """
+    if (name, value) in (("local_steps", EPOCH), ("prox_weight", AUTO)):
+        return
+    wanted = int if isinstance(default, int) else (int, float)
+    lowest = 1 if name == "local_steps" else 0
+    if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < math.inf:
+        word = {"local_steps": f" or {EPOCH!r}", "prox_weight": f" or {AUTO!r}"}.get(name, "")
+        raise ConfigError(f"{key!r} must be a finite number of at least {lowest}{word}, not {value!r}")
+
+
 def _argument(key: str, value: Any, default: Any) -> Any:
     """A builder's argument, of the type of its default."""
     kind = type(default)
@@ -102,13 +123,3 @@ def _argument(key: str, value: Any, default: Any) -> Any:
     if kind is float and not 0 <= value < math.inf:
         raise ConfigError(f"{key!r} must be finite and not negative, not {value!r}")
     return value
-
-
-def _check_hparam(key: str, name: str, value: Any, default: float | int) -> None:
-    if (name, value) in (("local_steps", EPOCH), ("prox_weight", AUTO)):
-        return
-    wanted = int if isinstance(default, int) else (int, float)
-    lowest = 1 if name == "local_steps" else 0
-    if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < math.inf:
-        word = {"local_steps": f" or {EPOCH!r}", "prox_weight": f" or {AUTO!r}"}.get(name, "")
-        raise ConfigError(f"{key!r} must be a finite number of at least {lowest}{word}, not {value!r}")

@@ -32,6 +32,7 @@ from tff_pdp.runtime.algorithm_settings import build_algorithm, hparam_columns
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
+from tff_pdp.runtime.search_settings import build_search
 from tff_pdp.runtime.silo_releases import SiloReleases, release_before_training
 
 # A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
@@ -84,13 +85,23 @@ class Method:
         ]
         return ClientValues.from_members(client_data_type(self.model), rows).stack()
 
-    def client_params(self, run_key: RunKey, round_number: int, prox_weights: np.ndarray | None = None) -> ClientValues:
+    def client_params(
+        self,
+        run_key: RunKey,
+        round_number: int,
+        prox_weights: np.ndarray | None = None,
+        *,
+        run: int = 0,
+        searched: Mapping[str, np.ndarray] | None = None,
+    ) -> ClientValues:
         """What every client is told in one round: mechanism, hyper-parameters, seed.
 
         Args:
           run_key: the run's secret.
           round_number: from 1.
           prox_weights: `[clients]`, where they are set during training.
+          run: which of the runs that clients repeat in a search; 0 for training.
+          searched: hyper-parameters in place of the method's own, `[clients]` by name.
         """
         client_ids = self.clients.client_ids
         mechanisms = [dataclasses.asdict(self.plan.mechanisms[client_id]) for client_id in client_ids]
@@ -100,8 +111,12 @@ class Method:
             mechanism={
                 name: np.array([mechanism[name] for mechanism in mechanisms]) for name in self.estimator.mechanism
             },
-            hparams=self.hparams if prox_weights is None else {**self.hparams, "prox_weight": prox_weights},
-            seeds=np.stack([run_key.client_seed(round_number, client_id) for client_id in client_ids]),
+            hparams={
+                **self.hparams,
+                **({} if prox_weights is None else {"prox_weight": prox_weights}),
+                **(searched or {}),
+            },
+            seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
         )
         return ClientValues.from_columns(client_params_type(self.algorithm, self.estimator), columns)
@@ -132,6 +147,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     }
     algorithm, settings = checked[name]
     model = build_model(config)
+    search = build_search(config, algorithm, settings, model, clients)
     releases = release_before_training(config, clients)
     hparams = hparam_columns(algorithm, settings, releases.num_examples, config.privacy.batch_size)
     steps = dict(zip(clients.client_ids, hparams["local_steps"].tolist(), strict=True))
@@ -144,6 +160,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         fixed_events=releases.events,
         num_examples_are_noised=releases.num_examples_are_noised,
         unsound=releases.unsound,
+        search=search,
     )
     estimator = build_dp_sgd(model, plan.sampler)
     selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None

@@ -124,6 +124,8 @@ def _privacy_report(method: Method, state: Any) -> dict[str, Any]:
             {"id": client_id, "epsilon": state.ledger.epsilon(client_id).best, "delta": budget.delta}
             for client_id, budget in method.plan.budgets.items()
         ],
-        "not_covered": "validation and test examples, the choice of hyper-parameters, other methods trained beside it",
+        "not_covered": "validation and test examples, the choice of hyper-parameters, other methods trained beside it"
+        if method.plan.search is None
+        else "test examples, the choice of hyper-parameters beyond the search, other methods trained beside it",
     }
     return json_safe(content)

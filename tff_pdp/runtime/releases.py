@@ -1,13 +1,18 @@
 """What was ever spent on an experiment's records: the ledgers of its runs, those of replaced runs included."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 from tff_pdp.privacy.ledger import Ledger
 from tff_pdp.runtime import checkpoint as checkpoints
+from tff_pdp.runtime.checkpoint import Checkpoint
 
 EARLIER = "earlier_releases.jsonl"
+# Where a search for hyper-parameters that is not finished keeps its state, in the method's folder.
+SEARCH = "search"
+_PARTS = ("checkpoints", SEARCH)
 
 
 def set_aside(output: Path, folder: Path) -> None:
@@ -20,23 +25,31 @@ def set_aside(output: Path, folder: Path) -> None:
     Raises:
       DataError: the old run's newest checkpoint cannot be read, so what it spent is not known.
     """
-    saved = checkpoints.load_latest(folder / "checkpoints")
-    # A run with a guessable key, or without noise, is not private whatever its ledger says; no figure covers it.
-    if saved is not None and saved.ledger is not None and saved.round_number > 0 and not saved.run_key.is_test_only:
-        entry = {"run": folder.name, "rounds": saved.round_number, "ledger": saved.ledger.to_json()}
-        with open(output / EARLIER, "a") as file:
-            file.write(json.dumps(entry) + "\n")
+    for run, ledger in _runs_in(folder):
+        # A run with a guessable key is not private whatever its ledger says; no figure covers it.
+        if not run.run_key.is_test_only:
+            entry = {"run": folder.name, "rounds": run.round_number, "ledger": ledger.to_json()}
+            with open(output / EARLIER, "a") as file:
+                file.write(json.dumps(entry) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def all_ledgers(output: Path) -> list[Ledger]:
     """Reads the ledgers of every run in an experiment's folder, and of those replaced since."""
-    ledgers = []
-    for folder in sorted(output.glob("*/checkpoints")):
-        saved = checkpoints.load_latest(folder)
-        if saved is not None and saved.ledger is not None and saved.round_number > 0:
-            ledgers.append(saved.ledger)
+    folders = sorted({path.parent for part in _PARTS for path in output.glob(f"*/{part}")})
+    ledgers = [ledger for folder in folders for _, ledger in _runs_in(folder)]
     earlier = output / EARLIER
     if earlier.exists():
         ledgers += [Ledger.from_json(json.loads(line)["ledger"]) for line in earlier.read_text().splitlines()]
     return ledgers
+
+
+def _runs_in(folder: Path) -> list[tuple[Checkpoint, Ledger]]:
+    """The newest state of every run in a method's folder that has released anything, and its ledger."""
+    found = {part: checkpoints.load_latest(folder / part) for part in _PARTS}
+    started = {part: saved for part, saved in found.items() if saved is not None and saved.round_number > 0}
+    if SEARCH in started:  # How far it came is a secret of the silos.
+        started[SEARCH] = dataclasses.replace(started[SEARCH], round_number=0)
+    # A search that was stopped while its result was saved is there twice, under one key.
+    runs = {saved.run_key: saved for saved in started.values()}
+    return [(run, run.ledger) for run in runs.values() if run.ledger is not None]

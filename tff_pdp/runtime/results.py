@@ -3,6 +3,7 @@
 import datetime
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
 from tff_pdp.privacy.ledger import compose_worst_case
+from tff_pdp.privacy.plan import GRADIENTS
 from tff_pdp.reports.content import AlgorithmResult, Report, SiloResult
 from tff_pdp.reports.html import write_report
 from tff_pdp.reports.numbers import plain
@@ -41,8 +43,9 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     state = checkpoints.load_latest(folder / "checkpoints")
     if state is None or state.round_number < config.training.rounds:
         done = state.round_number if state else 0
+        command = "tune" if config.tuning.search_for(name) else "train"
         raise ConfigError(
-            f"{name} has {done} of {config.training.rounds} rounds in {folder}: run `tff-pdp train --resume` first"
+            f"{name} has {done} of {config.training.rounds} rounds in {folder}: run `tff-pdp {command} --resume` first"
         )
     method = build_method(config, name)
     if state.config_hash != method.config_hash:
@@ -120,9 +123,10 @@ def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoin
         worst_decile=worst_decile(personal, metric),
         spread=spread(personal).standard_deviation,
         shared_mean=mean_over_silos(shared) if shared else None,
+        # A method whose hyper-parameters were searched has none: exact metrics are not released on the way.
         history=tuple((row["round"], float(row["mean"])) for row in history),
         rounds=state.round_number,
-        seconds_per_round=float(np.median([row["seconds"] for row in history])),
+        seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
         claim=method.plan.claim,
         claim_reason=method.plan.claim_reason,
         exported=method.algorithm.name == config.export.algorithm,
@@ -145,7 +149,7 @@ def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> Si
     bounds = state.ledger.epsilon(client_id) if state.ledger else None
     return SiloResult(
         id=client_id,
-        num_train=method.clients.num_examples(client_id, "train"),
+        num_train=method.plan.num_examples[client_id],
         num_test=method.clients.num_examples(client_id, "test"),
         epsilon_target=budget.epsilon if budget else math.inf,
         epsilon_spent=bounds.best if bounds else math.inf,
@@ -174,14 +178,57 @@ def _statement(
         algorithms=algorithms,
         silos=silos,
         clip=config.privacy.clip_norm,
+        sampler=trained[0][0].plan.sampler,
+        other_releases=_other_releases([state for _, state in trained]),
+        num_examples_are_noised=all(method.plan.num_examples_are_noised for method, _ in trained),
         steps=max(max(method.plan.gradients_per_round.values()) * method.plan.rounds for method, _ in trained),
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
+        search=_search(config, trained),
+        if_charged=_if_charged(config, trained, silos),
         composed_epsilon=composed,
         composed_delta=max(silo.delta for silo in silos) if ledgers else None,
         recorded_runs=len(ledgers) or None,
         known_seed=any(state.run_key.is_test_only for _, state in trained),
     )
+
+
+def _other_releases(states: Sequence[Checkpoint]) -> list[str]:
+    """What is in the ledgers besides gradients: reasons, and how often in one silo at most."""
+    counts: Counter[str] = Counter()
+    for state in states:
+        for entry in state.ledger.entries if state.ledger else ():
+            if entry.reason != GRADIENTS:
+                counts[entry.reason] = max(counts[entry.reason], entry.count)
+    return [f"{reason} ({count} times)" if count > 1 else reason for reason, count in counts.items()]
+
+
+def _search(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any] | None:
+    """The private search among these methods' hyper-parameters, in the words of the statement."""
+    for method, _ in trained:
+        search, settings = method.plan.search, config.tuning.search
+        if search is not None and settings is not None:
+            return {
+                "method": method.algorithm.title,
+                "searched": list(search.candidates[0]),
+                "candidates": len(search.candidates),
+                "runs": settings.runs,
+                "mean_runs": None if search.is_fixed else settings.mean_runs,
+            }
+    return None
+
+
+def _if_charged(
+    config: ExperimentConfig, trained: Sequence[Trained], silos: Sequence[SiloResult]
+) -> dict[str, float] | None:
+    """What the silo that spent most would have spent, had every configuration tried been a release."""
+    tried = config.tuning.configurations_tried
+    worst = max(silos, key=lambda silo: silo.epsilon_spent)
+    ledgers = [state.ledger for _, state in trained if state.ledger]
+    if tried < 2 or not ledgers or not math.isfinite(worst.epsilon_spent):
+        return None
+    costliest = max(ledgers, key=lambda ledger: ledger.epsilon(worst.id).best)
+    return {"epsilon": compose_worst_case([costliest] * tried, worst.id).best, "delta": worst.delta}
 
 
 def _summary(report: Report) -> dict[str, Any]:

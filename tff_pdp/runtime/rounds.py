@@ -1,4 +1,4 @@
-"""A run's first state, and each state after it: charge the ledger, train those silos that take part, keep the others."""
+"""A run's first state, and each after it: charge the ledger, train the silos that take part, keep the others."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

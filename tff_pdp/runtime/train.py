@@ -45,11 +45,15 @@ def train(
       BudgetError: a round would overspend a silo's budget; it is not run.
       DataError, EngineError: as their parts raise.
     """
+    if config.tuning.search_for(name):
+        raise ConfigError(
+            f"{name}: tuning.search chooses its hyper-parameters. Run `tff-pdp tune`, or leave out the search"
+        )
     method = build_method(config, name)
     folder = config.algorithm_folder(name)
     if overwrite:
         releases.set_aside(Path(config.output), folder)
-    choices = _read_choices(folder) if resume else {}
+    choices = read_choices(folder) if resume else {}
     saved_choices = dict(choices)
     with experiment_engine(config, choices) as engine:
         state = _start_or_resume(config, method, folder, engine.device, resume)
@@ -66,7 +70,7 @@ def train(
                 _append_metrics(folder, round_number, {"seconds": seconds, **metrics})
             if choices != saved_choices:
                 # Other ways to compute round differently: a run that is resumed has to go on in the same way.
-                saved_choices = _write_choices(folder, choices)
+                saved_choices = write_choices(folder, choices)
             if is_last or round_number % config.training.checkpoint_every == 0:
                 checkpoints.save(folder / "checkpoints", state)
     return state
@@ -75,9 +79,9 @@ def train(
 def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool) -> Checkpoint:
     saved = checkpoints.load_latest(folder / "checkpoints")
     if saved is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(_resolved(config, device), indent=2))
-        (folder / "metrics.jsonl").write_text("")
+        if (folder / releases.SEARCH).exists():
+            raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")
+        start_folder(config, folder, device)
         first = first_state(method, config.training.test_only_seed)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         checkpoints.save(folder / "checkpoints", first)
@@ -86,7 +90,7 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if saved.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
-    _check_engine(_resolved(config, device), folder)
+    check_engine(config, folder, device)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -100,33 +104,46 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
+    """Makes a run's folder, with the resolved experiment and without metrics."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_resolved(config, device), indent=2))
+    (folder / "metrics.jsonl").write_text("")
+
+
+def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
+    """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference.
+
+    Raises:
+      ConfigError: the run was started in another way.
+    """
+    started_with = json.loads((folder / "config.json").read_text())["training"]
+    content = _resolved(config, device)["training"]
+    for key in ("engine", "device", "client_parallelism", "clients_per_call"):
+        if started_with[key] != content[key]:
+            raise ConfigError(
+                f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it in "
+                "the same way, or give --overwrite to start again"
+            )
+
+
+def read_choices(folder: Path) -> dict[str, str]:
+    """Reads how the clients of each computation are computed, where the engine has chosen."""
+    path = folder / CHOICES_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_choices(folder: Path, choices: Mapping[str, str]) -> dict[str, str]:
+    """Writes what `read_choices` reads, and returns a copy."""
+    replace_text(folder / CHOICES_FILE, json.dumps(choices, indent=2) + "\n")
+    return dict(choices)
+
+
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
     """The experiment as plain data, with the device that it runs on in place of the one asked for."""
     content = config.to_dict()
     content["training"]["device"] = device
     return content
-
-
-def _check_engine(content: Mapping[str, Any], folder: Path) -> None:
-    """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference."""
-    started_with = json.loads((folder / "config.json").read_text())["training"]
-    for key in ("engine", "device", "client_parallelism", "clients_per_call"):
-        now = content["training"][key]
-        if started_with[key] != now:
-            raise ConfigError(
-                f"{folder} was started with training.{key} {started_with[key]!r}, not {now!r}: resume it in the same "
-                "way, or give --overwrite to start again"
-            )
-
-
-def _read_choices(folder: Path) -> dict[str, str]:
-    path = folder / CHOICES_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _write_choices(folder: Path, choices: Mapping[str, str]) -> dict[str, str]:
-    replace_text(folder / CHOICES_FILE, json.dumps(choices, indent=2) + "\n")
-    return dict(choices)
 
 
 def _validation_metrics(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""A reproduction without data or training: what tests of sweep, tables and figures run in its place."""
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+from tff_pdp.errors import BudgetError
+from tff_pdp.reproduce.jobs import Job, Reproduction
+from tff_pdp.reproduce.results import Outcome, result_row
+
+# Made-up means: lower is better.
+_MEANS = {"local_only": 0.03, "fed_avg": 0.028, "mr_mtl": 0.026, "ditto": 0.029}
+
+
+def build_reproduction(output: Path, **changes) -> Reproduction:
+    """Six jobs of School: three methods, two seeds."""
+    return dataclasses.replace(
+        Reproduction(
+            setting_name="school",
+            scale_name="full",
+            variant_names=("default",),
+            methods=("local_only", "fed_avg", "mr_mtl"),
+            epsilons=(6.0,),
+            seeds=2,
+            lambdas=(),
+            data_input=Path("school.mat"),
+            data_digest="the data",
+            output=output,
+        ),
+        **changes,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildFakeRunner:
+    """Builds, in a worker process, a runner that makes up values.
+
+    Attributes:
+      folder: where every run job leaves a file of its name.
+      fails: methods whose jobs raise.
+      kills: methods whose jobs end the process.
+      infeasible: methods whose budget allows no run.
+      slow: methods whose jobs take for ever.
+    """
+
+    folder: Path
+    fails: tuple[str, ...] = ()
+    kills: tuple[str, ...] = ()
+    infeasible: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+
+    def __call__(self):
+        return self.run
+
+    def run(self, job: Job) -> Outcome:
+        (self.folder / f"{job.method}-{job.seed}-{job.prox_weight}-{os.getpid()}-{time.monotonic_ns()}").touch()
+        if job.method in self.fails:
+            raise ValueError(f"no luck with {job.method}")
+        if job.method in self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job.method in self.slow:
+            time.sleep(600)
+        if job.method in self.infeasible:
+            return Outcome(job, row=None, infeasible=str(BudgetError("selection alone costs more")))
+        return Outcome(job, fake_row(job))
+
+    def runs(self) -> list[str]:
+        """Methods and seeds that were run, as often as they were."""
+        return sorted("-".join(path.name.split("-")[:2]) for path in self.folder.iterdir())
+
+    def processes(self) -> dict[str, set[str]]:
+        """By method, the processes that have run it."""
+        found: dict[str, set[str]] = {}
+        for path in self.folder.iterdir():
+            method, _, _, process, _ = path.name.split("-")
+            found.setdefault(method, set()).add(process)
+        return found
+
+
+def fake_row(job: Job) -> dict:
+    """A row whose value follows the method, the seed and lambda."""
+    shift = 0.0 if job.prox_weight is None else 0.001 * abs(job.prox_weight - 1)
+    value = _MEANS.get(job.method, 0.027) + 0.0001 * job.seed + 0.001 / job.epsilon + shift
+    settings = (
+        {"prox_weight": 1.0 if job.prox_weight is None else job.prox_weight}
+        if job.method in ("mr_mtl", "ditto")
+        else {}
+    )
+    return result_row(job, "mse", value, job.epsilon, {"learning_rate": 0.01, **settings})

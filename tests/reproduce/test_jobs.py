@@ -1,0 +1,191 @@
+import dataclasses
+import math
+import re
+
+import pytest
+import yaml
+
+from tests.reproduce.reproduce_support import build_reproduction
+from tff_pdp.cli import build_parser
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.reproduce.inputs import digest_of, find_input
+from tff_pdp.reproduce.jobs import Job
+from tff_pdp.reproduce.reproduction import build_reproduction as complete
+from tff_pdp.reproduce.settings import METHODS, SETTINGS, deviations
+
+
+def every_run():
+    """One job of each method, variant and scale of each setting."""
+    for name, setting in SETTINGS.items():
+        for scale in setting.scales:
+            for variant in setting.variants:
+                yield name, scale, variant.name
+
+
+@pytest.mark.parametrize(("name", "scale", "variant"), every_run())
+def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, name, scale, variant):
+    setting = SETTINGS[name]
+    reproduction = build_reproduction(
+        tmp_path,
+        setting_name=name,
+        scale_name=scale,
+        variant_names=(variant,),
+        methods=tuple(METHODS),
+        lambdas=(0.5,),
+        epsilons=setting.scales[scale].epsilons,
+    )
+    digests = set()
+    for job in reproduction.jobs():
+        config = reproduction.config(job)
+        ((algorithm, settings),) = config.algorithms.items()
+        assert algorithm == METHODS[job.method].algorithm
+        assert config.privacy.budgets["epsilon"] == job.epsilon
+        assert config.training.test_only_seed == job.seed
+        if job.prox_weight is not None:
+            assert settings["prox_weight"] == job.prox_weight
+        digests.add(reproduction.digest(job))
+    # One for each method; those of the grid's two methods have another lambda.
+    assert len(digests) == len(METHODS) + 2
+
+
+def test_the_papers_choices_are_those_of_its_text_and_code(tmp_path):
+    reproduction = build_reproduction(tmp_path, variant_names=("paper",))
+    config = reproduction.config(Job("paper", "mr_mtl", 6.0, 0))
+    assert (config.privacy.batch_size, config.privacy.clip_norm, config.training.rounds) == (32, 1.0, 200)
+    assert dict(config.privacy.budgets) == {"epsilon": 6.0, "delta": 1e-3}
+    assert config.privacy.sampler == "paper_shuffled"
+    assert config.privacy.feature_scaling == {"kind": "paper_private_standardisation"}
+    assert config.algorithms == {
+        "mr_mtl": {"learning_rate": 0.01, "local_steps": "epoch", "prox_weight": 1.0, "prox_inside_clip": True}
+    }
+    # Scores from 1 to 70 become 0 to 1.
+    shift, scale = (config.data.arguments[key] for key in ("label_shift", "label_scale"))
+    assert (1 + shift) * scale == 0
+    assert (70 + shift) * scale == pytest.approx(1)
+
+
+def test_a_seed_decides_the_split_of_tables_and_not_of_images(tmp_path):
+    def folders(name):
+        reproduction = build_reproduction(tmp_path, setting_name=name, scale_name="small")
+        return [reproduction.config(Job("default", "mr_mtl", 1.0, seed)) for seed in (0, 1)]
+
+    school, images = folders("school"), folders("rotated_mnist")
+    assert school[0].data.seed != school[1].data.seed
+    assert school[0].output != school[1].output
+    assert images[0].output == images[1].output
+    assert images[0].training.test_only_seed != images[1].training.test_only_seed
+
+
+def test_infinite_epsilon_is_training_without_privacy(tmp_path):
+    config = build_reproduction(tmp_path).config(Job("default", "fed_avg", math.inf, 0))
+    assert config.privacy.plan == "none"
+
+
+def test_the_digest_follows_what_decides_a_result_and_nothing_else(tmp_path):
+    job = Job("default", "mr_mtl", 6.0, 0)
+    base = build_reproduction(tmp_path)
+    same = (
+        build_reproduction(tmp_path / "elsewhere"),
+        build_reproduction(tmp_path, seeds=4, epsilons=(1.0, 6.0), methods=("mr_mtl",)),
+        build_reproduction(tmp_path, data_input=tmp_path / "moved.mat"),
+    )
+    assert {reproduction.digest(job) for reproduction in same} == {base.digest(job)}
+    others = (
+        build_reproduction(tmp_path, scale_name="small").digest(job),
+        build_reproduction(tmp_path, data_digest="other").digest(job),
+        base.digest(dataclasses.replace(job, variant="silo_scaling")),
+        base.digest(dataclasses.replace(job, method="ditto")),
+        base.digest(dataclasses.replace(job, prox_weight=0.5)),
+    )
+    assert len({base.digest(job), *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": ("gossip",)}, "--methods 'gossip'"),
+        ({"epsilons": (0.0,)}, "--epsilons 0"),
+        ({"seeds": 0}, "--seeds 0"),
+        ({"lambdas": (-1.0,)}, "--grid -1"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_reproduction(tmp_path, **change)
+
+
+def options(*words):
+    return build_parser().parse_args(["reproduce", *words])
+
+
+def test_the_command_line_is_completed_by_the_scale(tmp_path):
+    (tmp_path / "school").mkdir()
+    (tmp_path / "school" / "school.mat").write_bytes(b"cells")
+    words = ("school", "--data", str(tmp_path))
+    default = complete(options(*words))
+    assert default.variant_names == ("default", "silo_scaling")
+    assert default.methods == tuple(METHODS)
+    assert (default.seeds, default.lambdas) == (5, ())
+    assert str(default.output) == "runs/reproduce/school"
+    asked = complete(
+        options(
+            *words,
+            "--paper",
+            "--methods",
+            "mr_mtl,fed_avg",
+            "ditto",
+            "--epsilons",
+            "6",
+            "inf",
+            "--seeds",
+            "2",
+            "--grid",
+        )
+    )
+    assert asked.variant_names == ("paper", "paper_common_scaling")
+    assert asked.methods == ("mr_mtl", "fed_avg", "ditto")
+    assert asked.epsilons == (6.0, math.inf)
+    assert asked.seeds == 2
+    assert asked.lambdas == SETTINGS["school"].scales["full"].lambdas
+    assert complete(options(*words, "--grid", "0.1", "1")).lambdas == (0.1, 1.0)
+    assert complete(options(*words, "--variants", "silo_scaling")).variant_names == ("silo_scaling",)
+    with pytest.raises(ConfigError, match="--variants 'paper'"):
+        complete(options(*words, "--variants", "paper"))
+    with pytest.raises(ConfigError, match="--epsilons 'six'"):
+        complete(options(*words, "--epsilons", "six"))
+
+
+def test_data_are_looked_for_where_they_are_said_to_be(tmp_path, monkeypatch):
+    setting = SETTINGS["cifar10_heterogeneous"]
+    monkeypatch.delenv("TFF_PDP_DATA", raising=False)
+    with pytest.raises(DataError, match="--data"):
+        find_input(setting, None)
+    monkeypatch.setenv("TFF_PDP_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="cifar-10-python"):
+        find_input(setting, None)
+    subset = tmp_path / "cifar10" / "cifar-10-python-subset.tar.gz"
+    subset.parent.mkdir()
+    subset.write_bytes(b"a part")
+    assert find_input(setting, None) == subset
+    variant, scale = setting.variants[0], setting.scales["full"]
+    assert any("a part of the images" in line for line in deviations(setting, scale, variant, subset))
+    whole = subset.with_name("cifar-10-python.tar.gz")
+    whole.write_bytes(b"all")
+    assert find_input(setting, None) == whole
+    assert not any("a part of the images" in line for line in deviations(setting, scale, variant, whole))
+    assert digest_of(whole) != digest_of(subset) != digest_of(subset.parent)
+
+
+def test_small_scales_and_the_papers_variants_say_how_they_differ():
+    for setting in SETTINGS.values():
+        for variant in setting.variants:
+            told = deviations(setting, setting.scales["small"], variant, setting.config_file)
+            assert any(line.startswith("scale:") for line in told)
+            assert any("NOT private" in line for line in told)
+            assert any(line.startswith("sampler:") for line in told) != variant.is_paper
+
+
+def test_configurations_stand_alone():
+    for setting in SETTINGS.values():
+        content = yaml.safe_load(setting.config_file.read_text())
+        assert {METHODS[name].algorithm for name in METHODS} == set(content["algorithms"])

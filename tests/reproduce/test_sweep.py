@@ -1,0 +1,178 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction, fake_row
+from tff_pdp.errors import ConfigError
+from tff_pdp.reproduce.results import PARTIAL_FILE, ResultStore
+from tff_pdp.reproduce.sweep import FAILURES_FILE, _only_sweep_in, sweep
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def build(tmp_path):
+    def made(name="ran", **how):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        return BuildFakeRunner(folder, **how)
+
+    return made
+
+
+def quiet_sweep(reproduction, runner):
+    return sweep(reproduction, runner, 2, progress=False)
+
+
+def is_group_alive(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def results(output, name="results.json"):
+    return json.loads((output / name).read_text())
+
+
+def test_rows_are_method_epsilon_seed_metric_value_and_come_in_order(output, build):
+    reproduction = build_reproduction(output)
+    quiet_sweep(reproduction, build())
+    rows = results(output)
+    assert [list(row)[:5] for row in rows] == [["method", "epsilon", "seed", "metric", "value"]] * 6
+    assert [(row["method"], row["seed"]) for row in rows] == [(job.method, job.seed) for job in reproduction.jobs()]
+    assert rows == [fake_row(job) for job in reproduction.jobs()]
+    assert not any(value is None for row in rows for value in row.values())
+
+
+def test_a_finished_sweep_runs_nothing_again_and_a_larger_one_only_what_is_new(output, build):
+    quiet_sweep(build_reproduction(output), build("first"))
+    again, larger = build("again"), build("larger")
+    quiet_sweep(build_reproduction(output), again)
+    assert again.runs() == []
+    quiet_sweep(build_reproduction(output, seeds=3), larger)
+    assert larger.runs() == ["fed_avg-2", "local_only-2", "mr_mtl-2"]
+    assert len(results(output)) == 9
+
+
+@pytest.mark.parametrize(
+    "change", [{"scale_name": "small"}, {"data_digest": "other data"}], ids=["other settings", "other data"]
+)
+def test_rows_of_other_settings_or_data_are_not_taken_for_these(output, build, change):
+    quiet_sweep(build_reproduction(output), build("first"))
+    changed = build("changed")
+    quiet_sweep(build_reproduction(output, **change), changed)
+    assert len(changed.runs()) == 6
+    # And those of before are still there for who goes back.
+    back = build("back")
+    quiet_sweep(build_reproduction(output), back)
+    assert back.runs() == []
+
+
+def test_a_failed_job_is_reported_keeps_the_others_and_is_run_again(output, build):
+    reproduction = build_reproduction(output)
+    _, failures = quiet_sweep(reproduction, build(fails=("fed_avg",)))
+    assert [(one.job.method, one.reason) for one in failures] == [("fed_avg", "ValueError: no luck with fed_avg")] * 2
+    assert "Traceback" in (output / FAILURES_FILE).read_text()
+    assert {row["method"] for row in results(output)} == {"local_only", "mr_mtl"}
+    mended = build("mended")
+    _, failures = quiet_sweep(reproduction, mended)
+    assert not failures
+    assert mended.runs() == ["fed_avg-0", "fed_avg-1"]
+    assert (output / FAILURES_FILE).read_text() == ""
+    assert len(results(output)) == 6
+
+
+def test_what_no_budget_allows_has_no_row_and_is_not_tried_again(output, build):
+    reproduction = build_reproduction(output)
+    store, failures = quiet_sweep(reproduction, build(infeasible=("fed_avg",)))
+    assert not failures
+    assert len(results(output)) == 4
+    assert [one.infeasible for one in store.outcomes.values() if one.infeasible] == ["selection alone costs more"] * 2
+    again = build("again")
+    quiet_sweep(reproduction, again)
+    assert again.runs() == []
+
+
+def test_a_line_cut_off_by_a_power_cut_is_forgotten(output, build):
+    reproduction = build_reproduction(output)
+    quiet_sweep(reproduction, build())
+    path = output / PARTIAL_FILE
+    path.write_text(path.read_text()[:-20])
+    assert len(ResultStore(reproduction).pending) == 1
+    rest = build("rest")
+    quiet_sweep(reproduction, rest)
+    assert len(rest.runs()) == 1
+    assert len(results(output)) == 6
+
+
+def test_the_grid_has_a_file_of_its_own(output, build):
+    quiet_sweep(build_reproduction(output, lambdas=(0.1, 10.0), seeds=1), build())
+    assert [row["method"] for row in results(output)] == ["local_only", "fed_avg", "mr_mtl"]
+    assert [(row["method"], row["prox_weight"]) for row in results(output, "grid.json")] == [
+        ("mr_mtl", 0.1),
+        ("mr_mtl", 10.0),
+    ]
+
+
+def test_variants_have_files_of_their_own(output, build):
+    quiet_sweep(build_reproduction(output, variant_names=("default", "silo_scaling"), seeds=1), build())
+    assert len(results(output)) == len(results(output, "results_silo_scaling.json")) == 3
+    quiet_sweep(build_reproduction(output, variant_names=("paper",), seeds=1), build())
+    assert len(results(output, "results_paper.json")) == 3
+
+
+def test_two_sweeps_do_not_write_to_one_folder(output, build):
+    reproduction = build_reproduction(output)
+
+    runner = build()
+    output.mkdir()
+    with _only_sweep_in(output), pytest.raises(ConfigError, match="another"):
+        quiet_sweep(reproduction, runner)
+    assert runner.runs() == []
+
+
+def test_ctrl_c_ends_every_process_and_the_next_sweep_goes_on(output, build, tmp_path):
+    runner = build(slow=("mr_mtl",))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction\n"
+        "from tff_pdp.reproduce.sweep import sweep\n"
+        "if __name__ == '__main__':\n"
+        f"    runner = BuildFakeRunner(Path({str(runner.folder)!r}), slow=('mr_mtl',))\n"
+        f"    sweep(build_reproduction(Path({str(output)!r})), runner, 2)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    # A session of its own: the signal is for all of its processes, as Ctrl-C is, and for none of the tests'.
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    deadline = time.monotonic() + 60
+    while len(runner.runs()) < 6 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert b"KeyboardInterrupt" in printed
+    while is_group_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_group_alive(process.pid)
+    assert {row["method"] for row in results(output)} == {"local_only", "fed_avg"}
+    rest = build("rest")
+    quiet_sweep(build_reproduction(output), rest)
+    assert rest.runs() == ["mr_mtl-0", "mr_mtl-1"]
+    assert len(results(output)) == 6

@@ -1,0 +1,82 @@
+import pytest
+
+from tests.reproduce.reproduce_support import build_reproduction, fake_row
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
+from tff_pdp.reproduce.means import best_of_grid, holds, means_over_seeds
+from tff_pdp.reproduce.report import build_report
+from tff_pdp.reproduce.results import Outcome, ResultStore
+from tff_pdp.reproduce.settings import Statement
+from tff_pdp.reproduce.sweep import Failure
+from tff_pdp.reproduce.tables import report_text
+
+
+def row(method, value, epsilon=6.0, **more):
+    return {"method": method, "epsilon": epsilon, "value": value, "epsilon_spent": epsilon, **more}
+
+
+def test_means_and_sample_deviations_over_seeds():
+    rows = [row("mr_mtl", value) for value in (0.02, 0.03, 0.04)] + [row("fed_avg", 0.5), row("mr_mtl", 0.1, "inf")]
+    mr_mtl, fed_avg, without_privacy = means_over_seeds(rows)
+    assert (mr_mtl.mean, mr_mtl.deviation, mr_mtl.seeds) == (pytest.approx(0.03), pytest.approx(0.01), 3)
+    assert (fed_avg.mean, fed_avg.deviation, fed_avg.seeds) == (0.5, None, 1)
+    assert without_privacy.epsilon == float("inf")
+
+
+def test_the_best_lambda_follows_the_metrics_direction():
+    rows = [row("mr_mtl", value, prox_weight=weight) for weight, value in ((0.1, 0.3), (1.0, 0.2), (10.0, 0.4))]
+    means = means_over_seeds(rows, is_grid=True)
+    assert [mean.prox_weight for mean in best_of_grid(means, MEAN_SQUARED_ERROR)] == [1.0]
+    assert [mean.prox_weight for mean in best_of_grid(means, ACCURACY)] == [10.0]
+
+
+def test_a_statement_holds_fails_or_was_not_run():
+    means = means_over_seeds(
+        [row("mr_mtl", 0.2), row("fed_avg", 0.3), row("mr_mtl", 0.4, 1.0), row("fed_avg", 0.3, 1.0)]
+    )
+    at_six = Statement("mr_mtl", "fed_avg", "figure", 6.0)
+    assert holds(at_six, means, MEAN_SQUARED_ERROR) is True
+    assert holds(at_six, means, ACCURACY) is False
+    assert holds(Statement("mr_mtl", "fed_avg", "figure"), means, MEAN_SQUARED_ERROR) is False
+    assert holds(Statement("mr_mtl", "ditto", "figure"), means, MEAN_SQUARED_ERROR) is None
+    assert holds(Statement("mr_mtl", "fed_avg", "figure", 2.0), means, MEAN_SQUARED_ERROR) is None
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Made-up figures with a grid, one job that no budget allows, and one that failed."""
+    reproduction = build_reproduction(
+        tmp_path, methods=("local_only", "fed_avg", "mr_mtl", "ditto"), lambdas=(0.1, 1.0)
+    )
+    store = ResultStore(reproduction)
+    *most, infeasible, failed = reproduction.jobs()
+    for job in most:
+        store.add(Outcome(job, fake_row(job)))
+    store.add(Outcome(infeasible, None, "selection costs more"))
+    return build_report(reproduction, store, [Failure(failed, "ValueError: no luck")])
+
+
+def test_the_table_says_what_was_measured_what_the_paper_states_and_what_is_unlike_it(report):
+    lines = report_text(report).splitlines()
+    # 0.026 + 0.001 / 6 + 0.0001 * (0 + 1) / 2 over two seeds; stated: 0.02394.
+    (row_text,) = [line for line in lines if line.startswith("| 6") and "MR-MTL" in line and "0.02394" in line]
+    cells = [cell.strip() for cell in row_text.strip("|").split("|")]
+    assert cells == ["6", "MR-MTL", "0.02622 ± 0.00007", "2", "6", "0.02394", "+0.00228"]
+    text = "\n".join(lines)
+    assert "* holds: MR-MTL is better than FedAvg at ε = 6" in text
+    assert "* holds: FedAvg is better than Local" in text
+    assert "ifca" not in text.lower().split("unlike the thesis")[0]
+    assert "* sampler: Poisson batches" in text
+    assert "selection costs more" in text
+    assert "ValueError: no luck" in text
+    # The best of the grid has its lambda in the table.
+    assert any("MR-MTL" in line and "| 1 " in line for line in lines)
+
+
+def test_the_report_is_plain_data_without_nulls(report):
+    content = report.as_dict()
+    assert content["metric"] == "mean_squared_error"
+    (variant,) = content["variants"].values()
+    assert {mean["method"] for mean in variant["means"]} == {"local_only", "fed_avg", "mr_mtl", "ditto"}
+    assert not any(value is None for mean in variant["means"] + variant["grid"] for value in mean.values())
+    assert variant["deviations"]
+    assert len(content["failures"]) == len(content["infeasible"]) == 1
