@@ -82,6 +82,9 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
         ("privacy.batch_size", 0, "privacy.batch_size must be at least 1"),
         ("algorithms", {}, "at least one method"),
         ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping"),
+        ("tuning.search", {"algorithm": "zzz", "values": {}}, "tuning.search.algorithm 'zzz' is not one of: .*mr_mtl"),
+        ("tuning.search", {"algorithm": "mr_mtl", "values": {}, "runs": True}, "'tuning.search.runs' must be a float"),
+        ("tuning.search", {"algorithm": "mr_mtl"}, "missing key 'tuning.search.values'"),
         ("export.algorithm", "zzz", "export.algorithm 'zzz' is not one of: .*mr_mtl"),
         ("export.model_name", "../../x", "export.model_name"),
     ],
@@ -89,6 +92,16 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
 def test_values_without_meaning_are_refused_by_name(tmp_path, content, key, value, message):
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path, content), {key: value})
+
+
+def test_a_search_may_be_made_of_overrides_alone(tmp_path, content):
+    content["tuning"]["search"] = None
+    overrides = {"tuning.search.algorithm": "mr_mtl", "tuning.search.values": {"prox_weight": [1, 2]}}
+    search = load_config(write(tmp_path, content), overrides).tuning.search
+    assert (search.algorithm, search.values, search.runs) == ("mr_mtl", {"prox_weight": [1, 2]}, "geometric")
+    assert load_config(write(tmp_path, content), {**overrides, "tuning.search.runs": 2}).tuning.search.runs == 2.0
+    del content["tuning"]
+    assert load_config(write(tmp_path, content), overrides).tuning.search == search
 
 
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- list", "title: a\ntitle: b", "\x00"])

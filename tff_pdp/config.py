@@ -19,6 +19,7 @@ from tff_pdp.errors import ConfigError
 
 # Here and not at the engine: an experiment is read without importing TensorFlow.
 ClientParallelism = Literal["auto", "loop", "vectorized"]
+WEIGHTINGS = ("uniform", "num_examples")
 CLIENT_PARALLELISMS: tuple[ClientParallelism, ...] = typing.get_args(ClientParallelism)
 
 
@@ -105,6 +106,7 @@ class TrainingConfig:
 
     Attributes:
       rounds: planned rounds; the noise is calibrated for them.
+      weighting: how silos count in a mean: `uniform`, or by their `num_examples`, as far as these are known.
       evaluate_every: validation metrics each so many rounds.
       checkpoint_every: a checkpoint each so many rounds.
       engine: a name from `tff_pdp.runtime.engines.ENGINES`.
@@ -116,6 +118,7 @@ class TrainingConfig:
     """
 
     rounds: int
+    weighting: str = "uniform"
     evaluate_every: int = 5
     checkpoint_every: int = 10
     engine: str = "inprocess"
@@ -219,7 +222,7 @@ class ExperimentConfig:
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
-            key: value for key, value in content["training"].items() if key in ("rounds", "test_only_seed")
+            key: value for key, value in content["training"].items() if key in ("rounds", "weighting", "test_only_seed")
         }
         if self.tuning.search_for(algorithm):
             decisive["search"] = content["tuning"]["search"]
@@ -304,6 +307,11 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
         config.training.client_parallelism in CLIENT_PARALLELISMS,
         source,
         f"training.client_parallelism {config.training.client_parallelism!r} must be auto, loop or vectorized",
+    )
+    _require(
+        config.training.weighting in WEIGHTINGS,
+        source,
+        f"training.weighting {config.training.weighting!r} must be one of: {', '.join(WEIGHTINGS)}",
     )
     _require(config.privacy.batch_size >= 1, source, "privacy.batch_size must be at least 1")
     _require(bool(config.algorithms), source, "algorithms must name at least one method")

@@ -107,3 +107,59 @@ def test_an_empirical_claim_promises_no_protection():
     assert not statement["private"]
     assert "differential privacy, with ε" not in text
     assert "need not be trusted" not in text
+
+
+SEARCH = {
+    "method": "MR-MTL",
+    "searched": ["prox_weight", "learning_rate"],
+    "candidates": 6,
+    "runs": "geometric",
+    "mean_runs": 5.0,
+}
+
+
+def tuning(**overrides):
+    statement = samples.sample_statement(samples.sample_silos(3), **overrides)
+    json.dumps(statement, allow_nan=False)
+    (text,) = [paragraph["text"] for paragraph in statement["paragraphs"] if paragraph["heading"] == "Tuning"]
+    return statement["tuning"], text, privacy_statement.statement_text(statement)
+
+
+def test_a_private_search_is_in_the_epsilon_and_says_how_it_was_made():
+    facts, text, everything = tuning(search=SEARCH)
+    assert facts["in_epsilon"] and facts["search"] == SEARCH
+    assert "Searched privately: prox_weight and learning_rate of MR-MTL." in text
+    assert "made a secret, random number of runs (geometric, 5 on average), each with one of 6 candidates" in text
+    assert "The ε includes this search." in text
+    assert (
+        "No other setting was declared as tuned. Any other tuning that was done all the same is not in the ε." in text
+    )
+    assert "training records only and, as far as the models of MR-MTL go, validation examples." in everything
+
+
+def test_a_fixed_grid_is_said_to_count_every_run():
+    facts, text, _ = tuning(search={**SEARCH, "runs": "fixed", "mean_runs": None})
+    assert facts["in_epsilon"]
+    assert "Each silo tried each of 6 candidates once" in text
+    assert "The ε counts every one of these runs as if it had been released." in text
+    assert "random" not in text
+
+
+def test_what_was_tuned_besides_a_search_is_not_in_the_epsilon():
+    facts, text, _ = tuning(search=SEARCH, tuned=("batch size",), configurations_tried=4)
+    assert not facts["in_epsilon"]
+    assert "Chosen by looking at results: batch size, among 4 configurations. This tuning is not in the ε." in text
+
+
+def test_configurations_that_were_tried_have_a_price():
+    charged = {"epsilon": 7.3301, "delta": 1e-5}
+    facts, text, _ = tuning(tuned=("lambda",), configurations_tried=4, if_charged=charged)
+    assert (facts["in_epsilon"], facts["if_charged"]) == (False, charged)
+    assert "If each of the 4 configurations were charged as a release" in text
+    assert "the ε of the silo that spent most would be 7.34 at δ = 1e-05." in text
+    facts, text, _ = tuning(configurations_tried=4, if_charged=charged, known_seed=True)
+    assert facts["if_charged"] is None and "were charged" not in text
+    facts, text, everything = tuning()
+    assert (facts["in_epsilon"], facts["search"]) == (False, None)
+    assert text.startswith("No setting was declared as tuned. Any tuning that was done all the same is not in the ε.")
+    assert "it protects training records only. Preprocessing" in everything

@@ -35,7 +35,7 @@ def test_privacy_against_utility_has_a_line_for_each_method_and_stars_for_the_pa
     assert list(xs) == [1.0, 6.0]
     assert list(ys) == pytest.approx([0.02705, 0.026 + 0.00005 + 0.001 / 6])
     stars = [line.get_data() for line in axes.get_lines() if line.get_marker() == "*"]
-    assert sorted((list(xs)[0], list(ys)[0]) for xs, ys in stars) == [(6.0, 0.02394), (6.0, 0.02628)]
+    assert sorted((xs[0], ys[0]) for xs, ys in stars) == [(6.0, 0.02394), (6.0, 0.02628)]
 
 
 def test_the_overhead_is_drawn_only_where_there_is_some(report_of):

@@ -7,6 +7,7 @@ import pytest
 import scipy.io
 
 from tests.reproduce.reproduce_support import build_reproduction
+from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
@@ -50,14 +51,29 @@ def test_a_run_is_a_function_of_its_job(reproduction, runner):
         assert other(job).row == first
 
 
-def test_the_value_is_the_error_over_all_test_examples_of_a_model_that_has_learnt(runner):
-    """Without privacy, rows are those of a plain model: predicting 0 has a mean square of at least (20 / 69)^2 / 2."""
-    row = runner(Job("paper", "local_only", float("inf"), 0)).row
+def test_without_noise_the_value_is_that_of_gradient_descent_by_hand(reproduction, runner):
+    """No silo has more training examples than a batch, so every step takes all of them."""
+    job = Job("paper", "local_only", float("inf"), 0)
+    row = runner(job).row
     assert (row["epsilon"], row["epsilon_spent"]) == ("inf", "inf")
-    assert 0 < row["value"] < 0.05
-    private = runner(Job("paper", "local_only", 6.0, 0)).row
-    assert private["value"] > row["value"]
-    # By the paper's accounting 6; the noise is worth less by this project's.
+    clients = ClientDataset.open(reproduction.config(job).clients_folder)
+    squares = []
+    for client_id in clients.client_ids:
+        train, test = clients.load(client_id, "train"), clients.load(client_id, "test")
+        mean, stddev = train.x.mean(0), train.x.std(0)
+        stddev[stddev == 0] = 1
+        x, weights, bias = (train.x - mean) / stddev, np.zeros(28), 0.0
+        for _ in range(40):
+            residuals = x @ weights + bias - train.y
+            weights, bias = weights - 0.01 * residuals @ x / len(x), bias - 0.01 * residuals.mean()
+        squares.extend(((test.x - mean) / stddev @ weights + bias - test.y) ** 2)
+    assert len(squares) == 8 + 5 + 6
+    assert row["value"] == pytest.approx(np.mean(squares), rel=1e-4)
+
+
+def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
+    private, free = (runner(Job("paper", "local_only", epsilon, 0)).row for epsilon in (6.0, float("inf")))
+    assert private["value"] > free["value"]
     assert 4 < private["epsilon_spent"] < 6
 
 

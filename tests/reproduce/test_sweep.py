@@ -142,32 +142,34 @@ def test_two_sweeps_do_not_write_to_one_folder(output, build):
     assert runner.runs() == []
 
 
-def test_ctrl_c_ends_every_process_and_the_next_sweep_goes_on(output, build, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, build, tmp_path, how):
     runner = build(slow=("mr_mtl",))
-    code = (
-        "import sys; from pathlib import Path\n"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
         "from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction\n"
         "from tff_pdp.reproduce.sweep import sweep\n"
         "if __name__ == '__main__':\n"
         f"    runner = BuildFakeRunner(Path({str(runner.folder)!r}), slow=('mr_mtl',))\n"
         f"    sweep(build_reproduction(Path({str(output)!r})), runner, 2)\n"
     )
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    # A session of its own: the signal is for all of its processes, as Ctrl-C is, and for none of the tests'.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    # A session of its own: Ctrl-C is for all of its processes, and for none of the tests'.
     process = subprocess.Popen(
-        [sys.executable, str(script)],
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        [sys.executable, str(script)], start_new_session=True, stderr=subprocess.PIPE, env=environment
     )
     deadline = time.monotonic() + 60
-    while len(runner.runs()) < 6 and time.monotonic() < deadline:
+    while len(runner.runs()) < 6 or len((output / PARTIAL_FILE).read_text().splitlines()) < 4:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.kill()
     _, printed = process.communicate(timeout=30)
     assert process.returncode != 0
-    assert b"KeyboardInterrupt" in printed
+    assert (b"KeyboardInterrupt" in printed) == (how == signal.SIGINT)
     while is_group_alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_group_alive(process.pid)

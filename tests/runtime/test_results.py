@@ -1,9 +1,12 @@
 import dataclasses
 import json
 
+import dp_accounting
 import pytest
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.accountants import epsilon_bounds
+from tff_pdp.reports.numbers import upper
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.export import _privacy_report
 from tff_pdp.runtime.releases import all_ledgers
@@ -76,3 +79,18 @@ def test_a_silo_without_a_bound_takes_the_claim_from_all(experiment):
 def test_an_unfinished_run_is_not_evaluated(experiment):
     with pytest.raises(ConfigError, match=r"0 of 6 rounds.*--resume"):
         evaluate_experiment(experiment(**ONE))
+
+
+def test_configurations_that_were_tried_are_priced_as_releases(experiment):
+    config = experiment(**ONE, tuning__tuned=["learning rate"], tuning__configurations_tried=4)
+    state = train(config, "fed_avg", progress=False)
+    evaluate_experiment(config)
+    silos = list(state.ledger.budgets)
+    worst = max(silos, key=lambda silo: state.ledger.epsilon(silo).best)
+    parts = [
+        dp_accounting.SelfComposedDpEvent(entry.event, 4 * entry.count)
+        for entry in state.ledger.entries
+        if entry.scope == worst
+    ]
+    by_hand = epsilon_bounds(dp_accounting.ComposedDpEvent(parts), state.ledger.budgets[worst].delta).best
+    assert f"the ε of the silo that spent most would be {upper(by_hand)} at" in statement(config)

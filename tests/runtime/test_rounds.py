@@ -8,7 +8,12 @@ from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.rounds import first_state, run_round
 
 BUDGETS = {"delta": 1e-4, "cycle": [1.0, 1.6, 20.0]}
-LEAVING = {"privacy__noise_multiplier": 3.0, "privacy__budgets": BUDGETS, "training__rounds": 12, "privacy__batch_size": 180}
+LEAVING = {
+    "privacy__noise_multiplier": 3.0,
+    "privacy__budgets": BUDGETS,
+    "training__rounds": 12,
+    "privacy__batch_size": 180,
+}
 
 
 def train(config, name):
@@ -18,7 +23,7 @@ def train(config, name):
         states = []
         for number in range(1, config.training.rounds + 1):
             state = run_round(method, state, number, data)
-            states.append([np.asarray(one["weights"]["dense_0/kernel"]) for one in state.client_states])
+            states.append([np.asarray(one["weights"]["dense_0/kernel"]) for one in state.client_states if one])
     return method, state, states
 
 
@@ -94,3 +99,23 @@ def test_settings_of_methods_that_mean_nothing(experiment, algorithms, message):
     name = next(iter(algorithms))
     with pytest.raises(ConfigError, match=message):
         build_method(experiment(algorithms=algorithms, export__algorithm=name), name)
+
+
+@pytest.mark.parametrize("name", ["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"])
+def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name):
+    settings = {"num_clusters": 1} if name.startswith("ifca") else {}
+    given = {"algorithms": {name: settings}, "export__algorithm": name, "training__rounds": 1, "privacy__plan": "none"}
+    alone = train(
+        experiment(**given | {"algorithms": {"local_only": {}}, "export__algorithm": "local_only"}), "local_only"
+    )[1]
+    method, state, _ = train(experiment(**given, training__weighting="num_examples"), name)
+    sizes = [method.plan.num_examples[client_id] for client_id in method.clients.client_ids]
+    assert len(set(sizes)) > 1
+    trained = [np.asarray(one["weights"]["dense_0/kernel"]) for one in alone.client_states]
+    server = state.server_state["algorithm"]
+    if name == "mocha":
+        # A matrix of rows is no mean.
+        np.testing.assert_allclose(server["rows"]["dense_0/kernel"], trained, atol=1e-6)
+        return
+    (found,) = (server[key]["dense_0/kernel"] for key in ("weights", "mean", "centroids") if key in server)
+    np.testing.assert_allclose(np.squeeze(found), np.average(trained, axis=0, weights=sizes), atol=1e-6)

@@ -69,10 +69,11 @@ def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int)
 
 def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:
     """Moves each cluster's model by the mean of its members' movements; one without members keeps its model."""
-    members = tf.maximum(aggregates["members"]["count"], 1.0)
+    members = aggregates["members"]["count"]
 
     def move(centroids: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-        return centroids + total / tf.reshape(members, [-1] + [1] * (centroids.shape.rank - 1))
+        # Members may have weights below one.
+        return centroids + tf.math.divide_no_nan(total, tf.reshape(members, [-1] + [1] * (centroids.shape.rank - 1)))
 
     return {
         "centroids": map_weights(move, state["centroids"], aggregates["movement"]),

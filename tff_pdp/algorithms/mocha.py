@@ -56,11 +56,12 @@ def build_mocha(*, num_clients: int, smallest_share: float = 0.1, paper_covarian
         )
 
     def server_update(state, aggregates):
-        # A client that has left keeps its last row.
-        is_present = aggregates["present"]["count"] > 0
+        count = aggregates["present"]["count"]
 
         def replace(old, new):
-            return tf.where(tf.reshape(is_present, [-1] + [1] * (old.shape.rank - 1)), new, old)
+            # Both are as many times their value as the client's weight; a client that has left keeps its last row.
+            times = tf.reshape(count, [-1] + [1] * (old.shape.rank - 1))
+            return tf.where(times > 0, tf.math.divide_no_nan(new, times), old)
 
         rows = map_weights(replace, state["rows"], aggregates["rows"])
         return {"rows": rows, "relations": relations_between(rows, smallest_share, paper_covariance)}

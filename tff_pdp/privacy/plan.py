@@ -407,7 +407,10 @@ def _noise_of_search(
             fixed_events=released_before,
         )
     except BudgetError as error:
-        raise BudgetError(f"silo {client_id!r}: {error}") from None
+        raise BudgetError(
+            f"silo {client_id!r}: {error} For a search these events include the score of every run: raise "
+            "tuning.search.score_noise_multiplier, or lower mean_runs."
+        ) from None
     return _next_float32(calibrated)
 
 

@@ -12,11 +12,12 @@ from tff_pdp.processes.vectorizable import vectorizable
 
 
 def build_client_work(
-    algorithm: Algorithm, estimator: GradientEstimator, selector: Selector | None = None
+    algorithm: Algorithm, estimator: GradientEstimator, selector: Selector | None = None, *, is_weighted: bool = False
 ) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
 
-    The selector is for an algorithm with candidates.
+    The selector is for an algorithm with candidates. With weights, what a client releases counts `params["weight"]`
+    times.
 
     Up to rounding, a client's result does not depend on who else is in the stack: what it draws comes from its own
     seed, and padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may
@@ -32,7 +33,10 @@ def build_client_work(
         steps = LocalSteps(params["hparams"]["local_steps"], bound)
         hparams = {**params["hparams"], "local_steps": steps, "selected": selected}
         result = algorithm.client_update(message, state, ClientData(**data), grad_fn, hparams)
-        return collections.OrderedDict(state=plain(result.state), released=plain(result.released))
+        released = plain(result.released)
+        if is_weighted:
+            released = tf.nest.map_structure(lambda value: params["weight"] * value, released)
+        return collections.OrderedDict(state=plain(result.state), released=released)
 
     def select(message: Any, data: Any, params: Any) -> tf.Tensor:
         if algorithm.candidates is None or selector is None:

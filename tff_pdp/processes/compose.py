@@ -54,6 +54,7 @@ def compose(
     *,
     estimator: GradientEstimator,
     selector: Selector | None = None,
+    is_weighted: bool = False,
     aggregator_factories: Mapping[str, _tff.UnweightedAggregationFactory] | None = None,
     model_seed: int = 0,
 ) -> PersonalizedProcess:
@@ -64,6 +65,8 @@ def compose(
       model: what they train.
       estimator: how clients estimate gradients.
       selector: how clients select among the algorithm's candidates, where it has some.
+      is_weighted: whether clients have weights, whose mean must be one: a mean of what they release is then a
+        weighted one. Weights are public, or private already.
       aggregator_factories: how the server combines what is released, by name, where it is not the plain mean or sum
         that the algorithm asks for.
       model_seed: of the initial weights, which are public.
@@ -94,8 +97,8 @@ def compose(
 
     state_type = new_client.type_signature.result
     data_type = client_data_type(model)
-    params_type = client_params_type(algorithm, estimator)
-    work = build_client_work(algorithm, estimator, selector)
+    params_type = client_params_type(algorithm, estimator, is_weighted=is_weighted)
+    work = build_client_work(algorithm, estimator, selector, is_weighted=is_weighted)
 
     @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
     def client_work(message, state, data, params):
@@ -175,11 +178,11 @@ def client_data_type(model: Model) -> Any:
     )
 
 
-def client_params_type(algorithm: Algorithm, estimator: GradientEstimator) -> Any:
+def client_params_type(algorithm: Algorithm, estimator: GradientEstimator, *, is_weighted: bool = False) -> Any:
     """TFF type of what tells one client how to train.
 
-    Mechanism, hyper-parameters, this round's secret seed and, for an algorithm with candidates, the `selection_epsilon`
-    of this round, 0 for no selection.
+    Mechanism, hyper-parameters, this round's secret seed; for an algorithm with candidates, the `selection_epsilon` of
+    this round, 0 for no selection; and the client's `weight`, if it has one.
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
@@ -190,6 +193,8 @@ def client_params_type(algorithm: Algorithm, estimator: GradientEstimator) -> An
     )
     if algorithm.candidates is not None:
         fields["selection_epsilon"] = _tff.TensorType(np.float32)
+    if is_weighted:
+        fields["weight"] = _tff.TensorType(np.float32)
     return _tff.to_type(fields)
 
 
@@ -201,6 +206,7 @@ def client_params_columns(
     hparams: Mapping[str, Any],
     seeds: np.ndarray,
     selection_epsilons: Any = 0.0,
+    weights: Any = None,
 ) -> Any:
     """The parameters of all clients: a member of `client_params_type` with a leading axis of clients.
 
@@ -211,6 +217,7 @@ def client_params_columns(
       hparams: likewise; those that are not given have their default.
       seeds: int64 `[clients, 2]`.
       selection_epsilons: one for all, or one for each.
+      weights: one for each, where clients have weights.
     """
 
     def column(value: Any, dtype: Any) -> np.ndarray:
@@ -226,6 +233,8 @@ def client_params_columns(
     )
     if algorithm.candidates is not None:
         columns["selection_epsilon"] = column(selection_epsilons, np.float32)
+    if weights is not None:
+        columns["weight"] = column(weights, np.float32)
     return columns
 
 

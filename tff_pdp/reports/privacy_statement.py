@@ -81,7 +81,7 @@ def build_privacy_statement(
             ("If all compared methods are released", privacy_texts.composed_text(composed)),
             ("Tuning", privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), search, if_charged)),
             ("What is treated as public", privacy_texts.public_text(num_examples_are_noised)),
-            ("What is not private", privacy_texts.not_private_text()),
+            ("What is not private", privacy_texts.not_private_text(search)),
             ("Limits of the implementation", privacy_texts.limits_text()),
         ]
     statement = {

@@ -179,12 +179,15 @@ def unprotected_text() -> str:
     )
 
 
-def not_private_text() -> str:
-    """What carries no guarantee at all."""
+def not_private_text(search: Mapping[str, Any] | None) -> str:
+    """What carries no guarantee at all; `search` as in `privacy_statement`."""
+    protected = "training records only"
+    if search:
+        protected += f" and, as far as the models of {search['method']} go, validation examples"
     return (
         "Every validation and test metric in this report is computed on held-out examples without noise and is not "
         "private; results of single silos with few test examples reveal most. Held-out examples are not covered by "
-        "the training guarantee: it protects training records only. Preprocessing that looked at the data, and how "
+        f"the training guarantee: it protects {protected}. Preprocessing that looked at the data, and how "
         "long steps took, are not covered either."
     )
 

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pdp.files import replacing
-from tff_pdp.models.metrics import Metric
 from tff_pdp.reports import svg
 from tff_pdp.reports.metric_texts import metric_text
 from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
@@ -120,7 +119,7 @@ def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
     axes.set_xscale("symlog", linthresh=smallest, linscale=0.5)
     axes.set_xticks(lambdas, [f"{value:g}" for value in lambdas], rotation=60, fontsize=8)
     axes.set_xticks([], minor=True)
-    axes.set_xlim(left=0.0 if lambdas[0] == 0 else 0.7 * smallest)
+    axes.set_xlim(0.0 if lambdas[0] == 0 else 0.7 * smallest, 1.4 * max(*lambdas, smallest))
 
 
 def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean]) -> None:

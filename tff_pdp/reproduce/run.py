@@ -144,6 +144,7 @@ def _computations(config: ExperimentConfig, method: Method) -> Hashable:
         "features": [content["data"]["input_shape"], content["data"]["num_classes"], len(method.clients.client_ids)],
         "privacy": [content["privacy"]["sampler"], content["privacy"]["selection_loss_bound"]],
         "rounds": content["training"]["rounds"],
+        "weighting": content["training"]["weighting"],
     }
     return json.dumps(decisive, sort_keys=True)
 

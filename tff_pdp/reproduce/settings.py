@@ -177,15 +177,20 @@ _PAPER_FORMS = {
     "ifca_mr_mtl": {"prox_inside_clip": True},
     "mocha": {"paper_covariance": True},
 }
-_PAPER_OVERRIDES = {"privacy.sampler": "paper_shuffled", "privacy.noise_calibration": "paper_rdp"}
+_PAPER_OVERRIDES = {
+    "privacy.sampler": "paper_shuffled",
+    "privacy.noise_calibration": "paper_rdp",
+    "training.weighting": "num_examples",
+}
 _OWN_STATISTICS = {"privacy.feature_scaling": {"kind": "paper_private_standardisation"}}
 
 _SOUND_DEVIATIONS = (
     "sampler: Poisson batches, for which the accounting holds; the thesis takes disjoint parts of a shuffled epoch",
-    "noise: the least that the budget allows by the best of three accountants; the released code, by RDP at few orders, "
-    "adds about a fifth more",
+    "noise: the least that the budget allows by the best of three accountants; the released code adds about a fifth "
+    "more, by RDP at few orders",
     "proximal term: added after clipping and noise; the released code clips it together with the data's gradient",
 )
+_UNIFORM = "aggregation: silos count the same; the released code weights them by their numbers of examples"
 _PAPER_DEVIATIONS = (
     "noise: the classic RDP conversion at the released code's orders; which conversion the published figures were made "
     "with is not stated, this one gives them",
@@ -195,7 +200,6 @@ _COMMON_SCALING = (
 )
 _PUBLIC_SCALING_DEVIATION = _COMMON_SCALING + "exact means and standard deviations, which no guarantee survives"
 _COMMON_DEVIATIONS = (
-    "aggregation: silos count the same; the released code weights them by their numbers of examples",
     "rounds: T, as the text says; the released code runs T + 1",
     "hyper-parameters: those of the configuration, not tuned for each ε and method over the thesis's grids",
     "seeds: batches and noise are drawn from small test-only seeds, so these figures are NOT private",
@@ -203,11 +207,13 @@ _COMMON_DEVIATIONS = (
 _ONE_INITIALISATION = "initial weights: the same for all seeds"
 
 
-def _tabular_variants(public: str = _PUBLIC_SCALING_DEVIATION) -> tuple[Variant, ...]:
+def _tabular_variants(
+    public: str = _PUBLIC_SCALING_DEVIATION, sound: tuple[str, ...] = (*_SOUND_DEVIATIONS, _UNIFORM)
+) -> tuple[Variant, ...]:
     """With the sound choices and with the paper's, each with both ways to scale features."""
     return (
-        Variant("default", "common scaling", deviations=(*_SOUND_DEVIATIONS, public)),
-        Variant("silo_scaling", "scaling per silo", overrides=_OWN_STATISTICS, deviations=_SOUND_DEVIATIONS),
+        Variant("default", "common scaling", deviations=(*sound, public)),
+        Variant("silo_scaling", "scaling per silo", overrides=_OWN_STATISTICS, deviations=sound),
         Variant(
             "paper",
             "the paper's choices",
@@ -229,7 +235,8 @@ def _tabular_variants(public: str = _PUBLIC_SCALING_DEVIATION) -> tuple[Variant,
 
 def _image_variants(extra: Mapping[str, tuple[str, Overrides]] | None = None) -> tuple[Variant, ...]:
     """With the sound choices and with the paper's, each as it is and with further overrides if asked for."""
-    sound = Variant("default", "as prepared", deviations=_SOUND_DEVIATIONS)
+    # All silos are of about one size.
+    sound = Variant("default", "as prepared", deviations=(*_SOUND_DEVIATIONS, _UNIFORM))
     paper = Variant(
         "paper",
         "the paper's choices",
@@ -306,7 +313,8 @@ _VEHICLE = Setting(
     variants=_tabular_variants(
         _COMMON_SCALING
         + "statistics. Here features are as the file has them: standardised over all sensors by whoever "
-        "made it, which no ledger knows of"
+        "made it, which no ledger knows of",
+        _SOUND_DEVIATIONS,
     ),
     statements=(
         Statement("mr_mtl", "fed_avg", "figure 1.3 a", 0.5),
@@ -316,8 +324,8 @@ _VEHICLE = Setting(
     ),
     deviations=(
         *_COMMON_DEVIATIONS,
-        "data: the published training part of a subset, 1,860 examples, of which a quarter is for test here; the thesis "
-        "has 872 to 1,933 training examples in each silo, here there are 5 to 400, so the same ε leaves far less",
+        "data: the published training part of a subset, 1,860 examples, of which a quarter is for test here: 5 to 400 "
+        "training examples in a silo, 872 to 1,933 in the thesis, so the same ε leaves far less",
         "seeds: each decides the division into training and test as well",
     ),
 )
@@ -338,11 +346,11 @@ _ROTATED_MNIST = Setting(
             lambdas=(0.01, 0.1, 1.0),
             overrides={
                 "data.arguments.num_silos": 12,
-                "data.arguments.train_per_silo": 600,
+                "data.arguments.train_per_silo": 1000,
                 "training.rounds": 60,
                 "model.arguments.channels": [8, 16],
             },
-            deviation="scale: 12 of 40 silos with 600 of 1,500 training images each, a quarter of the network's "
+            deviation="scale: 12 of 40 silos with 1,000 of 1,500 training images each, a quarter of the network's "
             "channels, 60 of 200 rounds, 1 of 5 seeds",
         ),
     },

@@ -7,7 +7,7 @@ from tff_pdp.models.metrics import Metric
 from tff_pdp.reports.metric_texts import metric_text
 from tff_pdp.reports.numbers import MISSING
 from tff_pdp.reproduce.means import Mean, best_of_grid, holds
-from tff_pdp.reproduce.report import Reported, VariantReport
+from tff_pdp.reproduce.report import Reported
 from tff_pdp.reproduce.settings import METHODS, Statement
 
 _VERDICTS = {True: "holds", False: "does not hold", None: "not run"}
@@ -19,8 +19,8 @@ def report_text(report: Reported) -> str:
     lines = [
         f"# {report.title}",
         "",
-        f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds of the mean over silos, weighted "
-        "by their numbers of test examples. Seeds are test-only ones: these figures are not private.",
+        f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. Each seed's is the mean over "
+        "silos, weighted by their numbers of test examples. Seeds are test-only ones: these figures are not private.",
     ]
     for variant in report.variants:
         lines += ["", f"## {variant.title} (`{variant.name}`)", "", *_means_table(variant.means, metric, report.paper)]

@@ -4,8 +4,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +44,7 @@ BuildRunner = Callable[[], Callable[[Any], Any]]
 
 def run_jobs(
     jobs: Sequence[GroupedJob], build_runner: BuildRunner, num_workers: int, log_file: Path
-) -> Iterator[Finished]:
+) -> Generator[Finished, None, None]:
     """Runs jobs in worker processes, and yields each as it finishes.
 
     Closing the iterator, as an exception in the loop over it does, ends the processes.
@@ -99,7 +100,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.job: Any = None
         self.group: Any = None
-        # Not forked: TensorFlow's threads would not survive it. A daemon: it does not outlive a killed parent's pipe.
+        # Not forked: TensorFlow's threads would not survive it.
         self._process = context.Process(target=_serve, args=(theirs, build_runner, str(log_file)), daemon=True)
         self._process.start()
         # Only the worker holds its end now, so that its death closes the pipe.
@@ -135,10 +136,19 @@ class _Worker:
             self._process.join()
 
 
+def _end_with_parent() -> None:
+    """Ends this process, in the middle of a job if need be, once nobody is there to take its result."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
 def _serve(pipe: Connection, build_runner: BuildRunner, log_file: str) -> None:
     """A worker's whole life: takes jobs from the pipe until it is closed."""
     # Ctrl-C reaches all processes of the terminal; the parent ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

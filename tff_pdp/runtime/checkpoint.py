@@ -17,7 +17,7 @@ from tff_pdp.files import sync
 from tff_pdp.privacy.ledger import Ledger
 from tff_pdp.runtime.run_key import RunKey
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KEPT = 2
 
 
@@ -33,6 +33,8 @@ class Checkpoint:
       ledger: what has been spent; None without privacy.
       run_key: the run's secret.
       config_hash: of the settings the run was started with.
+      auto_prox: nest of arrays, what is known for setting lambda (`tff_pdp.algorithms.auto_prox`); empty where it is
+        given.
     """
 
     round_number: int
@@ -42,6 +44,7 @@ class Checkpoint:
     ledger: Ledger | None
     run_key: RunKey
     config_hash: str
+    auto_prox: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -53,6 +56,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     arrays: dict[str, np.ndarray] = {}
     structure = {
         "server": _flatten(checkpoint.server_state, "server", arrays),
+        "auto_prox": _flatten(checkpoint.auto_prox, "auto_prox", arrays),
         "clients": {
             client_id: _flatten(state, f"client/{index}", arrays)
             for index, (client_id, state) in enumerate(
@@ -97,17 +101,19 @@ def load_latest(folder: Path) -> Checkpoint | None:
     latest = complete[-1]
     try:
         content = json.loads((latest / "checkpoint.json").read_text())
+        version = content["format_version"]
+        if version != FORMAT_VERSION:
+            raise DataError(f"{latest}: checkpoint format {version}, this version reads {FORMAT_VERSION}")
         key = json.loads((latest / "run_key.json").read_text())
         with np.load(latest / "state.npz", allow_pickle=False) as arrays:
             structure = content["structure"]
             server_state = _unflatten(structure["server"], arrays)
             client_states = [_unflatten(state, arrays) for state in structure["clients"].values()]
+            auto_prox = _unflatten(structure["auto_prox"], arrays)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{latest}: the checkpoint cannot be read ({error}); remove that folder to use the one before"
         ) from None
-    if content["format_version"] != FORMAT_VERSION:
-        raise DataError(f"{latest}: checkpoint format {content['format_version']}, this version reads {FORMAT_VERSION}")
     return Checkpoint(
         round_number=content["round_number"],
         server_state=server_state,
@@ -116,6 +122,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
         ledger=Ledger.from_json(content["ledger"]) if content["ledger"] else None,
         run_key=RunKey(bytes.fromhex(key["secret"]), key["is_test_only"]),
         config_hash=content["config_hash"],
+        auto_prox=auto_prox,
     )
 
 

@@ -54,6 +54,7 @@ class Method:
       estimator: how clients estimate gradients.
       process: the TFF computations.
       config_hash: digest of all that decides the training.
+      is_weighted: whether silos count by their numbers of examples.
     """
 
     clients: ClientDataset
@@ -65,6 +66,7 @@ class Method:
     estimator: GradientEstimator
     process: PersonalizedProcess
     config_hash: str
+    is_weighted: bool = False
 
     @property
     def prox_weight_is_auto(self) -> bool:
@@ -89,19 +91,17 @@ class Method:
         self,
         run_key: RunKey,
         round_number: int,
-        prox_weights: np.ndarray | None = None,
         *,
+        changed: Mapping[str, np.ndarray] | None = None,
         run: int = 0,
-        searched: Mapping[str, np.ndarray] | None = None,
     ) -> ClientValues:
         """What every client is told in one round: mechanism, hyper-parameters, seed.
 
         Args:
           run_key: the run's secret.
           round_number: from 1.
-          prox_weights: `[clients]`, where they are set during training.
+          changed: hyper-parameters in place of the method's own, `[clients]` by name.
           run: which of the runs that clients repeat in a search; 0 for training.
-          searched: hyper-parameters in place of the method's own, `[clients]` by name.
         """
         client_ids = self.clients.client_ids
         mechanisms = [dataclasses.asdict(self.plan.mechanisms[client_id]) for client_id in client_ids]
@@ -111,15 +111,19 @@ class Method:
             mechanism={
                 name: np.array([mechanism[name] for mechanism in mechanisms]) for name in self.estimator.mechanism
             },
-            hparams={
-                **self.hparams,
-                **({} if prox_weights is None else {"prox_weight": prox_weights}),
-                **(searched or {}),
-            },
+            hparams={**self.hparams, **(changed or {})},
             seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
+            weights=self._weights(round_number) if self.is_weighted else None,
         )
-        return ClientValues.from_columns(client_params_type(self.algorithm, self.estimator), columns)
+        params_type = client_params_type(self.algorithm, self.estimator, is_weighted=self.is_weighted)
+        return ClientValues.from_columns(params_type, columns)
+
+    def _weights(self, round_number: int) -> np.ndarray:
+        """Silos' numbers of examples over their mean, taken over those that take part: float64 `[clients]`."""
+        sizes = np.array([self.plan.num_examples[client_id] for client_id in self.clients.client_ids], np.float64)
+        present = [self.plan.takes_part(client_id, round_number) for client_id in self.clients.client_ids]
+        return sizes / sizes[present].mean() if any(present) else sizes
 
     def _scaled(self, client_id: str, x: np.ndarray) -> np.ndarray:
         return self.scalings[client_id].apply(x) if self.scalings else x
@@ -164,6 +168,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     )
     estimator = build_dp_sgd(model, plan.sampler)
     selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
+    is_weighted = config.training.weighting == "num_examples"
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -172,7 +177,15 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         plan=plan,
         scalings=releases.scalings,
         estimator=estimator,
-        process=compose(algorithm, model, estimator=estimator, selector=selector, model_seed=config.model.seed),
+        process=compose(
+            algorithm,
+            model,
+            estimator=estimator,
+            selector=selector,
+            is_weighted=is_weighted,
+            model_seed=config.model.seed,
+        ),
+        is_weighted=is_weighted,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
 

@@ -108,7 +108,7 @@ def repeat(
     own_data = data.select(places)
     states: Any = [first_client_state] * len(places)
     for round_number, server_state in enumerate(pivot.server_states[:-1], 1):
-        params = method.client_params(run_key, round_number, run=run, searched=searched)
+        params = method.client_params(run_key, round_number, changed=searched, run=run)
         # What the server makes of it stays here, unread: nothing of a repetition is released.
         _, states, _ = method.process.next(server_state, states, own_data, params.select(places))
     return states
