@@ -114,6 +114,7 @@ def test_a_line_cut_off_by_a_power_cut_is_forgotten(output, build):
     quiet_sweep(reproduction, rest)
     assert len(rest.runs()) == 1
     assert len(results(output)) == 6
+    assert ResultStore(reproduction).pending == []
 
 
 def test_the_grid_has_a_file_of_its_own(output, build):

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from tff_pdp.algorithms import auto_prox
 from tff_pdp.errors import ConfigError
+from tff_pdp.runtime import train as training
 from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.rounds import first_state, run_round
+from tff_pdp.runtime.train import train as run_to_the_end
 
 BUDGETS = {"delta": 1e-4, "cycle": [1.0, 1.6, 20.0]}
 LEAVING = {
@@ -119,3 +122,53 @@ def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name)
         return
     (found,) = (server[key]["dense_0/kernel"] for key in ("weights", "mean", "centroids") if key in server)
     np.testing.assert_allclose(np.squeeze(found), np.average(trained, axis=0, weights=sizes), atol=1e-6)
+
+
+AUTO = {"algorithms": {"mr_mtl": {"prox_weight": "auto", "learning_rate": 0.3}}, "training__rounds": 40}
+
+
+@pytest.mark.parametrize("client_parallelism", ["loop", "vectorized"])
+def test_lambda_is_set_from_what_silos_release(experiment, client_parallelism):
+    config = experiment(**AUTO, training__client_parallelism=client_parallelism)
+    method, state, _ = train(config, "mr_mtl")
+    first = auto_prox.prox_weights(auto_prox.init(method.auto_prox, method.model.num_parameters()))
+    last = auto_prox.prox_weights(state.auto_prox)
+    assert last.shape == (len(state.client_ids),)
+    assert not np.array_equal(first, last)
+    # It costs nothing: the ledger holds the gradients, and nothing else.
+    assert {entry.reason for entry in state.ledger.entries} == {"DP-SGD training"}
+    assert {entry.count for entry in state.ledger.entries} == {40}
+
+
+def test_lambda_of_a_run_that_is_resumed_is_set_from_all_its_rounds(experiment):
+    whole = run_to_the_end(experiment("whole", **AUTO), "mr_mtl", progress=False)
+    config = experiment("resumed", **AUTO)
+    stopped = []
+
+    def stop(*arguments):
+        if len(stopped) == 25:
+            raise KeyboardInterrupt
+        stopped.append(arguments)
+        return run_round(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training, "run_round", stop)
+        run_to_the_end(config, "mr_mtl", progress=False)
+    resumed = run_to_the_end(config, "mr_mtl", resume=True, progress=False)
+    np.testing.assert_array_equal(auto_prox.prox_weights(whole.auto_prox), auto_prox.prox_weights(resumed.auto_prox))
+    for one, other in zip(whole.client_states, resumed.client_states, strict=True):
+        for name in one["weights"]:
+            np.testing.assert_array_equal(one["weights"][name], other["weights"][name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (LEAVING, "every silo in every round"),
+        ({"privacy__plan": "none"}, "train with privacy"),
+        ({"algorithms": {"mr_mtl": {"prox_weight": "auto", "prox_inside_clip": True}}}, "prox_inside_clip"),
+    ],
+)
+def test_where_lambda_cannot_be_set(experiment, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build_method(experiment(**{**AUTO, **changes}), "mr_mtl")

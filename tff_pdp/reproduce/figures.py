@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tff_pdp.files import replacing
 from tff_pdp.reports import svg
 from tff_pdp.reports.metric_texts import metric_text
+from tff_pdp.reports.numbers import plain
 from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
 from tff_pdp.reproduce.means import Mean
 from tff_pdp.reproduce.report import Reported, VariantReport
@@ -79,7 +80,7 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
                     low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
                     axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
         _scale_lambda(axes, sorted({mean.prox_weight or 0.0 for mean in variant.grid}))
-        axes.set_title(f"ε = {_epsilon_text(epsilon)}", fontsize=10)
+        axes.set_title(f"ε = {plain(epsilon)}", fontsize=10)
         axes.set_xlabel("λ")
     panels[0].set_ylabel(f"test {metric_text(report.metric).axis}")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -149,7 +150,3 @@ def _save(figure: Figure, path: Path) -> Path:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(staging, format=path.suffix[1:], dpi=_DOTS_PER_INCH, metadata=metadata, facecolor="white")
     return path
-
-
-def _epsilon_text(epsilon: float) -> str:
-    return f"{epsilon:g}" if math.isfinite(epsilon) else "∞"

@@ -128,8 +128,13 @@ def planned_epsilon(plan: PrivacyPlan) -> float:
     ledger = plan.build_ledger()
     if ledger is None:
         return math.inf
-    for round_number in range(1, plan.rounds + 1):
-        plan.charge_round(ledger, round_number)
+    for client_id in plan.budgets:
+        rounds = plan.last_rounds[client_id]
+        steps = rounds * plan.gradients_per_round[client_id]
+        ledger.append(client_id, plan.gradient_event(client_id), steps, "DP-SGD training")
+        if plan.selection_rounds:
+            selections = min(rounds, plan.selection_rounds)
+            ledger.append(client_id, plan.selection_event(client_id), selections, "private cluster selection")
     return max(ledger.epsilon(client_id).best for client_id in plan.budgets)
 
 

@@ -1,11 +1,10 @@
 """The results as Markdown: a table a variant, the best of the grid, what the thesis says, and what is unlike it."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from tff_pdp.models.metrics import Metric
 from tff_pdp.reports.metric_texts import metric_text
-from tff_pdp.reports.numbers import MISSING
+from tff_pdp.reports.numbers import MISSING, plain
 from tff_pdp.reproduce.means import Mean, best_of_grid, holds
 from tff_pdp.reproduce.report import Reported
 from tff_pdp.reproduce.settings import METHODS, Statement
@@ -61,12 +60,12 @@ def _means_table(means: Sequence[Mean], metric: Metric, paper: Mapping[tuple[str
         stated = paper.get((mean.method, mean.epsilon))
         rows.append(
             [
-                _epsilon_text(mean.epsilon),
+                plain(mean.epsilon),
                 METHODS[mean.method].title,
                 MISSING if mean.prox_weight is None else f"{mean.prox_weight:g}",
                 f"{value_text(mean.mean, metric)}{deviation}",
                 str(mean.seeds),
-                _epsilon_text(mean.epsilon_spent),
+                plain(mean.epsilon_spent),
                 MISSING if stated is None else value_text(stated, metric),
                 MISSING if stated is None else f"{mean.mean - stated:+.5f}",
             ]
@@ -87,7 +86,3 @@ def _markdown(rows: Sequence[Sequence[str]], shown: Sequence[bool]) -> list[str]
 def _verdicts(statements: Sequence[Statement], means: Sequence[Mean], metric: Metric) -> list[str]:
     found = [(statement, holds(statement, means, metric)) for statement in statements]
     return [f"* {_VERDICTS[verdict]}: {statement.text}" for statement, verdict in found if verdict is not None]
-
-
-def _epsilon_text(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"

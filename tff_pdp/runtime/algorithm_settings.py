@@ -60,6 +60,11 @@ def build_algorithm(
             )
         if value == AUTO and name not in _CAN_BE_AUTO:
             raise ConfigError(f"'algorithms.{name}.{key}' can be {AUTO!r} only for: {', '.join(_CAN_BE_AUTO)}")
+        if value == AUTO and given.get("prox_inside_clip"):
+            raise ConfigError(
+                f"'algorithms.{name}.{key}' cannot be {AUTO!r} with prox_inside_clip: what the clip leaves of the pull "
+                "is not known"
+            )
         check_hparam(f"algorithms.{name}.{key}", key, value, algorithm.hparams[key])
     return algorithm, {**algorithm.hparams, **{key: value for key, value in given.items() if key in known}}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.buckets import bucket_sizes
@@ -28,7 +29,7 @@ from tff_pdp.processes.compose import (
     compose,
 )
 from tff_pdp.registry import MODELS, PLANS, lookup
-from tff_pdp.runtime.algorithm_settings import build_algorithm, hparam_columns
+from tff_pdp.runtime.algorithm_settings import AUTO, build_algorithm, hparam_columns
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 from tff_pdp.runtime.run_key import RunKey
@@ -55,6 +56,7 @@ class Method:
       process: the TFF computations.
       config_hash: digest of all that decides the training.
       is_weighted: whether silos count by their numbers of examples.
+      auto_prox: what lambda is set from during training; None where it is given.
     """
 
     clients: ClientDataset
@@ -67,11 +69,7 @@ class Method:
     process: PersonalizedProcess
     config_hash: str
     is_weighted: bool = False
-
-    @property
-    def prox_weight_is_auto(self) -> bool:
-        """Whether lambda is set during training, from released models."""
-        return "prox_weight" in self.algorithm.hparams and "prox_weight" not in self.hparams
+    auto_prox: SiloParameters | None = None
 
     def client_data(self, split: str) -> ClientValues:
         """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
@@ -169,6 +167,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     estimator = build_dp_sgd(model, plan.sampler)
     selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
     is_weighted = config.training.weighting == "num_examples"
+    is_auto = settings.get("prox_weight") == AUTO
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -186,6 +185,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             model_seed=config.model.seed,
         ),
         is_weighted=is_weighted,
+        auto_prox=_auto_prox(plan, hparams) if is_auto else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
 
@@ -254,6 +254,27 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
 
 def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+
+
+def _auto_prox(plan: PrivacyPlan, hparams: Mapping[str, np.ndarray]) -> SiloParameters:
+    """What lambda is set from: public parameters of all silos.
+
+    Raises:
+      ConfigError: a silo leaves before the last round, or trains without noise.
+    """
+    if any(last < plan.rounds for last in plan.last_rounds.values()):
+        raise ConfigError("prox_weight: auto needs every silo in every round: leave out privacy.noise_multiplier")
+    mechanisms = list(plan.mechanisms.values())
+    return SiloParameters(
+        learning_rate=float(hparams["learning_rate"][0]),
+        rounds=plan.rounds,
+        local_steps=hparams["local_steps"],
+        num_examples=np.array(list(plan.num_examples.values())),
+        clip_norm=np.array([mechanism.clip_norm for mechanism in mechanisms]),
+        noise_multiplier=np.array([mechanism.noise_multiplier for mechanism in mechanisms]),
+        sampling_rate=np.array([mechanism.sampling_rate for mechanism in mechanisms]),
+        expected_batch_size=np.array([mechanism.expected_batch_size for mechanism in mechanisms]),
+    )
 
 
 def _inputs_hash(

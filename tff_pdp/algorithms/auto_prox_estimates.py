@@ -1,0 +1,145 @@
+"""What the automatic lambda of MR-MTL knows: curvature, gradient variance and force, from windows of rounds.
+
+The state, its notation and the model behind the estimates are those of `tff_pdp.algorithms.auto_prox`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+
+State = Mapping[str, Any]
+
+_KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # What earlier windows count in the next one.
+# The mean curvature's prior, mean and standard deviation, in units of 1 / (learning rate * local steps).
+_CURVATURE_PRIOR, _CURVATURE_PRIOR_STDDEV = 0.05, 0.3
+_VARIANCE_PRIOR = 1 / 3  # Of G / C^2; mean and standard deviation.
+# Curvature, in means, that the offsets' share of the force is added back with; less than kappa errs towards FedAvg.
+_MAX_ADDED_BACK = 3.0
+
+
+def kappa(num_weights: int) -> float:
+    """How many times the mean curvature the data pull with; one direction in so many is taken to be curved."""
+    return max(1.0, math.sqrt(num_weights) / 2)
+
+
+def estimate_curvature_and_variance(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
+    """Regresses the window's pulls on its offsets; the intercepts, the silos' forces, fall out."""
+    window, rate, steps = state["window"], parameters.learning_rate, parameters.local_steps
+    rounds, num_weights = int(window["rounds"]), window["pull"].shape[1]
+    if rounds < 2:
+        return dict(state)
+    kept = kept_in_step(state, parameters)
+    # An offset holds the noise of earlier rounds of the window, and so does the mean pull that is subtracted: without
+    # the known product of the two the regression would find a curvature where there is none (Nickell's bias).
+    remembered = np.minimum(np.clip(kept - rate * curvature_from(state, parameters), 0, 1) ** steps, 0.9999)
+    lag = np.arange(1, rounds)[:, np.newaxis]
+    pairs = ((rounds - lag) * remembered ** (lag - 1)).sum(axis=0) / rounds
+    shared = noise * rate * steps * kept ** (steps - 1) * pairs
+    product = window["product"] - np.einsum("kd,kd->k", window["offset"], window["pull"]) / rounds
+    square = window["offset_square"] - np.einsum("kd,kd->k", window["offset"], window["offset"]) / rounds
+    weight = 1 / _centred(noise)
+    found = [-(weight * (product + num_weights * _centred(shared))).sum(), (weight * square).sum()]
+    state = {**state, "curvature": _KEEP_CURVATURE * state["curvature"] + found}
+
+    # What scatters around the regression is noise: that of DP, and that of which examples are in a batch.
+    curvature = curvature_from(state, parameters)
+    pulls = window["pull_square"] - np.einsum("kd,kd->k", window["pull"], window["pull"]) / rounds
+    freedom = (rounds - 1) * num_weights
+    scatter = (pulls + 2 * curvature * product + curvature**2 * square) / freedom
+    per_pull = _noise_ratio(state, parameters)
+    excess = scatter - _centred(parameters.dp_variance * per_pull)
+    unit = _centred(parameters.sampling_variance(num_weights) * per_pull)
+    precision = unit * weight**2 * freedom / 2
+    found = [(precision * excess).sum(), (precision * unit).sum()]
+    return {**state, "variance": _KEEP_CURVATURE * state["variance"] + found}
+
+
+def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
+    """Compares the silos' mean forces of this window and of the one before."""
+    window, previous = state["window"], state["previous"]
+    rounds, earlier_rounds = int(window["rounds"]), int(previous["rounds"])
+    num_silos, num_weights = window["pull"].shape
+    concentration = kappa(num_weights)
+    mean_curvature = curvature_from(state, parameters)
+    added_back = min(concentration, _MAX_ADDED_BACK) * mean_curvature
+    force = (window["pull"] + added_back * window["offset"]) / rounds
+    kept, steps = kept_in_step(state, parameters), parameters.local_steps
+    moved_by_noise = parameters.learning_rate * geometric(kept, steps)
+    # Where the loss is flat the offset remembers noise the longest.
+    remembered = np.minimum(kept**steps, 0.99999)
+    scatter = _centred(noise) / rounds
+    state = dict(state)
+    if earlier_rounds:
+        # Adding back more curvature than a direction has leaves noise of the window before in this one's force.
+        overlap = _sums(remembered, rounds) * _sums(remembered, earlier_rounds) / (rounds * earlier_rounds)
+        seen = steps * kept ** (steps - 1) / geometric(kept, steps)
+        of_pull = seen * moved_by_noise * noise * overlap
+        of_offset = seen**2 * state["offset_noise"] * remembered * overlap
+        spread = (added_back - mean_curvature) ** 2 + (concentration - 1) * mean_curvature**2
+        left = (added_back - mean_curvature) * of_pull + spread * of_offset
+        by_chance = gradient_variance_from(state) * parameters.example_variance(num_weights)
+        product = np.einsum("kd,kd->k", force, previous["force"]) / num_weights
+        found = product / (1 - 1 / num_silos) - left - by_chance
+        known = state["force"][0] / state["force"][1] if state["force"][1] else 0.0
+        level = max(known, 0.0) + by_chance
+        earlier = previous["noise"]
+        precision = num_weights / (scatter * earlier + level * (scatter + earlier) + 2 * level**2)
+        state["force"] = _KEEP_FORCE * state["force"] + [(precision * found).sum(), precision.sum()]
+    variance = state["offset_noise"]
+    for _ in range(rounds):
+        variance = remembered**2 * variance + moved_by_noise**2 * noise
+    state["offset_noise"] = variance
+    state["previous"] = {"rounds": np.int64(rounds), "force": force, "noise": scatter}
+    return state
+
+
+def curvature_from(state: State, parameters: SiloParameters) -> float:
+    """The mean curvature h_mean as known so far: shrunk to its prior, and positive."""
+    unit = 1 / (parameters.learning_rate * float(np.mean(parameters.local_steps)))
+    prior, precision = _CURVATURE_PRIOR * unit, (_CURVATURE_PRIOR_STDDEV * unit) ** -2
+    found, known = state["curvature"]
+    return float(max((precision * prior + found) / (precision + known), prior / 10))
+
+
+def gradient_variance_from(state: State) -> float:
+    """G / C^2 as known so far, in [0, 1]."""
+    precision = _VARIANCE_PRIOR**-2
+    found, known = state["variance"]
+    return float(np.clip((precision * _VARIANCE_PRIOR + found) / (precision + known), 0, 1))
+
+
+def noise_of_pull(state: State, parameters: SiloParameters, num_weights: int) -> np.ndarray:
+    """Variance of one weight of a round's pull, `[silos]`."""
+    sampling = gradient_variance_from(state) * parameters.sampling_variance(num_weights)
+    return (parameters.dp_variance + sampling) * _noise_ratio(state, parameters)
+
+
+def _noise_ratio(state: State, parameters: SiloParameters) -> np.ndarray:
+    """Variance of a pull's noise over that of one step: less for many steps, and steps answer the noise before them."""
+    kept, steps = kept_in_step(state, parameters), parameters.local_steps
+    answered = np.clip(kept - parameters.learning_rate * curvature_from(state, parameters), 0, 1)
+    return geometric(answered**2, steps) / geometric(kept, steps) ** 2
+
+
+def kept_in_step(state: State, parameters: SiloParameters) -> np.ndarray:
+    """What the prox term leaves of an offset in one step."""
+    return 1 - parameters.learning_rate * state["prox_weights"].astype(np.float64)
+
+
+def _centred(variances: np.ndarray) -> np.ndarray:
+    """Variances of independent values once their mean has been subtracted."""
+    return variances * (1 - 2 / len(variances)) + variances.mean() / len(variances)
+
+
+def geometric(ratio: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Sums of `counts` powers of `ratio`, from the power 0."""
+    power = np.arange(int(counts.max()))[:, np.newaxis]
+    return np.where(power < counts, ratio**power, 0.0).sum(axis=0)
+
+
+def _sums(ratio: np.ndarray, count: int) -> np.ndarray:
+    return geometric(ratio, np.full(ratio.shape, count))
