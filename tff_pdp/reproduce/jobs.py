@@ -107,6 +107,7 @@ class Reproduction:
         plain = [
             Job(*parts)
             for parts in itertools.product(self.variant_names, self.methods, self.epsilons, range(self.seeds))
+            if self._is_possible(*parts[:3])
         ]
         methods = [name for name in self.methods if name in GRID_METHODS]
         grid = [
@@ -116,6 +117,11 @@ class Reproduction:
             )
         ]
         return plain + grid
+
+    def _is_possible(self, variant: str, method: str, epsilon: float) -> bool:
+        # The automatic lambda is ours, not the paper's, and it is set from the noise.
+        is_auto = METHODS[method].settings.get("prox_weight") == "auto"
+        return not is_auto or (not self.variant(variant).is_paper and math.isfinite(epsilon))
 
     def config(self, job: Job) -> ExperimentConfig:
         """The experiment that a job runs.
