@@ -74,7 +74,9 @@ def _dp_step(model: Model) -> Callable[..., Any]:
 
     @tf.function
     def step(weights: Any, data: ClientData, seed: tf.Tensor) -> Any:
-        gradient = estimator.gradient(mechanism, _draws(model, seed), weights, data, tf.constant(0), tf.constant(RATE))
+        gradient = estimator.gradient(
+            mechanism, _draws(model, seed), weights, data, tf.constant(0), tf.constant(RATE), None
+        )
         return tf.nest.map_structure(tf.subtract, weights, gradient)
 
     return step

@@ -3,7 +3,8 @@
 Guarantee: lambda is a function of released models and public parameters only: by post-processing it costs no epsilon.
 Assumes: every silo's weights after every round are covered by that silo's ledger, as DP-SGD's iterates are, also where
   a step was chosen from earlier ones; whoever computes lambda may see each silo's weights, not only their mean; the
-  values of `SiloParameters` are public. All silos take part in every round, pulled to the plain mean of their weights.
+  values of `SiloParameters` are public. All silos take part in every round, pulled to the plain mean of their weights
+  (to a weighted one, what is corrected for a silo's own noise in the mean is approximate).
 
 The rule is MR-MTL's closed form, lambda_k = s_k / tau^2 (`tff_pdp.algorithms.mr_mtl_theory`), carried over from one
 noisy mean to noisy SGD. Write u_k for silo k's weights less the mean of all silos' (its offset), and take the prox term
