@@ -15,7 +15,7 @@ CENTROIDS = (1.0, 3.0)
 def update(algorithm, done, selected, cluster=0, own=2.0, **values):
     """A client's round after so many: one step with rate 0.5 towards 5."""
     message = {"centroids": stack(*CENTROIDS), "round": tf.constant(done)}
-    state = {"weights": weights(own), "cluster": tf.constant(cluster)}
+    state = {"weights": weights(own), "cluster": tf.constant(cluster), "is_own": tf.constant(done > 1)}
     given = hparams(learning_rate=0.5, selected=selected, **values)
     return algorithm.client_update(message, state, NO_DATA, pull_to(5.0), given)
 
@@ -44,6 +44,7 @@ def test_local_training_starts_from_the_cluster_and_releases_nothing():
     assert first.state["weights"]["w"].numpy().tolist() == [4.0]
     assert later.state["weights"]["w"].numpy().tolist() == [3.5]
     assert flat(first.released) == flat(later.released) == ([0.0, 0.0], [0.0, 0.0])
+    assert bool(first.state["is_own"]) and bool(later.state["is_own"])
 
 
 def test_mr_mtl_first_trains_the_clusters_model_and_then_its_own_with_a_pull_to_it():

@@ -13,9 +13,8 @@ ALGORITHM = build_finetune(rounds=4, federated_fraction=0.5)
 def update(done, shared=1.0, own=2.0):
     """A client's round after so many: one step with rate 0.5 towards 5."""
     message = {"weights": weights(shared), "round": tf.constant(done)}
-    return ALGORITHM.client_update(
-        message, {"weights": weights(own)}, NO_DATA, pull_to(5.0), hparams(learning_rate=0.5)
-    )
+    state = {"weights": weights(own), "is_own": tf.constant(done > 2)}
+    return ALGORITHM.client_update(message, state, NO_DATA, pull_to(5.0), hparams(learning_rate=0.5))
 
 
 @pytest.mark.parametrize("done", [0, 1])
@@ -37,10 +36,14 @@ def test_later_rounds_go_on_from_the_clients_own_weights():
     np.testing.assert_array_equal(result.released["update"]["w"], [0.0])
 
 
-@pytest.mark.parametrize(("done", "expected"), [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)])
-def test_the_personal_model_is_the_shared_one_until_fine_tuning_has_begun(done, expected):
-    message = {"weights": weights(1.0), "round": tf.constant(done)}
-    np.testing.assert_array_equal(ALGORITHM.personalise(message, {"weights": weights(2.0)})["w"], [expected])
+@pytest.mark.parametrize(("done", "is_own"), [(1, False), (2, True), (3, True)])
+def test_a_client_has_a_model_of_its_own_once_it_has_fine_tuned(done, is_own):
+    state = update(done).state
+    assert bool(state["is_own"]) == is_own
+    # Also one that left before the last round: what it has of its own by then decides, not the round.
+    message = {"weights": weights(1.0), "round": tf.constant(4)}
+    expected = state["weights"]["w"] if is_own else [1.0]
+    np.testing.assert_array_equal(ALGORITHM.personalise(message, state)["w"], expected)
 
 
 @pytest.mark.parametrize(

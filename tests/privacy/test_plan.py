@@ -160,7 +160,7 @@ def test_claims():
         return build_silo_example_plan(config, SIZES, gradients_per_round=each(1), rounds=1, **given).claim
 
     assert claim() == "formal-conditional"
-    assert claim(num_examples_are_noised=True) == "formal"
+    assert claim(num_examples_are_noised=True) == "formal-conditional"
     assert claim(unsound="features were standardised") == "none"
     assert claim({"sampler": "paper_shuffled"}, num_examples_are_noised=True) == "none"
 
@@ -173,3 +173,34 @@ def test_parameters_out_of_range_are_named(key, value):
     config = dataclasses.replace(CONFIG, **{key: value})
     with pytest.raises(ConfigError, match=f"privacy.{key}"):
         build_silo_example_plan(config, SIZES, gradients_per_round=each(1), rounds=1)
+
+
+def test_a_silo_that_leaves_early_pays_only_for_the_selections_it_makes():
+    config = dataclasses.replace(CONFIG, noise_multiplier=4.0, budgets={"delta": 1e-5, "epsilon": 1.0})
+    given = {"gradients_per_round": {"a": 16}, "rounds": 400}
+    without = build_silo_example_plan(config, {"a": 1000}, **given).last_rounds["a"]
+    always = build_silo_example_plan(config, {"a": 1000}, **given, selection_rounds=400)
+    assert 0 < always.last_rounds["a"] < without
+    ledger = always.build_ledger()
+    for number in range(1, 401):
+        always.charge_round(ledger, number)
+    counts = {entry.reason: entry.count for entry in ledger.entries}
+    assert counts["private cluster selection"] == always.last_rounds["a"]
+    assert 0.95 < ledger.epsilon("a").best <= 1.0
+
+
+def test_budgets_that_pay_for_no_round_at_all_are_refused():
+    config = dataclasses.replace(CONFIG, noise_multiplier=0.1)
+    with pytest.raises(BudgetError, match="single round"):
+        build_silo_example_plan(config, SIZES, gradients_per_round=each(2), rounds=5)
+
+
+def test_what_is_left_of_a_plan_is_checked_once(plan, monkeypatch):
+    ledger = plan.build_ledger()
+    for number in range(1, 4):
+        plan.charge_round(ledger, number)
+    resumed = type(ledger).from_json(ledger.to_json())
+    plan.precheck_rest(resumed)
+    monkeypatch.setattr(type(resumed), "_bounds", None)
+    for number in range(4, 11):
+        plan.charge_round(resumed, number)

@@ -29,6 +29,7 @@ def sample_silos(count: int, first_id: str = "silo-000", metric: Metric = ACCURA
                 delta=1e-5,
                 noise_multiplier=3.2 / target,
                 sampling_rate=0.05,
+                last_round=120,
                 personal=personal,
                 shared={
                     "local_only": None,

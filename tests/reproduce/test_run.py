@@ -36,7 +36,7 @@ def reproduction(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runner(reproduction):
-    runner = JobRunner(reproduction, num_threads=1)
+    runner = JobRunner(reproduction)
     yield runner
     runner.close()
 
@@ -49,7 +49,7 @@ def test_a_run_is_a_function_of_its_job(reproduction, runner):
     assert (first["learning_rate"], first["prox_weight"]) == (0.01, 1.0)
     assert runner(Job("paper", "mr_mtl", 6.0, 1)).row["value"] != first["value"]
     assert runner(job).row == first
-    with JobRunner(reproduction, num_threads=1) as other:
+    with JobRunner(reproduction) as other:
         assert other(job).row == first
 
 
@@ -91,7 +91,7 @@ def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
 
 
 def test_runs_of_one_method_share_their_computations(reproduction):
-    with JobRunner(reproduction, num_threads=1) as runner:
+    with JobRunner(reproduction) as runner:
         for job in (Job("paper", "mr_mtl", 6.0, 0), Job("paper", "mr_mtl", 3.0, 1, prox_weight=0.1)):
             runner(job)
         assert len(runner.computations) == 1
@@ -121,6 +121,6 @@ def test_a_training_that_diverges_is_an_error(reproduction, runner):
 
 def test_the_variants_scale_and_draw_differently(reproduction):
     both = dataclasses.replace(reproduction, variant_names=("paper", "paper_common_scaling"))
-    with JobRunner(both, num_threads=1) as runner:
+    with JobRunner(both) as runner:
         own, common = (runner(Job(name, "fed_avg", 6.0, 0)).row["value"] for name in both.variant_names)
     assert own != common

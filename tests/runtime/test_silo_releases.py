@@ -33,7 +33,12 @@ def test_a_noised_number_of_examples_decides_batches_and_noise(experiment):
     for client_id, size in zip(method.clients.client_ids, noised, strict=True):
         mechanism = method.plan.mechanisms[client_id]
         assert mechanism.expected_batch_size == mechanism.sampling_rate * size
-    assert method.plan.claim == "formal"
+    assert method.plan.claim == "formal-conditional"
+    assert "number included" in method.plan.claim_reason
+    # What is spent with this number says nothing of others: the budget is what holds.
+    ledger = method.plan.build_ledger()
+    for client_id, budget in method.plan.budgets.items():
+        assert method.plan.guaranteed_epsilon(ledger, client_id).best == budget.epsilon
     reasons = {(entry.scope, entry.reason) for entry in method.plan.build_ledger().entries}
     assert reasons == {(client_id, "number of training examples") for client_id in method.clients.client_ids}
 

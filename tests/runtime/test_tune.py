@@ -412,7 +412,7 @@ def test_silos_without_validation_examples_are_named_unless_their_sizes_are_secr
     with pytest.raises(ConfigError, match="1 of 3 silos have none, for example 'silo_01'"):
         build_method(searched(), "mr_mtl")
     secret = {"kind": "noised", "epsilon": 0.5}
-    assert build_method(searched("secret", privacy__num_examples=secret), "mr_mtl").plan.claim == "formal"
+    assert build_method(searched("secret", privacy__num_examples=secret), "mr_mtl").plan.num_examples_are_noised
     with pytest.raises(ConfigError, match="silos have none"):
         build_method(searched("none", privacy__num_examples=secret, data__validation_fraction=0.0), "mr_mtl")
 

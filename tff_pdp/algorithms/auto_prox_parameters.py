@@ -13,7 +13,7 @@ class SiloParameters:
     """What is public of all silos' training; arrays are `[silos]`, all in one order of silos.
 
     Guarantee: nothing here is computed from data other than the numbers of examples.
-    Assumes: the numbers of training examples are public, as `tff_pdp.privacy.plan` takes them to be.
+    Assumes: these are public, or released with noise, as in `tff_pdp.privacy.plan.PrivacyPlan.num_examples`.
 
     Attributes:
       learning_rate: of the local steps, the same in all silos.

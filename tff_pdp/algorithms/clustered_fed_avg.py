@@ -23,7 +23,8 @@ def build_clustered_fed_avg(
     selection_rounds: int,
     federated_rounds: int,
 ) -> Algorithm:
-    """Builds the method. Server state: a model for each cluster, the round. Client state: its cluster and weights.
+    """Builds the method. Server state: a model for each cluster, the round. Client state: its cluster,
+    its weights, and whether it has begun to train them alone.
 
     Released: the movement and the membership, each in the place of the client's cluster, as sums; zeros once the
     federated rounds are over.
@@ -40,8 +41,7 @@ def build_clustered_fed_avg(
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         cluster = cluster_of(client_state, hparams)
-        starts_shared = broadcast["round"] <= federated_rounds
-        start = choose(starts_shared, centroid_of(broadcast, cluster), client_state["weights"])
+        start = choose(client_state["is_own"], client_state["weights"], centroid_of(broadcast, cluster))
         weights = local_sgd(
             start, data, grad_fn, learning_rate=hparams["learning_rate"], local_steps=hparams["local_steps"]
         )
@@ -50,11 +50,13 @@ def build_clustered_fed_avg(
         released = {
             key: map_weights(lambda value: tf.where(is_federated, value, 0.0), nest) for key, nest in released.items()
         }
-        return ClientResult(state={"weights": weights, "cluster": cluster}, released=released)
+        state = {"weights": weights, "cluster": cluster, "is_own": tf.logical_not(is_federated)}
+        return ClientResult(state=state, released=released)
 
     def personalise(broadcast, client_state):
-        is_shared = broadcast["round"] <= federated_rounds
-        return choose(is_shared, centroid_of(broadcast, client_state["cluster"]), client_state["weights"])
+        # A client that has not trained alone, as one that left before, has its cluster's model.
+        shared = centroid_of(broadcast, client_state["cluster"])
+        return choose(client_state["is_own"], client_state["weights"], shared)
 
     return Algorithm(
         name=name,
@@ -64,7 +66,7 @@ def build_clustered_fed_avg(
         data_passes=1,
         init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),
         broadcast=lambda state: {"centroids": state["centroids"], "round": state["round"]},
-        init_client=init_member,
+        init_client=lambda broadcast: {**init_member(broadcast), "is_own": tf.constant(False)},
         client_update=client_update,
         server_update=move_centroids,
         personalise=personalise,

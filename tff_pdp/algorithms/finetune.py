@@ -11,7 +11,8 @@ from tff_pdp.algorithms.local_sgd import local_sgd
 
 
 def build_finetune(*, rounds: int, federated_fraction: float = 0.5) -> Algorithm:
-    """Builds fine-tuning. Server state: the shared weights and the number of rounds so far. Client state: its weights.
+    """Builds fine-tuning. Server state: the shared weights and the number of rounds so far. Client state: its weights,
+    and whether it has begun to fine-tune them.
 
     Args:
       rounds: of the whole training.
@@ -20,14 +21,14 @@ def build_finetune(*, rounds: int, federated_fraction: float = 0.5) -> Algorithm
     federated_rounds = rounds_of(federated_fraction, rounds)
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        starts_shared = broadcast["round"] <= federated_rounds
-        start = choose(starts_shared, broadcast["weights"], client_state["weights"])
+        start = choose(client_state["is_own"], client_state["weights"], broadcast["weights"])
         weights = local_sgd(
             start, data, grad_fn, learning_rate=hparams["learning_rate"], local_steps=hparams["local_steps"]
         )
         is_federated = broadcast["round"] < federated_rounds
         update = map_weights(lambda new, old: tf.where(is_federated, new - old, 0.0), weights, start)
-        return ClientResult(state={"weights": weights}, released={"update": update})
+        state = {"weights": weights, "is_own": tf.logical_not(is_federated)}
+        return ClientResult(state=state, released={"update": update})
 
     return Algorithm(
         name="finetune",
@@ -37,14 +38,15 @@ def build_finetune(*, rounds: int, federated_fraction: float = 0.5) -> Algorithm
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "round": tf.constant(0)},
         broadcast=lambda state: {"weights": state["weights"], "round": state["round"]},
-        init_client=lambda broadcast: {"weights": broadcast["weights"]},
+        init_client=lambda broadcast: {"weights": broadcast["weights"], "is_own": tf.constant(False)},
         client_update=client_update,
         server_update=lambda state, aggregates: {
             "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"]),
             "round": state["round"] + 1,
         },
+        # A client that has not fine-tuned, as one that left before, has the shared model.
         personalise=lambda broadcast, client_state: choose(
-            broadcast["round"] <= federated_rounds, broadcast["weights"], client_state["weights"]
+            client_state["is_own"], client_state["weights"], broadcast["weights"]
         ),
         global_model=lambda state: state["weights"],
     )

@@ -15,21 +15,23 @@ def rounds_within_budget(
     fixed_events: Iterable[dp_accounting.DpEvent],
     rounds: int,
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    first: tuple[dp_accounting.DpEvent, int] | None = None,
 ) -> int:
     """How many rounds a silo takes part in: the most that stay within its budget, of those planned.
 
-    Guarantee: `fixed_events` and that many repetitions of `round_event` are jointly (epsilon, delta)-DP with the
-    budget's epsilon and delta; and when the silo leaves is a function of the arguments alone, so it reveals nothing
-    about the silo's records. It may reveal the budget.
-    Assumes: each event describes its mechanism for the given adjacency, every round releases the same event, and the
+    Guarantee: `fixed_events`, that many repetitions of `round_event` and what `first` adds to them are jointly
+    (epsilon, delta)-DP with the budget's epsilon and delta; and when the silo leaves is a function of the arguments
+    alone, so it reveals nothing about the silo's records. It may reveal the budget.
+    Assumes: each event describes its mechanism for the given adjacency, no round releases anything else, and the
     parameters of all events and the budget are public and fixed without looking at the data.
 
     Args:
       budget: the silo's.
-      round_event: everything that one round releases about the silo.
+      round_event: what every round releases about the silo.
       fixed_events: what the silo releases besides, once, whether it takes part in any round or not.
       rounds: the planned rounds, at least 0.
       adjacency: the neighbouring relation of all events.
+      first: what each of the first rounds releases besides, and how many rounds these are.
 
     Returns:
       At most `rounds`; 0 where not even one round fits.
@@ -50,8 +52,10 @@ def rounds_within_budget(
     fixed = list(fixed_events)
 
     def fits(count: int) -> bool:
-        repeated = dp_accounting.SelfComposedDpEvent(round_event, count)
-        released = dp_accounting.ComposedDpEvent([*fixed, repeated])
+        repeated = [dp_accounting.SelfComposedDpEvent(round_event, count)]
+        if first is not None:
+            repeated.append(dp_accounting.SelfComposedDpEvent(first[0], min(count, first[1])))
+        released = dp_accounting.ComposedDpEvent([*fixed, *repeated])
         return epsilon_bounds(released, budget.delta, adjacency).best <= budget.epsilon
 
     if rounds == 0 or fits(int(rounds)):

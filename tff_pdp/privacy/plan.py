@@ -15,7 +15,7 @@ import numpy as np
 
 from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.privacy.accountants import Adjacency, calibrate_noise_multiplier, poisson_gaussian_event
+from tff_pdp.privacy.accountants import Adjacency, EpsilonBounds, calibrate_noise_multiplier, poisson_gaussian_event
 from tff_pdp.privacy.budgets import SiloBudget, parse_budgets
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent, hashable
 from tff_pdp.privacy.leaving import rounds_within_budget
@@ -108,19 +108,43 @@ class PrivacyPlan:
         if not self.budgets:
             return None
         ledger = Ledger(self.unit, self.adjacency, self.budgets)
+        self.precheck_rest(ledger)
+        for client_id in self.budgets:
+            for event, reason in self.fixed_events.get(client_id, ()):
+                ledger.append(client_id, event, 1, reason)
+        return ledger
+
+    def precheck_rest(self, ledger: Ledger) -> None:
+        """Checks that what is left of the plan fits into the budgets; entering it then takes no more accounting.
+
+        Raises:
+          BudgetError: it does not.
+        """
+        recorded: Counter[tuple[str, dp_accounting.DpEvent]] = Counter()
+        for entry in ledger.entries:
+            recorded[entry.scope, entry.event] += entry.count
         for client_id in self.budgets:
             planned: Counter[dp_accounting.DpEvent] = Counter()
             for event, _ in self.fixed_events.get(client_id, ()):
-                planned[event] += 1
+                planned[hashable(event)] += 1
             if self.search is not None:
                 planned[self.search_event(client_id)] += 1
             if self.search is None or self.search.has_pivot:
                 planned.update(self._training_counts(client_id))
             # All together: each alone would fit where their sum does not.
-            ledger.precheck_all(client_id, planned)
-            for event, reason in self.fixed_events.get(client_id, ()):
-                ledger.append(client_id, event, 1, reason)
-        return ledger
+            ledger.precheck_all(
+                client_id, {event: max(0, count - recorded[client_id, event]) for event, count in planned.items()}
+            )
+
+    def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
+        """The epsilon that may be claimed of a silo: what is spent.
+
+        Where numbers of examples are releases, what follows depends on what came out, and what is spent with the one
+        number says nothing of the others: only the budget, kept for each of them, holds.
+        """
+        if self.num_examples_are_noised:
+            return EpsilonBounds(rdp=None, pld=None, best=self.budgets[client_id].epsilon)
+        return ledger.epsilon(client_id)
 
     def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
         """The event of one gradient computation in a silo."""
@@ -249,26 +273,30 @@ def build_silo_example_plan(
                 "training examples: publishing one record at random would pass"
             )
         released_before = [event for event, _ in fixed_events.get(client_id, ())]
-        selections = []
+        selections = None
         if selection_rounds:
             selection_epsilons[client_id] = float(np.float32(config.selection_share * budget.epsilon))
-            selection = ExponentialMechanismDpEvent(selection_epsilons[client_id])
-            selections.append(dp_accounting.SelfComposedDpEvent(selection, selection_rounds))
+            selections = ExponentialMechanismDpEvent(selection_epsilons[client_id]), selection_rounds
         steps = gradients_per_round[client_id]
         if search is None:
             noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
-                config, client_id, budget, sampling_rate, steps, rounds, [*released_before, *selections]
+                config, client_id, budget, sampling_rate, steps, rounds, released_before, selections
             )
         else:
             last_rounds[client_id] = rounds
             noise_multiplier = _noise_of_search(
-                client_id, budget, sampling_rate, rounds * steps, search, selections, released_before
+                client_id, budget, sampling_rate, rounds * steps, search, _all(selections), released_before
             )
         mechanisms[client_id] = SiloMechanism(
             clip_norm=config.clip_norm,
             noise_multiplier=noise_multiplier,
             sampling_rate=sampling_rate,
             expected_batch_size=sampling_rate * size,
+        )
+    if not any(last_rounds.values()):
+        raise BudgetError(
+            f"No silo's budget pays for a single round with privacy.noise_multiplier {config.noise_multiplier:g}: give "
+            "more noise, or larger budgets"
         )
     claim, reason = _claim(config, num_examples_are_noised, unsound)
     return PrivacyPlan(
@@ -353,7 +381,10 @@ def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -
     if unsound:
         return "none", unsound
     if num_examples_are_noised:
-        return "formal", "all that depends on a silo's training examples, their number included, is in its ledger"
+        return "formal-conditional", (
+            "which silos take part is treated as public; all else that depends on a silo's training examples, their "
+            "number included, is in its ledger"
+        )
     return "formal-conditional", "the number of training examples of each silo is treated as public"
 
 
@@ -369,20 +400,25 @@ def _noise_and_last_round(
     sampling_rate: float,
     steps: int,
     rounds: int,
-    other_events: list[dp_accounting.DpEvent],
+    released_before: list[dp_accounting.DpEvent],
+    selections: tuple[dp_accounting.DpEvent, int] | None,
 ) -> tuple[float, int]:
     """The noise a budget asks for over all rounds or, where the noise is given, the round at which it is spent."""
     if config.noise_multiplier is not None:
         noise_multiplier = _next_float32(config.noise_multiplier)
         event = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
-        return noise_multiplier, rounds_within_budget(budget, event, other_events, rounds, Adjacency.ADD_OR_REMOVE_ONE)
+        return noise_multiplier, rounds_within_budget(budget, event, released_before, rounds, first=selections)
     try:
         calibrated = CALIBRATIONS[config.noise_calibration](
-            budget.epsilon, budget.delta, sampling_rate, rounds * steps, other_events
+            budget.epsilon, budget.delta, sampling_rate, rounds * steps, [*released_before, *_all(selections)]
         )
     except BudgetError as error:
         raise BudgetError(f"silo {client_id!r}: {error}") from None
     return _next_float32(calibrated), rounds
+
+
+def _all(selections: tuple[dp_accounting.DpEvent, int] | None) -> list[dp_accounting.DpEvent]:
+    return [dp_accounting.SelfComposedDpEvent(*selections)] if selections else []
 
 
 def _noise_of_search(

@@ -18,15 +18,17 @@ class SiloResult:
 
     Attributes:
       id: the silo's name.
-      num_train: number of training examples; treated as public.
+      num_train: number of training examples, public or noised.
       num_test: number of held-out test examples.
       epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
-      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below.
+      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
+        or the budget where the number of training examples was noised.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
       noise_multiplier: standard deviation of the noise over the clip norm.
       sampling_rate: probability that one record takes part in one step.
+      last_round: the last it took part in, when its budget was spent or training ended.
       personal: method name to the test metric of this silo's personal model; NaN without test examples.
       shared: method name to the test metric of the shared model in this silo; `None` where there is none.
     """
@@ -41,6 +43,7 @@ class SiloResult:
     delta: float
     noise_multiplier: float
     sampling_rate: float
+    last_round: int
     personal: Mapping[str, float]
     shared: Mapping[str, float | None]
 

@@ -77,7 +77,7 @@ def build_privacy_statement(
             ("Unit of protection", privacy_texts.unit_text()),
             ("One person in several silos", privacy_texts.sum_text(spent)),
             ("Mechanism", privacy_texts.mechanism_text(silos, clip, steps, sampler)),
-            ("What it cost", privacy_texts.cost_text(silos, other_releases)),
+            ("What it cost", privacy_texts.cost_text(silos, other_releases, num_examples_are_noised)),
             ("If all compared methods are released", privacy_texts.composed_text(composed)),
             ("Tuning", privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), search, if_charged)),
             ("What is treated as public", privacy_texts.public_text(num_examples_are_noised)),

@@ -74,16 +74,27 @@ def mechanism_text(silos: Sequence[content.SiloResult], clip: float, steps: int,
     )
 
 
-def cost_text(silos: Sequence[content.SiloResult], other_releases: Sequence[str]) -> str:
+def cost_text(silos: Sequence[content.SiloResult], other_releases: Sequence[str], num_examples_are_noised: bool) -> str:
     """Epsilon and delta over silos, spent and targeted, and what else than gradients they cover."""
     spent = numbers.between([silo.epsilon_spent for silo in silos], numbers.upper)
     targets = numbers.between([silo.epsilon_target for silo in silos])
     deltas = numbers.between([silo.delta for silo in silos])
     over = [silo.id for silo in silos if silo.epsilon_spent > silo.epsilon_target]
-    text = (
-        f"ε spent by one method is {spent} over silos, targets are {targets}, δ is {deltas}. Each ε is the smaller of "
-        "two upper bounds, Rényi (RDP) and privacy loss distribution (PLD); the table of silos has both."
+    text = f"ε spent by one method is {spent} over silos, targets are {targets}, δ is {deltas}. " + (
+        "Each ε is the silo's budget: training depends on a noised number of records, and only the budget holds for "
+        "each number that could have come out."
+        if num_examples_are_noised
+        else "Each ε is the smallest of the upper bounds there are: Rényi (RDP) and, where one is known, privacy loss "
+        "distribution (PLD); the table of silos has both."
     )
+    longest = max(silo.last_round for silo in silos)
+    early = [silo for silo in silos if silo.last_round < longest]
+    if early:
+        first = min(early, key=lambda silo: silo.last_round)
+        text += (
+            f" {len(early)} of {len(silos)} silos left before the last round, when their budget was spent; {first.id} "
+            f"first, after round {first.last_round}."
+        )
     if other_releases:
         text += f" Besides gradients it covers, of each silo: {'; '.join(other_releases)}."
     if over:

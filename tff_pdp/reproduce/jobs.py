@@ -109,6 +109,8 @@ class Reproduction:
             for parts in itertools.product(self.variant_names, self.methods, self.epsilons, range(self.seeds))
             if self._is_possible(*parts[:3])
         ]
+        if not plain:
+            raise ConfigError("nothing to run: the automatic lambda needs noise, and is not one of the paper's choices")
         methods = [name for name in self.methods if name in GRID_METHODS]
         grid = [
             Job(variant, method, epsilon, seed, prox_weight)

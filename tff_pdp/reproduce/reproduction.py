@@ -37,9 +37,14 @@ class BuildJobRunner:
     def __call__(self) -> Callable[[Job], Outcome]:
         """Called in the worker process."""
         # Not at the top: the command's own process needs no TensorFlow, which takes long to import.
+        import tensorflow as tf
+
+        # Workers share the cores; TensorFlow takes this before it computes anything.
+        tf.config.threading.set_intra_op_parallelism_threads(self.num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(self.num_threads)
         from tff_pdp.reproduce.run import JobRunner
 
-        return JobRunner(self.reproduction, self.num_threads)
+        return JobRunner(self.reproduction)
 
 
 def reproduce(options: argparse.Namespace, build_runner: BuildRunner | None = None) -> tuple[dict[str, Any], str]:

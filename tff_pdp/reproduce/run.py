@@ -11,8 +11,6 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Self
 
-import tensorflow as tf
-
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.errors import BudgetError
@@ -41,10 +39,8 @@ class JobRunner:
       computations: those compiled so far, by all that decides them.
     """
 
-    def __init__(self, reproduction: Reproduction, num_threads: int):
-        """Runs the jobs of one reproduction, all on one engine, with so many of TensorFlow's threads."""
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+    def __init__(self, reproduction: Reproduction):
+        """Runs the jobs of one reproduction, all on one engine."""
         self._reproduction = reproduction
         self._open = contextlib.ExitStack()
         self._has_engine = False

@@ -192,6 +192,7 @@ _SOUND_DEVIATIONS = (
 )
 _UNIFORM = "aggregation: silos count the same; the released code weights them by their numbers of examples"
 _PAPER_DEVIATIONS = (
+    "ε by our accountants: of Poisson batches, as the thesis computes it; for the batches taken here it does not hold",
     "noise: the classic RDP conversion at the released code's orders; which conversion the published figures were made "
     "with is not stated, this one gives them",
 )
@@ -347,11 +348,14 @@ _ROTATED_MNIST = Setting(
             overrides={
                 "data.arguments.num_silos": 12,
                 "data.arguments.train_per_silo": 1000,
-                "training.rounds": 60,
+                "training.rounds": 90,
                 "model.arguments.channels": [8, 16],
+                # Smaller silos make fewer steps a round, and clusters take as many steps to form.
+                "algorithms.ifca_fed_avg.selection_fraction": 0.2,
+                "algorithms.ifca_mr_mtl.selection_fraction": 0.2,
             },
             deviation="scale: 12 of 40 silos with 1,000 of 1,500 training images each, a quarter of the network's "
-            "channels, 60 of 200 rounds, 1 of 5 seeds",
+            "channels, 90 of 200 rounds, 1 of 5 seeds, clusters selected in 20 % of the rounds instead of 5 %",
         ),
     },
     default_scale="small",

@@ -121,7 +121,11 @@ def _privacy_report(method: Method, state: Any) -> dict[str, Any]:
         "claim": claim,
         "claim_reason": reason,
         "silos": [
-            {"id": client_id, "epsilon": state.ledger.epsilon(client_id).best, "delta": budget.delta}
+            {
+                "id": client_id,
+                "epsilon": method.plan.guaranteed_epsilon(state.ledger, client_id).best,
+                "delta": budget.delta,
+            }
             for client_id, budget in method.plan.budgets.items()
         ],
         "not_covered": "validation and test examples, the choice of hyper-parameters, other methods trained beside it"

@@ -140,13 +140,14 @@ def _silo_results(trained: Sequence[Trained], metrics: Any) -> tuple[SiloResult,
 
 def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> SiloResult:
     def spent(pair: Trained) -> float:
-        return pair[1].ledger.epsilon(client_id).best if pair[1].ledger else math.inf
+        method, state = pair
+        return method.plan.guaranteed_epsilon(state.ledger, client_id).best if state.ledger else math.inf
 
     method, state = max(trained, key=spent)
     mechanism = method.plan.mechanisms[client_id]
     budget = method.plan.budgets.get(client_id)
     measured = method.model.metric.example_name
-    bounds = state.ledger.epsilon(client_id) if state.ledger else None
+    bounds = method.plan.guaranteed_epsilon(state.ledger, client_id) if state.ledger else None
     return SiloResult(
         id=client_id,
         num_train=method.plan.num_examples[client_id],
@@ -158,6 +159,7 @@ def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> Si
         delta=budget.delta if budget else 0.0,
         noise_multiplier=mechanism.noise_multiplier,
         sampling_rate=mechanism.sampling_rate,
+        last_round=method.plan.last_rounds[client_id],
         personal={name: float(rows[client_id]["personal"][measured]) for name, rows in metrics.items()},
         shared={
             name: float(rows[client_id]["global"][measured]) if "global" in rows[client_id] else None
@@ -173,21 +175,28 @@ def _statement(
     silos: Sequence[SiloResult],
 ) -> dict[str, Any]:
     ledgers = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
-    composed = max(compose_worst_case(ledgers, silo.id).best for silo in silos) if ledgers else None
+    are_noised = any(method.plan.num_examples_are_noised for method, _ in trained)
+    delta = max(silo.delta for silo in silos)
+    if are_noised:
+        # Budgets hold whatever number was released, and so does their sum.
+        composed = max(sum(ledger.budgets[silo.id].epsilon for ledger in ledgers) for silo in silos)
+        delta *= len(ledgers)
+    else:
+        composed = max(compose_worst_case(ledgers, silo.id).best for silo in silos) if ledgers else None
     return build_privacy_statement(
         algorithms=algorithms,
         silos=silos,
         clip=config.privacy.clip_norm,
         sampler=trained[0][0].plan.sampler,
         other_releases=_other_releases([state for _, state in trained]),
-        num_examples_are_noised=all(method.plan.num_examples_are_noised for method, _ in trained),
+        num_examples_are_noised=are_noised,
         steps=max(max(method.plan.gradients_per_round.values()) * method.plan.rounds for method, _ in trained),
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         search=_search(config, trained),
         if_charged=_if_charged(config, trained, silos),
         composed_epsilon=composed,
-        composed_delta=max(silo.delta for silo in silos) if ledgers else None,
+        composed_delta=delta if ledgers else None,
         recorded_runs=len(ledgers) or None,
         known_seed=any(state.run_key.is_test_only for _, state in trained),
     )

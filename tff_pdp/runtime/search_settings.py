@@ -16,7 +16,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.search_plan import Search, parse_runs
 from tff_pdp.privacy.silo_statistics import parse_num_examples
-from tff_pdp.runtime.algorithm_settings import AUTO, check_hparam
+from tff_pdp.runtime.algorithm_settings import AUTO, check_hparam, read_number
 
 # The number of local steps decides how much noise they need; a client's index is who it is.
 _NOT_SEARCHED = ("local_steps", "client_index")
@@ -72,21 +72,20 @@ def _candidates(search: SearchConfig, algorithm: Algorithm) -> tuple[dict[str, f
     known = [name for name in algorithm.hparams if name not in _NOT_SEARCHED]
     if not search.values:
         raise ConfigError(f"tuning.search.values is empty; {algorithm.name} can be searched for: {', '.join(known)}")
+    grid = {}
     for name, values in search.values.items():
         key = f"tuning.search.values.{name}"
         if name not in known:
             raise ConfigError(f"{key!r} cannot be searched; {algorithm.name} can be searched for: {', '.join(known)}")
         if not isinstance(values, list | tuple) or not values:
             raise ConfigError(f"{key!r} must be a list of numbers, not {values!r}")
+        grid[name] = values = [read_number(value) for value in values]
         for value in values:
-            if isinstance(value, str):
-                raise ConfigError(f"{key!r} must be a list of numbers, not {values!r}")
             check_hparam(key, name, value, algorithm.hparams[name])
         if len(set(values)) < len(values):
             raise ConfigError(f"{key!r} has a value twice: {values!r}")
-    names = list(search.values)
-    combinations = itertools.product(*(search.values[name] for name in names))
-    return tuple({name: float(value) for name, value in zip(names, one, strict=True)} for one in combinations)
+    combinations = itertools.product(*grid.values())
+    return tuple({name: float(value) for name, value in zip(grid, one, strict=True)} for one in combinations)
 
 
 def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:

@@ -91,6 +91,8 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
     if saved.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
     check_engine(config, folder, device)
+    if saved.ledger is not None:
+        method.plan.precheck_rest(saved.ledger)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
