@@ -12,10 +12,10 @@ from tff_pdp.algorithms.ifca_mr_mtl import build_ifca_mr_mtl
 CENTROIDS = (1.0, 3.0)
 
 
-def update(algorithm, done, selected, cluster=0, own=2.0, **values):
+def update(algorithm, done, selected, cluster=0, own=2.0, is_own=False, **values):
     """A client's round after so many: one step with rate 0.5 towards 5."""
     message = {"centroids": stack(*CENTROIDS), "round": tf.constant(done)}
-    state = {"weights": weights(own), "cluster": tf.constant(cluster), "is_own": tf.constant(done > 1)}
+    state = {"weights": weights(own), "cluster": tf.constant(cluster), "is_own": tf.constant(is_own)}
     given = hparams(learning_rate=0.5, selected=selected, **values)
     return algorithm.client_update(message, state, NO_DATA, pull_to(5.0), given)
 
@@ -40,7 +40,8 @@ def test_without_a_selection_a_client_stays_in_its_cluster():
 def test_local_training_starts_from_the_cluster_and_releases_nothing():
     algorithm = build_ifca_local(rounds=4, num_clusters=2, selection_fraction=0.25)
     assert algorithm.selection_rounds == 1
-    first, later = (update(algorithm, done, selected=-1, cluster=1) for done in (1, 2))
+    first = update(algorithm, 1, selected=-1, cluster=1)
+    later = update(algorithm, 2, selected=-1, cluster=1, is_own=True)
     assert first.state["weights"]["w"].numpy().tolist() == [4.0]
     assert later.state["weights"]["w"].numpy().tolist() == [3.5]
     assert flat(first.released) == flat(later.released) == ([0.0, 0.0], [0.0, 0.0])

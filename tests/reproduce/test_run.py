@@ -106,6 +106,14 @@ def test_lambda_zero_is_local_training(runner):
     assert free["value"] == pytest.approx(alone["value"], rel=1e-5)
 
 
+def test_the_automatic_lambda_is_another_than_the_configurations(reproduction):
+    sound = dataclasses.replace(reproduction, variant_names=("default",))
+    with JobRunner(sound, num_threads=1) as runner:
+        fixed, automatic = (runner(Job("default", name, 6.0, 0)).row for name in ("mr_mtl", "mr_mtl_auto"))
+    assert (fixed["prox_weight"], automatic["prox_weight"]) == (1.0, "auto")
+    assert automatic["value"] != pytest.approx(fixed["value"], rel=1e-4)
+
+
 def test_a_budget_that_selection_alone_overspends_is_an_outcome(runner):
     outcome = runner(Job("paper", "ifca", 0.01, 0))
     # Forty selections at 3 % of epsilon each need more than all of it only for a small epsilon or many rounds.

@@ -394,10 +394,10 @@ _CIFAR10 = Setting(
             lambdas=(0.01, 0.1, 1.0),
             overrides={
                 "data.arguments.num_silos": 10,
-                "training.rounds": 40,
+                "training.rounds": 80,
                 "model.arguments.channels": [8, 16],
             },
-            deviation="scale: 10 of 30 silos, a quarter of the network's channels, 40 of 200 rounds, 1 of 5 seeds",
+            deviation="scale: 10 of 30 silos, a quarter of the network's channels, 80 of 200 rounds, 1 of 5 seeds",
         ),
     },
     default_scale="small",
