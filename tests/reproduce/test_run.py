@@ -108,7 +108,7 @@ def test_lambda_zero_is_local_training(runner):
 
 def test_the_automatic_lambda_is_another_than_the_configurations(reproduction):
     sound = dataclasses.replace(reproduction, variant_names=("default",))
-    with JobRunner(sound, num_threads=1) as runner:
+    with JobRunner(sound) as runner:
         fixed, automatic = (runner(Job("default", name, 6.0, 0)).row for name in ("mr_mtl", "mr_mtl_auto"))
     assert (fixed["prox_weight"], automatic["prox_weight"]) == (1.0, "auto")
     assert automatic["value"] != pytest.approx(fixed["value"], rel=1e-4)

@@ -35,6 +35,8 @@ _SMALLEST_PLD_DELTA = 1e-10
 _COARSEST_PLD_GRID = 100.0
 # dp_accounting rejects orders up to 1.01.
 _ORDERS = (1.0102, *rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+# Enough to search with, at a sixth of the time, where privacy loss distributions give the smaller bound.
+_FEW_ORDERS = _ORDERS[::6]
 # At large epsilon the best order lies close to 1, where that grid is too coarse.
 _LARGEST_REFINED_ORDER = 4.0
 
@@ -102,6 +104,17 @@ def epsilon_bounds(
     """
     require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
     return _bounds_of_parts(flatten_event(event), delta, adjacency, discretisation)
+
+
+@functools.lru_cache(maxsize=4096)
+def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
+    """An upper bound on epsilon that takes less time than the best, and is seldom larger."""
+    if parts and not any(releases_without_noise(event) for event, _ in parts):
+        rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
+        pld = _pld_epsilon(parts, delta, adjacency, _pld_grid(parts, rdp))
+        if pld is not None and rdp is not None and pld < 0.99 * rdp:
+            return pld
+    return _bounds_of_parts(parts, delta, adjacency, None).best
 
 
 @functools.lru_cache(maxsize=4096)
@@ -214,7 +227,7 @@ def solve_noise_multiplier(
     target = epsilon * (1 - 1e-6)
 
     def excess(log_noise: float) -> float:
-        best = epsilon_bounds(make_event(math.exp(log_noise)), delta, adjacency).best
+        best = _draft_epsilon(flatten_event(make_event(math.exp(log_noise))), delta, adjacency)
         return math.log(max(best, 1e-12) / target) if math.isfinite(best) else 700.0
 
     floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
@@ -228,7 +241,8 @@ def solve_noise_multiplier(
             return SMALLEST_NOISE_MULTIPLIER
         low, high = max(low - math.log(2), floor), low
     found = _root(excess, low, high, tolerance=1e-5)
-    while excess(found) > 0:
+    # The search's bound is another one, if by a few millionths: what counts is the one that will be reported.
+    while epsilon_bounds(make_event(math.exp(found)), delta, adjacency).best > target:
         found += 1e-5
     return math.exp(found)
 
@@ -256,8 +270,10 @@ def _rdp_curve(event: dp_accounting.DpEvent, adjacency: Adjacency, orders: tuple
     return accountant.compose(event).rdp
 
 
-def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float | None:
-    best, orders = math.inf, _ORDERS
+def _rdp_epsilon(
+    parts: tuple, delta: float, adjacency: Adjacency, orders: tuple[float, ...] = _ORDERS
+) -> float | None:
+    best, refines = math.inf, orders == _ORDERS
     for _ in range(4):
         total = np.zeros(len(orders))
         for event, count in parts:
@@ -267,7 +283,7 @@ def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float | No
             total += count * curve
         epsilon, order = rdp_privacy_accountant.compute_epsilon(orders, total, delta)  # pyright: ignore[reportArgumentType]
         best = min(best, float(epsilon))
-        if order > _LARGEST_REFINED_ORDER:
+        if order > _LARGEST_REFINED_ORDER or not refines:
             break
         orders = _orders_around(orders, orders.index(order))
     return best
