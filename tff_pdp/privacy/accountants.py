@@ -270,9 +270,7 @@ def _rdp_curve(event: dp_accounting.DpEvent, adjacency: Adjacency, orders: tuple
     return accountant.compose(event).rdp
 
 
-def _rdp_epsilon(
-    parts: tuple, delta: float, adjacency: Adjacency, orders: tuple[float, ...] = _ORDERS
-) -> float | None:
+def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency, orders: tuple[float, ...] = _ORDERS) -> float | None:
     best, refines = math.inf, orders == _ORDERS
     for _ in range(4):
         total = np.zeros(len(orders))
