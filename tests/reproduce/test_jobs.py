@@ -10,8 +10,9 @@ from tff_pdp.cli import build_parser
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.reproduce.inputs import digest_of, find_input
 from tff_pdp.reproduce.jobs import Job
+from tff_pdp.reproduce.methods import METHODS
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
-from tff_pdp.reproduce.settings import METHODS, SETTINGS, deviations
+from tff_pdp.reproduce.settings import SETTINGS, deviations
 
 
 def every_run():

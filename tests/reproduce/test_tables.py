@@ -5,7 +5,7 @@ from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
 from tff_pdp.reproduce.means import best_of_grid, holds, means_over_seeds
 from tff_pdp.reproduce.report import build_report
 from tff_pdp.reproduce.results import Outcome, ResultStore
-from tff_pdp.reproduce.settings import Statement
+from tff_pdp.reproduce.setting import Statement
 from tff_pdp.reproduce.sweep import Failure
 from tff_pdp.reproduce.tables import report_text
 

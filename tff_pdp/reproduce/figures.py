@@ -14,8 +14,8 @@ from tff_pdp.reports.metric_texts import metric_text
 from tff_pdp.reports.numbers import plain
 from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
 from tff_pdp.reproduce.means import Mean
+from tff_pdp.reproduce.methods import METHODS, OVERHEAD_METHODS
 from tff_pdp.reproduce.report import Reported, VariantReport
-from tff_pdp.reproduce.settings import METHODS, OVERHEAD_METHODS
 
 _WIDTH, _HEIGHT = 7.6, 5.4
 _BESIDE = 3.6

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from tff_pdp.errors import DataError
-from tff_pdp.reproduce.settings import Setting
+from tff_pdp.reproduce.setting import Setting
 
 DATA_VARIABLE = "TFF_PDP_DATA"
 _BLOCK = 2**20

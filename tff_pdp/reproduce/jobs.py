@@ -12,7 +12,9 @@ from typing import Any
 import tff_pdp
 from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.errors import ConfigError
-from tff_pdp.reproduce.settings import GRID_METHODS, METHODS, SETTINGS, Scale, Setting, Variant
+from tff_pdp.reproduce.methods import GRID_METHODS, METHODS
+from tff_pdp.reproduce.setting import Scale, Setting, Variant
+from tff_pdp.reproduce.settings import SETTINGS
 
 # Of an experiment, what is computed does not depend on them.
 _NOT_DECISIVE = ("title", "output", "export", "tuning")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_pdp.models.metrics import Metric
-from tff_pdp.reproduce.settings import Statement
+from tff_pdp.reproduce.setting import Statement
 
 
 @dataclasses.dataclass(frozen=True)

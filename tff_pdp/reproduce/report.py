@@ -8,7 +8,8 @@ from tff_pdp.models.metrics import Metric
 from tff_pdp.reproduce.jobs import Reproduction
 from tff_pdp.reproduce.means import Mean, holds, means_over_seeds
 from tff_pdp.reproduce.results import ResultStore, is_a_grid_job
-from tff_pdp.reproduce.settings import Statement, deviations
+from tff_pdp.reproduce.setting import Statement
+from tff_pdp.reproduce.settings import deviations
 from tff_pdp.reproduce.sweep import Failure
 
 

@@ -6,8 +6,9 @@ from tff_pdp.models.metrics import Metric
 from tff_pdp.reports.metric_texts import metric_text
 from tff_pdp.reports.numbers import MISSING, plain
 from tff_pdp.reproduce.means import Mean, best_of_grid, holds
+from tff_pdp.reproduce.methods import METHODS
 from tff_pdp.reproduce.report import Reported
-from tff_pdp.reproduce.settings import METHODS, Statement
+from tff_pdp.reproduce.setting import Statement
 
 _VERDICTS = {True: "holds", False: "does not hold", None: "not run"}
 
