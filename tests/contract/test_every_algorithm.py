@@ -88,6 +88,7 @@ def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, pr
         tf.nest.assert_same_structure(results[name], results["native"])
         for one, native in zip(leaves(results[name]), leaves(results["native"]), strict=True):
             assert (one.dtype, one.shape) == (native.dtype, native.shape)
+            one, native = one.astype(np.float64), native.astype(np.float64)
             assert (np.abs(one - native) / (1e-3 + np.abs(native))).max() <= 1e-5
 
 

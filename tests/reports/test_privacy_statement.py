@@ -18,7 +18,7 @@ KEY_SENTENCES = [
     "clipped to L2 norm 1 over all weights jointly",
     "(Poisson sampling). The accounting assumes exactly this.",
     "ε spent by one method is between 0.985 and 3.94 over silos, targets are between 1 and 4, δ is 1e-05.",
-    "Rényi (RDP) and privacy loss distribution (PLD)",
+    "Rényi (RDP) and, where one is known, privacy loss distribution (PLD)",
     "the guarantee is ε = 11.9 at δ = 3e-05 for the silo that spent most (the sum over runs, an upper bound)",
     "Chosen by looking at results: lambda, among 4 configurations. This tuning is not in the ε.",
     "The number of training records of each silo (n_k) is treated as public",

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.base import Algorithm, ClientData, LocalSteps, State, map_weights
 from tff_pdp.config import ExperimentConfig, SearchConfig
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.search_plan import Search, parse_runs
+from tff_pdp.privacy.selection import NOTHING
 from tff_pdp.privacy.silo_statistics import parse_num_examples
 from tff_pdp.runtime.algorithm_settings import AUTO, check_hparam, read_number
 
@@ -81,6 +82,8 @@ def _candidates(search: SearchConfig, algorithm: Algorithm) -> tuple[dict[str, f
             raise ConfigError(f"{key!r} must be a list of numbers, not {values!r}")
         grid[name] = values = [read_number(value) for value in values]
         for value in values:
+            if isinstance(value, str):
+                raise ConfigError(f"{key!r} must be a list of numbers, not {values!r}")
             check_hparam(key, name, value, algorithm.hparams[name])
         if len(set(values)) < len(values):
             raise ConfigError(f"{key!r} has a value twice: {values!r}")
@@ -93,9 +96,10 @@ def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:
     weights = collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(0).items())
     server = dict(algorithm.init_server(weights))
     if "round" in server:
-        server["round"] = tf.constant(rounds)
+        server["round"] = tf.constant(rounds - 1)
     message = algorithm.broadcast(server)
-    state = algorithm.init_client(message)
+    # Some methods note in the client's state whether a model is its own: it is that of the last round which counts.
+    state = _after_a_round(algorithm, message, model)
 
     def moved(leaf: Any) -> Any:
         tensor = tf.convert_to_tensor(leaf)
@@ -104,6 +108,20 @@ def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:
     before = algorithm.personalise(message, state)
     after = algorithm.personalise(message, tf.nest.map_structure(moved, state))
     return any(np.any(np.asarray(before[name]) != np.asarray(after[name])) for name in before)
+
+
+def _after_a_round(algorithm: Algorithm, message: State, model: Model) -> State:
+    """A new client's state after a round in which its gradients are zero."""
+    steps = LocalSteps(tf.constant(1), tf.constant(1))
+    hparams = {**{name: tf.constant(value) for name, value in algorithm.hparams.items()}, "local_steps": steps}
+    nothing = ClientData(tf.zeros([0, *model.input_shape]), tf.zeros([0], tf.as_dtype(model.label_dtype)), tf.constant(0))
+
+    def no_gradient(current, data, index, scale, pull=None):
+        del data, index, scale, pull
+        return map_weights(tf.zeros_like, current)
+
+    given = {**hparams, "selected": tf.constant(NOTHING)}
+    return algorithm.client_update(message, algorithm.init_client(message), nothing, no_gradient, given).state
 
 
 def _check_validation_examples(config: ExperimentConfig, clients: ClientDataset) -> None:
