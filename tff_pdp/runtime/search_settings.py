@@ -114,7 +114,8 @@ def _after_a_round(algorithm: Algorithm, message: State, model: Model) -> State:
     """A new client's state after a round in which its gradients are zero."""
     steps = LocalSteps(tf.constant(1), tf.constant(1))
     hparams = {**{name: tf.constant(value) for name, value in algorithm.hparams.items()}, "local_steps": steps}
-    nothing = ClientData(tf.zeros([0, *model.input_shape]), tf.zeros([0], tf.as_dtype(model.label_dtype)), tf.constant(0))
+    labels = tf.constant(np.zeros(0, model.label_dtype))
+    nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))
 
     def no_gradient(current, data, index, scale, pull=None):
         del data, index, scale, pull
