@@ -152,6 +152,16 @@ def choose(condition: tf.Tensor, if_true: Weights, if_false: Weights) -> Weights
     return map_weights(lambda one, other: tf.where(condition, one, other), if_true, if_false)
 
 
+def put_in_place(weights: Weights, place: tf.Tensor) -> Weights:
+    """Weights with a first axis of places: themselves in their own, zeros in the others.
+
+    Args:
+      weights: by name.
+      place: float32 `[places]`, one-hot.
+    """
+    return map_weights(lambda value: tf.reshape(place, [-1] + [1] * value.shape.rank) * value[tf.newaxis], weights)
+
+
 def rounds_of(fraction: float, rounds: int) -> int:
     """How many rounds a fraction of all rounds is: rounded up, and at least one where it is not zero."""
     # A hair less, so that 10 % of 200 rounds is 20 although 0.1 * 200 may be a little more.

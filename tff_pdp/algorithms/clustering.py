@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import State, map_weights
+from tff_pdp.algorithms.base import State, map_weights, put_in_place
 from tff_pdp.models.base import Weights
 
 
@@ -60,11 +60,7 @@ def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int)
     Which cluster a client is in is a function of its private selection, so its sum may be released like the movement.
     """
     place = tf.one_hot(cluster, num_clusters)
-
-    def put(value: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(place, [num_clusters] + [1] * value.shape.rank) * value[tf.newaxis]
-
-    return {"movement": map_weights(put, movement), "members": {"count": place}}
+    return {"movement": put_in_place(movement, place), "members": {"count": place}}
 
 
 def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:

@@ -8,7 +8,7 @@ relations costs nothing.
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, put_in_place
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.models.base import Weights
 
@@ -47,12 +47,8 @@ def build_mocha(*, num_clients: int, smallest_share: float = 0.1, paper_covarian
             prox_weight=hparams["prox_weight"] * strength,
         )
         place = tf.one_hot(index, num_clients)
-
-        def put(value):
-            return tf.reshape(place, [num_clients] + [1] * value.shape.rank) * value[tf.newaxis]
-
         return ClientResult(
-            state={"weights": weights}, released={"rows": map_weights(put, weights), "present": {"count": place}}
+            state={"weights": weights}, released={"rows": put_in_place(weights, place), "present": {"count": place}}
         )
 
     def server_update(state, aggregates):
