@@ -62,6 +62,7 @@ logging.getLogger("tensorflow").addFilter(_is_not_spam)
 check_versions(sys.version_info[:2], _installed_version("tensorflow-federated"))
 
 import tensorflow_federated as tff  # noqa: E402
+from tensorflow_federated.proto.v0 import executor_pb2_grpc  # noqa: E402
 
 CLIENTS = tff.CLIENTS
 SERVER = tff.SERVER
@@ -111,6 +112,7 @@ AsyncExecutionContext = tff.framework.AsyncExecutionContext
 ExecutorFactory = tff.framework.ExecutorFactory
 RemoteExecutor = tff.framework.RemoteExecutor
 RemoteExecutorGrpcStub = tff.framework.RemoteExecutorGrpcStub
+ExecutorGroupStub = executor_pb2_grpc.ExecutorGroupStub
 SyncContext = tff.framework.SyncContext
 # What a computation is made of; the in-process engine interprets it.
 Block = tff.framework.Block

@@ -89,9 +89,8 @@ class NativeEngine:
             channel = _open_channel(self._worker.port, max_message_megabytes)
             resources.callback(channel.close)
             resources.callback(self._worker.stop)
-            stub = WorkerStub(channel)
-            self._worker.wait_until(lambda: stub.is_ready, start_timeout_seconds)
-            self._context = NativeContext(thread, self._worker, stub)
+            self._worker.wait_until_it_listens(start_timeout_seconds)
+            self._context = NativeContext(thread, self._worker, WorkerStub(channel))
             # Runs at `close`, when the engine is collected, or when the interpreter exits, whichever comes first.
             self._close = weakref.finalize(self, resources.pop_all().close)
 
@@ -116,9 +115,6 @@ def _open_channel(port: int, max_message_megabytes: int) -> grpc.Channel:
     options = [
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
-        # The first attempts come before the worker listens; gRPC's default is to wait a second and more in between.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 500),
         # A proxy set in the environment is not meant for our own machine.
         ("grpc.enable_http_proxy", 0),
     ]

@@ -23,6 +23,17 @@ _KEPT_EXECUTORS = 10
 class WorkerStub(_tff.RemoteExecutorGrpcStub):
     """TFF's connection to a worker, for which a value that cannot be disposed of is no failure."""
 
+    def __init__(self, channel: grpc.Channel):
+        # TFF's own also subscribes to the channel's state. The thread that polls it for gRPC raises an exception that
+        # nobody can catch where the channel is closed meanwhile; we ask the worker's process and port instead.
+        self._channel = channel
+        self._stub = _tff.ExecutorGroupStub(channel)
+
+    @property
+    def is_ready(self) -> bool:
+        """True: there is no stub before its worker serves."""
+        return True
+
     def dispose(self, request: Any) -> None:
         """Frees values in the worker; called from finalizers, where an exception could only be printed."""
         with contextlib.suppress(grpc.RpcError, ValueError):  # A dead worker, a closed channel.

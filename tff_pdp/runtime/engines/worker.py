@@ -9,12 +9,13 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 from tff_pdp.errors import EngineError
 
 _POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 1.0
 _LOG_TAIL_BYTES = 2000
 
 # Runs between fork and the worker, in a bare interpreter that is replaced by the worker at once. The kernel then kills
@@ -78,18 +79,17 @@ class WorkerProcess:
         """Whether the process is still running."""
         return self._process.poll() is None
 
-    def wait_until(self, is_ready: Callable[[], bool], timeout_seconds: float) -> None:
-        """Waits for the worker to serve; a worker that does not is stopped.
+    def wait_until_it_listens(self, timeout_seconds: float) -> None:
+        """Waits for the worker to take connections; a worker that does not is stopped.
 
         Args:
-            is_ready: Tells whether a connection to the worker stands.
             timeout_seconds: How long to wait.
 
         Raises:
             EngineError: If the worker exits first, or the time is up.
         """
         deadline = time.monotonic() + timeout_seconds
-        while not is_ready():
+        while not _listens(self.port):
             if not self.is_alive:
                 raise EngineError(f"TFF's worker did not start: {self.describe_end()}")
             if time.monotonic() > deadline:
@@ -124,6 +124,14 @@ def _reserve_port() -> socket.socket:
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reservation.bind(("127.0.0.1", 0))
     return reservation
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _stop(process: subprocess.Popen[bytes], reservation: socket.socket, owner: int) -> None:
