@@ -1,4 +1,5 @@
 import collections
+import itertools
 import math
 
 import numpy as np
@@ -48,7 +49,8 @@ def frequencies(selector, candidates, data, epsilon, draws=4000):
 
 
 def exponential_mechanism(scores, epsilon, sensitivity):
-    weights = np.exp(-epsilon * np.asarray(scores) / (2 * sensitivity))
+    """For scores that an example more never makes smaller."""
+    weights = np.exp(-epsilon * np.asarray(scores) / sensitivity)
     return weights / weights.sum()
 
 
@@ -70,6 +72,20 @@ def test_a_regressions_losses_are_clipped():
     found = frequencies(build_selector(REGRESSION, 0.1), candidates, data, epsilon=3.0)
     expected = exponential_mechanism([0.2, 0.04, 0.0], 3.0, 0.1)
     assert np.abs(found - expected).max() < 4.5 * math.sqrt(0.25 / 4000)
+
+
+@pytest.mark.parametrize("sensitivity", [1.0, 0.1])
+def test_an_example_changes_no_log_probability_by_more_than_epsilon(sensitivity):
+    # Every way in which one example can fit or not fit four candidates, the extremes of what it can add to the scores.
+    scores, epsilon = sensitivity * np.array([5.0, 2.0, 0.0, 7.0]), 0.7
+    before = np.log(exponential_mechanism(scores, epsilon, sensitivity))
+    ranges = []
+    for added in itertools.product([0.0, sensitivity], repeat=4):
+        change = np.log(exponential_mechanism(scores + added, epsilon, sensitivity)) - before
+        assert np.abs(change).max() <= epsilon
+        ranges.append(np.ptp(change))
+    # The privacy losses of all outcomes lie within epsilon of each other, and half the noise would be too little.
+    assert max(ranges) == pytest.approx(epsilon)
 
 
 def test_with_infinite_epsilon_the_best_is_selected_and_padding_counts_for_nothing():

@@ -21,15 +21,18 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
     """Builds `(candidates, data, epsilons, seeds) -> number of the candidate selected by each client`.
 
     A candidate's score is the number of examples it gets wrong or, for a regression, the sum of their losses, each
-    clipped to `[0, loss_bound]`. Gumbel noise of scale `2 * sensitivity / epsilon` is added to each score and the
-    smallest is selected: the exponential mechanism, by report-noisy-min.
+    clipped to `[0, loss_bound]`. Gumbel noise of scale `sensitivity / epsilon` is subtracted from each score and the
+    smallest is selected: the exponential mechanism, by report-noisy-min. An example more makes no score smaller, so
+    half the noise of the general mechanism gives the same guarantee: a candidate's log odds against any other change by
+    the difference of two changes in `[0, sensitivity]`.
 
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and within that the bounded-range
       mechanism that `dp_events.ExponentialMechanismDpEvent` describes. A client with epsilon 0 gets `NOTHING`, and its
       data are not looked at.
     Assumes: the candidates are public, or private already; seeds are secret and new in each round.
 
-    Source: McSherry and Talwar, FOCS 2007; Liu et al., NeurIPS 2022, appendix B.3, with the number of errors for their
+    Source: McSherry and Talwar, FOCS 2007; Dwork and Roth, "The algorithmic foundations of differential privacy",
+    2014, section 3.4, on monotonic scores; Liu et al., NeurIPS 2022, appendix B.3, with the number of errors for their
     rate, so that nothing is divided by a private count.
 
     Args:
@@ -54,7 +57,7 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
         ]
         # In float64, where the sums are exact enough for a sensitivity far below float32's last bit of a large one.
         scores = tf.stack([tf.reduce_sum(tf.cast(tf.where(own, one, 0.0), tf.float64)) for one in misfits])
-        scale = 2.0 * sensitivity / tf.cast(epsilon, tf.float64)
+        scale = sensitivity / tf.cast(epsilon, tf.float64)
         return tf.argmin(scores - scale * _gumbel(seed, number), output_type=tf.int32)
 
     def select(candidates: Weights, data: Any, epsilons: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
