@@ -16,6 +16,7 @@ from tff_pdp.algorithms.ifca_mr_mtl import build_ifca_mr_mtl
 from tff_pdp.algorithms.local_only import build_local_only
 from tff_pdp.algorithms.mocha import build_mocha
 from tff_pdp.algorithms.mr_mtl import build_mr_mtl
+from tff_pdp.config import PrivacyConfig
 from tff_pdp.data.datasets import build_heterogeneous_cifar10, build_leaf, build_rotated_mnist, build_silo_files
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
@@ -23,7 +24,8 @@ from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.linear_svm import build_linear_svm
 from tff_pdp.models.mlp import build_linear, build_mlp
-from tff_pdp.privacy.plan import PrivacyPlan, build_no_privacy_plan, build_silo_example_plan
+from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.silo_example_plan import build_no_privacy_plan, build_silo_example_plan
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "local_only": build_local_only,
@@ -47,7 +49,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "cnn": build_cnn,
 }
 
-PLANS: dict[str, Callable[..., PrivacyPlan]] = {
+PLANS: dict[str, Callable[[PrivacyConfig, PlannedTraining], PrivacyPlan]] = {
     "silo_example": build_silo_example_plan,
     "none": build_no_privacy_plan,
 }

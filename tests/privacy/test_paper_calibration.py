@@ -8,7 +8,8 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.paper_calibration import paper_epsilon, paper_noise_multiplier
-from tff_pdp.privacy.plan import build_silo_example_plan
+from tff_pdp.privacy.plan import PlannedTraining
+from tff_pdp.privacy.silo_example_plan import build_silo_example_plan
 
 
 def test_without_sampling_it_is_the_classic_formula_at_the_best_of_the_orders():
@@ -46,7 +47,7 @@ def test_what_cannot_be_met_is_refused_and_no_privacy_needs_no_noise():
 def test_a_plan_takes_its_noise_from_the_calibration_it_names():
     def plan(**how):
         config = PrivacyConfig("silo_example", 32, budgets={"epsilon": 6.0, "delta": 1e-3}, **how)
-        return build_silo_example_plan(config, {"a": 32}, gradients_per_round={"a": 1}, rounds=200)
+        return build_silo_example_plan(config, PlannedTraining({"a": 32}, gradients_per_round={"a": 1}, rounds=200))
 
     tight, paper = plan(), plan(noise_calibration="paper_rdp")
     assert paper.mechanisms["a"].noise_multiplier == pytest.approx(

@@ -9,7 +9,8 @@ from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
-from tff_pdp.privacy.plan import build_no_privacy_plan, build_silo_example_plan
+from tff_pdp.privacy.plan import PlannedTraining
+from tff_pdp.privacy.silo_example_plan import build_no_privacy_plan, build_silo_example_plan
 
 SIZES = {"a": 100, "b": 40, "c": 10}
 CONFIG = PrivacyConfig(
@@ -23,7 +24,7 @@ def each(value):
 
 @pytest.fixture(scope="module")
 def plan():
-    return build_silo_example_plan(CONFIG, SIZES, gradients_per_round=each(2), rounds=10)
+    return build_silo_example_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10))
 
 
 def test_each_silo_has_its_own_mechanism(plan):
@@ -42,7 +43,7 @@ def test_each_silo_has_its_own_mechanism(plan):
 def test_a_delta_that_lets_one_record_be_published_is_refused():
     config = PrivacyConfig(plan="silo_example", batch_size=10, budgets={"delta": 0.05, "epsilon": 4})
     with pytest.raises(ConfigError, match="'a' is not below 1 / 100"):
-        build_silo_example_plan(config, SIZES, gradients_per_round=each(1), rounds=1)
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
 
 
 def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possible(plan):
@@ -61,7 +62,7 @@ def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possib
 
 
 def test_twice_the_gradients_need_more_noise(plan):
-    twice = build_silo_example_plan(CONFIG, SIZES, gradients_per_round=each(4), rounds=10)
+    twice = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(4), rounds=10))
     for client_id in SIZES:
         assert twice.mechanisms[client_id].noise_multiplier > plan.mechanisms[client_id].noise_multiplier
 
@@ -71,18 +72,18 @@ def test_an_impossible_budget_names_the_silo():
         plan="silo_example", batch_size=10, budgets={"delta": 1e-9, "default_epsilon": 4, "silos": {"b": 1e-7}}
     )
     with pytest.raises(BudgetError, match="'b'"):
-        build_silo_example_plan(config, SIZES, gradients_per_round=each(100), rounds=1000)
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(100), rounds=1000))
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.inf])
 def test_a_clip_that_bounds_nothing_is_refused(clip_norm):
     config = PrivacyConfig(plan="silo_example", batch_size=10, clip_norm=clip_norm, budgets=CONFIG.budgets)
     with pytest.raises(ConfigError, match="clip_norm"):
-        build_silo_example_plan(config, SIZES, gradients_per_round=each(1), rounds=1)
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
 
 
 def test_without_privacy_nothing_is_clipped_noised_or_claimed():
-    plan = build_no_privacy_plan(CONFIG, SIZES, gradients_per_round=each(1), rounds=1)
+    plan = build_no_privacy_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
     assert plan.claim == "none"
     assert plan.build_ledger() is None
     assert {mechanism.noise_multiplier for mechanism in plan.mechanisms.values()} == {0.0}
@@ -92,7 +93,7 @@ def test_without_privacy_nothing_is_clipped_noised_or_claimed():
 def test_silos_with_more_local_steps_get_more_noise():
     config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "epsilon": 2})
     sizes = {"a": 100, "b": 100}
-    plan = build_silo_example_plan(config, sizes, gradients_per_round={"a": 1, "b": 4}, rounds=5)
+    plan = build_silo_example_plan(config, PlannedTraining(sizes, gradients_per_round={"a": 1, "b": 4}, rounds=5))
     assert plan.mechanisms["b"].noise_multiplier > plan.mechanisms["a"].noise_multiplier
     ledger = plan.build_ledger()
     plan.charge_round(ledger, 1)
@@ -101,8 +102,8 @@ def test_silos_with_more_local_steps_get_more_noise():
 
 def test_selections_are_charged_in_their_rounds_and_paid_for_by_more_noise():
     given = {"gradients_per_round": each(2), "rounds": 10}
-    plan = build_silo_example_plan(CONFIG, SIZES, **given, selection_rounds=3)
-    without = build_silo_example_plan(CONFIG, SIZES, **given)
+    plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, selection_rounds=3))
+    without = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given))
     for client_id, epsilon in (("a", 1.0), ("b", 4.0), ("c", 8.0)):
         assert plan.selection_epsilons[client_id] == np.float32(0.03 * epsilon)
         fixed = [dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(float(np.float32(0.03 * epsilon))), 3)]
@@ -125,8 +126,8 @@ def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise():
     statistics = dp_accounting.GaussianDpEvent(5.0)
     given = {"gradients_per_round": each(2), "rounds": 10}
     fixed_events = {"a": ((statistics, "mean of each feature"),)}
-    plan = build_silo_example_plan(CONFIG, SIZES, **given, fixed_events=fixed_events)
-    without = build_silo_example_plan(CONFIG, SIZES, **given)
+    plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, fixed_events=fixed_events))
+    without = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given))
     assert plan.mechanisms["a"].noise_multiplier > without.mechanisms["a"].noise_multiplier
     assert plan.mechanisms["b"] == without.mechanisms["b"]
     assert [(e.scope, e.event, e.count, e.reason) for e in plan.build_ledger().entries] == [
@@ -136,7 +137,7 @@ def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise():
 
 def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for():
     config = dataclasses.replace(CONFIG, noise_multiplier=3.0)
-    plan = build_silo_example_plan(config, SIZES, gradients_per_round=each(2), rounds=60)
+    plan = build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=60))
     ledger = plan.build_ledger()
     for number in range(1, 61):
         plan.charge_round(ledger, number)
@@ -157,7 +158,9 @@ def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for
 def test_claims():
     def claim(changes=None, **given):
         config = dataclasses.replace(CONFIG, **(changes or {}))
-        return build_silo_example_plan(config, SIZES, gradients_per_round=each(1), rounds=1, **given).claim
+        return build_silo_example_plan(
+            config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1, **given)
+        ).claim
 
     assert claim() == "formal-conditional"
     assert claim(num_examples_are_noised=True) == "formal-conditional"
@@ -172,14 +175,14 @@ def test_claims():
 def test_parameters_out_of_range_are_named(key, value):
     config = dataclasses.replace(CONFIG, **{key: value})
     with pytest.raises(ConfigError, match=f"privacy.{key}"):
-        build_silo_example_plan(config, SIZES, gradients_per_round=each(1), rounds=1)
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
 
 
 def test_a_silo_that_leaves_early_pays_only_for_the_selections_it_makes():
     config = dataclasses.replace(CONFIG, noise_multiplier=4.0, budgets={"delta": 1e-5, "epsilon": 1.0})
     given = {"gradients_per_round": {"a": 16}, "rounds": 400}
-    without = build_silo_example_plan(config, {"a": 1000}, **given).last_rounds["a"]
-    always = build_silo_example_plan(config, {"a": 1000}, **given, selection_rounds=400)
+    without = build_silo_example_plan(config, PlannedTraining({"a": 1000}, **given)).last_rounds["a"]
+    always = build_silo_example_plan(config, PlannedTraining({"a": 1000}, **given, selection_rounds=400))
     assert 0 < always.last_rounds["a"] < without
     ledger = always.build_ledger()
     for number in range(1, 401):
@@ -192,7 +195,7 @@ def test_a_silo_that_leaves_early_pays_only_for_the_selections_it_makes():
 def test_budgets_that_pay_for_no_round_at_all_are_refused():
     config = dataclasses.replace(CONFIG, noise_multiplier=0.1)
     with pytest.raises(BudgetError, match="single round"):
-        build_silo_example_plan(config, SIZES, gradients_per_round=each(2), rounds=5)
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=5))
 
 
 def test_what_is_left_of_a_plan_is_checked_once(plan, monkeypatch):

@@ -13,10 +13,11 @@ from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import epsilon_bounds
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
-from tff_pdp.privacy.plan import build_no_privacy_plan, build_silo_example_plan
+from tff_pdp.privacy.plan import PlannedTraining
 from tff_pdp.privacy.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns
 from tff_pdp.privacy.search_costs import search_costs
 from tff_pdp.privacy.search_plan import Search, parse_runs
+from tff_pdp.privacy.silo_example_plan import build_no_privacy_plan, build_silo_example_plan
 
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}
@@ -34,12 +35,14 @@ def make_search(runs, has_pivot=True, score_noise_multiplier=8.0):
 def make_plan(search, config=CONFIG, selection_rounds=0):
     return build_silo_example_plan(
         config,
-        SIZES,
-        gradients_per_round=dict.fromkeys(SIZES, STEPS),
-        rounds=ROUNDS,
-        selection_rounds=selection_rounds,
-        fixed_events=dict.fromkeys(SIZES, ((STATISTICS, "statistics"),)),
-        search=search,
+        PlannedTraining(
+            SIZES,
+            gradients_per_round=dict.fromkeys(SIZES, STEPS),
+            rounds=ROUNDS,
+            selection_rounds=selection_rounds,
+            fixed_events=dict.fromkeys(SIZES, ((STATISTICS, "statistics"),)),
+            search=search,
+        ),
     )
 
 
@@ -158,7 +161,7 @@ def test_noise_that_a_search_does_not_set_is_refused(changes):
 def test_a_search_without_privacy_has_no_ledger():
     search = make_search(NumberOfRuns(4.0, GEOMETRIC))
     plan = build_no_privacy_plan(
-        CONFIG, SIZES, gradients_per_round=dict.fromkeys(SIZES, STEPS), rounds=ROUNDS, search=search
+        CONFIG, PlannedTraining(SIZES, gradients_per_round=dict.fromkeys(SIZES, STEPS), rounds=ROUNDS, search=search)
     )
     assert plan.build_ledger() is None and plan.search is search
 

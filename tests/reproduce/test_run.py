@@ -9,7 +9,8 @@ import scipy.io
 from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.config import PrivacyConfig
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.privacy.plan import build_silo_example_plan
+from tff_pdp.privacy.plan import PlannedTraining
+from tff_pdp.privacy.silo_example_plan import build_silo_example_plan
 from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, planned_epsilon
@@ -82,7 +83,7 @@ def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
 def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
     privacy = PrivacyConfig("silo_example", 8, budgets={"epsilon": 4.0, "delta": 1e-3}, noise_calibration="paper_rdp")
     plan = build_silo_example_plan(
-        privacy, {"a": 20, "b": 40}, gradients_per_round={"a": 2, "b": 5}, rounds=3, selection_rounds=2
+        privacy, PlannedTraining({"a": 20, "b": 40}, gradients_per_round={"a": 2, "b": 5}, rounds=3, selection_rounds=2)
     )
     ledger = plan.build_ledger()
     for round_number in (1, 2, 3):

@@ -19,7 +19,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.feature_scaling import FeatureScaling
-from tff_pdp.privacy.plan import PrivacyPlan
+from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.selection import build_selector
 from tff_pdp.processes.compose import (
     PersonalizedProcess,
@@ -153,9 +153,8 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     releases = release_before_training(config, clients)
     hparams = hparam_columns(algorithm, settings, releases.num_examples, config.privacy.batch_size)
     steps = dict(zip(clients.client_ids, hparams["local_steps"].tolist(), strict=True))
-    plan = build_plan(
-        config.privacy,
-        releases.num_examples,
+    training = PlannedTraining(
+        num_examples=releases.num_examples,
         gradients_per_round={client_id: count * algorithm.data_passes for client_id, count in steps.items()},
         rounds=config.training.rounds,
         selection_rounds=algorithm.selection_rounds,
@@ -164,6 +163,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         unsound=releases.unsound,
         search=search,
     )
+    plan = build_plan(config.privacy, training)
     estimator = build_dp_sgd(model, plan.sampler)
     selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
     is_weighted = config.training.weighting == "num_examples"
