@@ -103,6 +103,13 @@ def test_without_sampling_the_gradient_variance_stays_at_its_prior():
     assert known["gradient_variance"] == pytest.approx(1 / 3)
 
 
+def test_a_hundredth_of_much_noise_is_no_gradient_variance():
+    # It would be three times the largest possible variance.
+    silos = parameters(noise_multiplier=np.full(40, 5.0), sampling_rate=np.full(40, 0.5))
+    known = auto_prox.estimates(simulate(silos, spread=0.1, extra_variance=0.01 * silos.dp_variance, stop=100), silos)
+    assert known["gradient_variance"] == pytest.approx(1 / 3, abs=0.05)
+
+
 @pytest.mark.parametrize("noise_multiplier", [1.0, 2.0, 4.0])
 def test_lambda_is_near_the_best_one(noise_multiplier):
     # In a curved direction an offset has settled at p * (force + noise): its share of the loss is, up to a constant,

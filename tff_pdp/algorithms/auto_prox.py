@@ -25,7 +25,8 @@ least at lambda_k = h (xi_k + c_k) / (F - c_k). Where F does not exceed the nois
 * h_mean, the mean curvature: from the regression of pulls on offsets, each window of rounds for itself.
 * h. Noise moves all d weights alike, but data pulls where the loss is curved. We take 1 / kappa of all directions to
   have curvature kappa h_mean and the others none, with kappa = sqrt(d) / 2, between 1 (all alike) and d (one only).
-* G: from how much the pulls scatter in excess of the DP noise, shrunk to C^2 / 3. With full batches nothing is seen.
+* G: from how much the pulls scatter in excess of the DP noise, shrunk to C^2 / 3: wholly with full batches, where there
+  is no such scatter, and nearly so where DP noise drowns it, whose effect on pulls is known to a few percent only.
 * F: from products of pulls in neighbouring windows, whose noise is independent up to what the offsets remember of it.
 
 The force at the mean is seen only where offsets are small, and silos that stray keep the mean from learning: so the
@@ -37,7 +38,7 @@ The last refresh lets lambda grow to 0.9 / eta where there is nothing to follow,
 
 The constants were chosen once, by simulation on the School data and on digits. The estimates are good to about a factor
 of two, and the loss is flat enough around the best lambda for that. Known limits: training that ends far from
-convergence (the near-FedAvg half slows it further: on School with a learning rate of 0.003 and epsilon 10 lambda ends
+convergence (the near-FedAvg half slows it further: on School with a learning rate of 0.003 and epsilon 3 lambda ends
 worse than the mean of local training and FedAvg), and silos so different that half of the rounds is too few for local
 models. Then lambda is better given.
 """
@@ -168,9 +169,10 @@ def estimates(state: State, parameters: SiloParameters) -> dict[str, float]:
     error it enters the rule less of. The force is NaN before two windows have been seen.
     """
     total, precision = state["force"]
+    num_weights = state["window"]["pull"].shape[1]
     return {
         "curvature": curvature_from(state, parameters),
-        "gradient_variance": gradient_variance_from(state),
+        "gradient_variance": gradient_variance_from(state, parameters, num_weights),
         "force": float(total / precision) if precision > 0 else math.nan,
         "force_stddev": float(precision**-0.5) if precision > 0 else math.nan,
     }
@@ -180,7 +182,7 @@ def _choose(state: State, parameters: SiloParameters, num_weights: int, is_last:
     force, precision = state["force"][0] / state["force"][1], state["force"][1]
     mean_curvature = curvature_from(state, parameters)
     curvature = kappa(num_weights) * mean_curvature
-    variance = gradient_variance_from(state)
+    variance = gradient_variance_from(state, parameters, num_weights)
     per_step = parameters.dp_variance + variance * parameters.sampling_variance(num_weights)
     from_noise = parameters.learning_rate * mean_curvature * per_step / 4
     error = from_noise + variance * parameters.example_variance(num_weights)

@@ -17,6 +17,8 @@ _KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # What earlier windows count in the ne
 # The mean curvature's prior, mean and standard deviation, in units of 1 / (learning rate * local steps).
 _CURVATURE_PRIOR, _CURVATURE_PRIOR_STDDEV = 0.05, 0.3
 _VARIANCE_PRIOR = 1 / 3  # Of G / C^2; mean and standard deviation.
+# Relative error that the model of how noise moves pulls is taken to have, however many rounds are seen.
+_MODEL_ERROR = 0.02
 # Curvature, in means, that the offsets' share of the force is added back with; less than kappa errs towards FedAvg.
 _MAX_ADDED_BACK = 3.0
 
@@ -81,7 +83,7 @@ def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) 
         of_offset = seen**2 * state["offset_noise"] * remembered * overlap
         spread = (added_back - mean_curvature) ** 2 + (concentration - 1) * mean_curvature**2
         left = (added_back - mean_curvature) * of_pull + spread * of_offset
-        by_chance = gradient_variance_from(state) * parameters.example_variance(num_weights)
+        by_chance = gradient_variance_from(state, parameters, num_weights) * parameters.example_variance(num_weights)
         product = np.einsum("kd,kd->k", force, previous["force"]) / num_weights
         found = product / (1 - 1 / num_silos) - left - by_chance
         known = state["force"][0] / state["force"][1] if state["force"][1] else 0.0
@@ -105,16 +107,21 @@ def curvature_from(state: State, parameters: SiloParameters) -> float:
     return float(max((precision * prior + found) / (precision + known), prior / 10))
 
 
-def gradient_variance_from(state: State) -> float:
+def gradient_variance_from(state: State, parameters: SiloParameters, num_weights: int) -> float:
     """G / C^2 as known so far, in [0, 1]."""
     precision = _VARIANCE_PRIOR**-2
     found, known = state["variance"]
+    if known > 0:
+        # It is what scatter is left of the DP noise's, and that is known to the model's error only.
+        error = _MODEL_ERROR * parameters.dp_variance.mean() / parameters.sampling_variance(num_weights).mean()
+        trust = 1 / (1 + known * error**2)
+        found, known = found * trust, known * trust
     return float(np.clip((precision * _VARIANCE_PRIOR + found) / (precision + known), 0, 1))
 
 
 def noise_of_pull(state: State, parameters: SiloParameters, num_weights: int) -> np.ndarray:
     """Variance of one weight of a round's pull, `[silos]`."""
-    sampling = gradient_variance_from(state) * parameters.sampling_variance(num_weights)
+    sampling = gradient_variance_from(state, parameters, num_weights) * parameters.sampling_variance(num_weights)
     return (parameters.dp_variance + sampling) * _noise_ratio(state, parameters)
 
 
