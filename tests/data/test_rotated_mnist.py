@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_pdp.data.images import Images
-from tff_pdp.data.rotated_mnist import RotatedMnistOptions, patch_mask, rotated_mnist
+from tff_pdp.data.rotated_mnist import RotatedMnistOptions, patch_mask, rotated_mnist, shrunk
 from tff_pdp.errors import ConfigError
 
 OPTIONS = RotatedMnistOptions(num_silos=8, num_rotations=4, mask_fraction=0.0, train_per_silo=3, test_per_silo=1)
@@ -90,6 +90,21 @@ def test_mask_by_hand():
     assert patch_mask((3, 3), 0.4, Drawn()).astype(int).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
+def test_shrunk_by_hand():
+    image = np.array([[0, 10, 1, 1], [20, 31, 1, 0], [255, 255, 0, 0], [255, 255, 0, 200]], np.uint8)
+    # Means of 15.25, 0.75, 255 and 50.
+    assert shrunk(image[np.newaxis, ..., np.newaxis], 2)[0, ..., 0].tolist() == [[15, 1], [255, 50]]
+
+
+def test_silos_are_shrunk_after_their_masks():
+    options = dataclasses.replace(OPTIONS, mask_fraction=0.5)
+    (groups, whole), (same, small) = (make(dataclasses.replace(options, shrink=shrink), size=8) for shrink in (1, 2))
+    assert groups == same
+    for one, two in zip(whole, small, strict=True):
+        assert two.x.shape == (4, 4, 4, 1) and two.x.dtype == np.uint8
+        assert ((two.x == 255) == (one.x[:, ::2, ::2] == 255)).all()
+
+
 def test_share_of_the_masked_area():
     generator = np.random.default_rng(0)
     share = np.mean([patch_mask((28, 28), 0.3, generator).mean() for _ in range(100)])
@@ -106,6 +121,8 @@ def test_share_of_the_masked_area():
         ({"num_rotations": 5}, "num_rotations must be 1 to 4"),
         ({"mask_fraction": 1.5}, r"mask_fraction must lie in \[0, 1\]"),
         ({"mask_fraction": float("nan")}, r"mask_fraction must lie in \[0, 1\]"),
+        ({"shrink": 0}, "shrink must be at least 1"),
+        ({"shrink": 3}, "shrink 3 does not divide images of 2 x 2 pixels"),
         ({"train_per_silo": 4}, "8 silos with 4 train images each need 32, and there are 30"),
         ({"test_per_silo": 2}, "8 silos with 2 test images each need 16, and there are 10"),
     ],

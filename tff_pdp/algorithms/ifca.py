@@ -9,7 +9,7 @@ from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.clustered_fed_avg import build_clustered_fed_avg
 
 
-def build_ifca(*, rounds: int, num_clusters: int = 4, init_stddev: float = 0.01) -> Algorithm:
+def build_ifca(*, rounds: int, num_clusters: int = 4, init_stddev: float = 0.1) -> Algorithm:
     """Builds IFCA; states and releases as `build_clustered_fed_avg`.
 
     Args:

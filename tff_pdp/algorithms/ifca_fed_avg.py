@@ -5,7 +5,7 @@ from tff_pdp.algorithms.clustered_fed_avg import build_clustered_fed_avg
 
 
 def build_ifca_fed_avg(
-    *, rounds: int, num_clusters: int = 4, selection_fraction: float = 0.1, init_stddev: float = 0.01
+    *, rounds: int, num_clusters: int = 4, selection_fraction: float = 0.1, init_stddev: float = 0.1
 ) -> Algorithm:
     """Builds the method; states and releases as `build_clustered_fed_avg`.
 

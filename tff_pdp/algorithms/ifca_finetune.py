@@ -10,7 +10,7 @@ def build_ifca_finetune(
     num_clusters: int = 4,
     selection_fraction: float = 0.1,
     federated_fraction: float = 0.5,
-    init_stddev: float = 0.01,
+    init_stddev: float = 0.1,
 ) -> Algorithm:
     """Builds the method; states and releases as `build_clustered_fed_avg`.
 

@@ -25,7 +25,7 @@ def build_ifca_mr_mtl(
     rounds: int,
     num_clusters: int = 4,
     selection_fraction: float = 0.1,
-    init_stddev: float = 0.01,
+    init_stddev: float = 0.1,
     prox_inside_clip: bool = False,
 ) -> Algorithm:
     """Builds the method. Server state: each cluster's mean, the round. Client state: its cluster and its weights.

@@ -79,6 +79,7 @@ def build_rotated_mnist(
     mask_fraction: float = 0.0,
     train_per_silo: int = 1500,
     test_per_silo: int = 250,
+    shrink: int = 1,
 ) -> RawData:
     """Rotated and masked MNIST (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
@@ -95,6 +96,7 @@ def build_rotated_mnist(
       mask_fraction: probability that a patch of 2 x 2 pixels is white in all images of a silo; 0 for rotations alone.
       train_per_silo: training (and validation) images of a silo.
       test_per_silo: test images of a silo.
+      shrink: side of the squares of pixels, masked ones included, of which each becomes one pixel, their mean.
 
     Raises:
       ConfigError: an argument, or the shape or the number of classes, does not fit.
@@ -106,9 +108,11 @@ def build_rotated_mnist(
         mask_fraction=mask_fraction,
         train_per_silo=train_per_silo,
         test_per_silo=test_per_silo,
+        shrink=shrink,
     )
     mnist = read_mnist(Path(data.input))
-    _check_features(data, mnist.train.x.shape[1:], MNIST_CLASSES)
+    height, width = mnist.train.x.shape[1:3]
+    _check_features(data, (height // shrink, width // shrink, 1), MNIST_CLASSES)
     groups, silos = rotated_mnist(mnist.train, mnist.test, options, data.seed)
     write_silo_arrays(workspace / "rotated_mnist.npz", silos)
     parameters = {"rotation_groups": groups, "origin": mnist.origin}

@@ -33,6 +33,7 @@ class RotatedMnistOptions:
     mask_fraction: float
     train_per_silo: int
     test_per_silo: int
+    shrink: int = 1
 
     def __post_init__(self):
         rules = (
@@ -40,6 +41,7 @@ class RotatedMnistOptions:
             (self.test_per_silo >= 0, "test_per_silo must be at least 0"),
             (1 <= self.num_rotations <= 4, "num_rotations must be 1 to 4: 0, 90, 180 and 270 degrees"),
             (0 <= self.mask_fraction <= 1, "mask_fraction must lie in [0, 1]"),
+            (self.shrink >= 1, "shrink must be at least 1"),
         )
         for holds, rule in rules:
             if not holds:
@@ -64,12 +66,14 @@ def rotated_mnist(
 
     Returns:
       The group of each silo, by its name (`silo_000`, ...): group g is rotated by 90 g degrees, counter-clockwise. And
-      the silos, made one at a time: x uint8 `[n, height, width, 1]`, y int64 `[n]`.
+      the silos, made one at a time: x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`.
 
     Raises:
-      ConfigError: there are too few images, or images that are not square cannot be rotated.
+      ConfigError: there are too few images, or images of their shape cannot be rotated or shrunk.
     """
     height, width = train.x.shape[1:3]
+    if height % options.shrink or width % options.shrink:
+        raise ConfigError(f"data.arguments: shrink {options.shrink} does not divide images of {height} x {width} pixels")
     if options.num_rotations > 1 and height != width:
         raise ConfigError(f"data.arguments: images of {height} x {width} pixels cannot be rotated by 90 degrees")
     train_parts = _divide(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
@@ -84,7 +88,7 @@ def rotated_mnist(
             rotated = np.rot90(np.concatenate([side.x for side in sides]), groups[_name(silo)], axes=(1, 2))
             yield SiloArrays(
                 _name(silo),
-                np.where(mask[..., np.newaxis], np.uint8(_WHITE), rotated),
+                shrunk(np.where(mask[..., np.newaxis], np.uint8(_WHITE), rotated), options.shrink),
                 np.concatenate([side.y for side in sides]),
                 np.arange(len(rotated)) >= len(parts[0]),
             )
@@ -106,6 +110,13 @@ def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Gen
     height, width = shape
     patches = generator.random((-(-height // _PATCH), -(-width // _PATCH))) < fraction
     return np.kron(patches, np.ones((_PATCH, _PATCH), bool))[:height, :width]
+
+
+def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
+    """Averages squares of `factor * factor` pixels, rounded: uint8 `[n, height, width, 1]` to that over `factor`."""
+    number, height, width, channels = images.shape
+    squares = images.reshape(number, height // factor, factor, width // factor, factor, channels)
+    return np.rint(squares.mean(axis=(2, 4))).astype(np.uint8)
 
 
 def _divide(images: Images, num_silos: int, per_silo: int, side: str, seed: list[int]) -> np.ndarray:
