@@ -73,7 +73,9 @@ def rotated_mnist(
     """
     height, width = train.x.shape[1:3]
     if height % options.shrink or width % options.shrink:
-        raise ConfigError(f"data.arguments: shrink {options.shrink} does not divide images of {height} x {width} pixels")
+        raise ConfigError(
+            f"data.arguments: shrink {options.shrink} does not divide images of {height} x {width} pixels"
+        )
     if options.num_rotations > 1 and height != width:
         raise ConfigError(f"data.arguments: images of {height} x {width} pixels cannot be rotated by 90 degrees")
     train_parts = _divide(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
