@@ -110,6 +110,13 @@ def test_a_hundredth_of_much_noise_is_no_gradient_variance():
     assert known["gradient_variance"] == pytest.approx(1 / 3, abs=0.05)
 
 
+def test_noisy_silos_do_not_hide_what_the_others_show_of_the_gradient_variance():
+    silos = parameters(noise_multiplier=np.repeat([0.2, 2.0], 20), sampling_rate=np.full(40, 0.1))
+    extra = 0.7 * silos.sampling_variance(NUM_WEIGHTS)
+    known = auto_prox.estimates(simulate(silos, spread=0.1, extra_variance=extra, stop=100), silos)
+    assert known["gradient_variance"] == pytest.approx(0.7, abs=0.15)
+
+
 @pytest.mark.parametrize("noise_multiplier", [1.0, 2.0, 4.0])
 def test_lambda_is_near_the_best_one(noise_multiplier):
     # In a curved direction an offset has settled at p * (force + noise): its share of the loss is, up to a constant,

@@ -191,3 +191,20 @@ def test_configurations_stand_alone():
     for setting in SETTINGS.values():
         content = yaml.safe_load(setting.config_file.read_text())
         assert {METHODS[name].algorithm for name in METHODS} == set(content["algorithms"])
+
+
+def test_results_of_other_sources_are_not_reused(tmp_path, monkeypatch):
+    reproduction, job = build_reproduction(tmp_path), Job("paper", "mr_mtl", 6.0, 0)
+    before = reproduction.digest(job)
+    assert reproduction.digest(job) == before
+    monkeypatch.setattr("tff_pdp.reproduce.jobs.digest_of_sources", lambda: "other sources")
+    assert reproduction.digest(job) != before
+
+
+def test_a_digest_of_some_of_a_folders_files(tmp_path):
+    (tmp_path / "module.py").write_text("one")
+    before = digest_of(tmp_path, "*.py")
+    (tmp_path / "module.pyc").write_text("compiled")
+    assert digest_of(tmp_path, "*.py") == before
+    (tmp_path / "module.py").write_text("two")
+    assert digest_of(tmp_path, "*.py") != before

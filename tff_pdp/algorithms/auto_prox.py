@@ -93,7 +93,7 @@ def init(parameters: SiloParameters, num_weights: int) -> dict[str, Any]:
         "offset_noise": np.zeros(num_silos),
         # Means weighted with precisions, each as (their weighted sum, their precisions' sum).
         "curvature": np.zeros(2),
-        "variance": np.zeros(2),
+        "variance": np.zeros(3),  # And what DP noise alone would make of the first.
         "force": np.zeros(2),
     }
 
@@ -169,10 +169,9 @@ def estimates(state: State, parameters: SiloParameters) -> dict[str, float]:
     error it enters the rule less of. The force is NaN before two windows have been seen.
     """
     total, precision = state["force"]
-    num_weights = state["window"]["pull"].shape[1]
     return {
         "curvature": curvature_from(state, parameters),
-        "gradient_variance": gradient_variance_from(state, parameters, num_weights),
+        "gradient_variance": gradient_variance_from(state),
         "force": float(total / precision) if precision > 0 else math.nan,
         "force_stddev": float(precision**-0.5) if precision > 0 else math.nan,
     }
@@ -182,7 +181,7 @@ def _choose(state: State, parameters: SiloParameters, num_weights: int, is_last:
     force, precision = state["force"][0] / state["force"][1], state["force"][1]
     mean_curvature = curvature_from(state, parameters)
     curvature = kappa(num_weights) * mean_curvature
-    variance = gradient_variance_from(state, parameters, num_weights)
+    variance = gradient_variance_from(state)
     per_step = parameters.dp_variance + variance * parameters.sampling_variance(num_weights)
     from_noise = parameters.learning_rate * mean_curvature * per_step / 4
     error = from_noise + variance * parameters.example_variance(num_weights)

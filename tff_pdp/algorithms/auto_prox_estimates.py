@@ -18,7 +18,7 @@ _KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # What earlier windows count in the ne
 _CURVATURE_PRIOR, _CURVATURE_PRIOR_STDDEV = 0.05, 0.3
 _VARIANCE_PRIOR = 1 / 3  # Of G / C^2; mean and standard deviation.
 # Relative error that the model of how noise moves pulls is taken to have, however many rounds are seen.
-_MODEL_ERROR = 0.02
+_MODEL_ERROR = 0.05
 # Curvature, in means, that the offsets' share of the force is added back with; less than kappa errs towards FedAvg.
 _MAX_ADDED_BACK = 3.0
 
@@ -53,10 +53,10 @@ def estimate_curvature_and_variance(state: State, parameters: SiloParameters, no
     freedom = (rounds - 1) * num_weights
     scatter = (pulls + 2 * curvature * product + curvature**2 * square) / freedom
     per_pull = _noise_ratio(state, parameters)
-    excess = scatter - _centred(parameters.dp_variance * per_pull)
+    expected = _centred(parameters.dp_variance * per_pull)
     unit = _centred(parameters.sampling_variance(num_weights) * per_pull)
     precision = unit * weight**2 * freedom / 2
-    found = [(precision * excess).sum(), (precision * unit).sum()]
+    found = [(precision * values).sum() for values in (scatter - expected, unit, expected)]
     return {**state, "variance": _KEEP_CURVATURE * state["variance"] + found}
 
 
@@ -83,7 +83,7 @@ def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) 
         of_offset = seen**2 * state["offset_noise"] * remembered * overlap
         spread = (added_back - mean_curvature) ** 2 + (concentration - 1) * mean_curvature**2
         left = (added_back - mean_curvature) * of_pull + spread * of_offset
-        by_chance = gradient_variance_from(state, parameters, num_weights) * parameters.example_variance(num_weights)
+        by_chance = gradient_variance_from(state) * parameters.example_variance(num_weights)
         product = np.einsum("kd,kd->k", force, previous["force"]) / num_weights
         found = product / (1 - 1 / num_silos) - left - by_chance
         known = state["force"][0] / state["force"][1] if state["force"][1] else 0.0
@@ -107,13 +107,13 @@ def curvature_from(state: State, parameters: SiloParameters) -> float:
     return float(max((precision * prior + found) / (precision + known), prior / 10))
 
 
-def gradient_variance_from(state: State, parameters: SiloParameters, num_weights: int) -> float:
+def gradient_variance_from(state: State) -> float:
     """G / C^2 as known so far, in [0, 1]."""
     precision = _VARIANCE_PRIOR**-2
-    found, known = state["variance"]
+    found, known, expected = state["variance"]
     if known > 0:
-        # It is what scatter is left of the DP noise's, and that is known to the model's error only.
-        error = _MODEL_ERROR * parameters.dp_variance.mean() / parameters.sampling_variance(num_weights).mean()
+        # Found is what the scatter has beyond DP noise, whose scatter is known to the model's error only.
+        error = _MODEL_ERROR * expected / known
         trust = 1 / (1 + known * error**2)
         found, known = found * trust, known * trust
     return float(np.clip((precision * _VARIANCE_PRIOR + found) / (precision + known), 0, 1))
@@ -121,7 +121,7 @@ def gradient_variance_from(state: State, parameters: SiloParameters, num_weights
 
 def noise_of_pull(state: State, parameters: SiloParameters, num_weights: int) -> np.ndarray:
     """Variance of one weight of a round's pull, `[silos]`."""
-    sampling = gradient_variance_from(state, parameters, num_weights) * parameters.sampling_variance(num_weights)
+    sampling = gradient_variance_from(state) * parameters.sampling_variance(num_weights)
     return (parameters.dp_variance + sampling) * _noise_ratio(state, parameters)
 
 

@@ -19,12 +19,13 @@ from tff_pdp.models.base import Weights
 def init_clusters(weights: Weights, num_clusters: int, init_stddev: float) -> State:
     """The server's first state: `centroids`, of shape `[num_clusters, ...]`, and `round`, of which there were none.
 
-    The first cluster starts from the given weights, the others near them: clusters that start alike select alike.
+    The first cluster starts from the given weights, the others apart from them: clusters that are alike cannot be told
+    apart by any client.
 
     Args:
-      weights: initial weights; public.
-      num_clusters: how many clusters.
-      init_stddev: standard deviation of what is added, drawn from a public seed.
+        weights: initial weights; public.
+        num_clusters: how many clusters.
+        init_stddev: standard deviation of what is added, drawn from a public seed.
     """
 
     def stack(position: int, value: tf.Tensor) -> tf.Tensor:

@@ -39,6 +39,9 @@ class CustomDpEvent(dp_accounting.DpEvent):
 class ExponentialMechanismDpEvent(CustomDpEvent):
     """One choice by the exponential mechanism (or report-noisy-max with Gumbel noise) that is epsilon-DP.
 
+    Which epsilon depends on the adjacency: where scores are monotonic, noise that gives epsilon for one record more or
+    less gives 2 epsilon for one replaced.
+
     It must not be recorded as the Gaussian event with the same concentrated-DP parameter: that equality holds for RDP
     only, and PLD or the exact Gaussian formula would then claim too little.
 

@@ -1,7 +1,8 @@
-"""The privacy plan: the one place that couples unit, adjacency, sampler, clip, noise and the accounting event.
+"""The privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
 
-The runtime takes its sampler and its noise from the plan, and the ledger takes its events from the same plan, so what
-runs and what is accounted cannot drift apart.
+Builders such as those of `tff_pdp.privacy.silo_example_plan` make it from a `PlannedTraining`. The runtime takes its
+sampler and its noise from the plan, and the ledger takes its events from the same plan, so what runs and what is
+accounted cannot drift apart.
 """
 
 import dataclasses

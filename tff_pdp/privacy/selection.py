@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pdp.models.base import Model, Weights
@@ -31,15 +32,16 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
       data are not looked at.
     Assumes: the candidates are public, or private already; seeds are secret and new in each round.
 
-    Source: McSherry and Talwar, FOCS 2007; Dwork and Roth, "The algorithmic foundations of differential privacy",
-    2014, section 3.4, on monotonic scores; Liu et al., NeurIPS 2022, appendix B.3, with the number of errors for their
-    rate, so that nothing is divided by a private count.
+    Source: McSherry and Talwar, FOCS 2007; Dong, Durfee and Rogers, "Optimal differential privacy composition for
+    exponential mechanisms", 2020, on the range of the losses and on monotonic scores; Liu et al., NeurIPS 2022,
+    appendix B.3, with the number of errors for their rate, so that nothing is divided by a private count.
 
     Args:
       model: measures the examples.
       loss_bound: for a regression.
     """
-    sensitivity = 1.0 if model.num_classes else loss_bound
+    # As a float32, which losses are compared with.
+    sensitivity = 1.0 if model.num_classes else float(np.float32(loss_bound))
 
     def misfit(weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         metrics = model.example_metrics(weights, x, y)

@@ -1,9 +1,11 @@
 """Where a setting's raw data lie, and which data they are."""
 
+import functools
 import hashlib
 import os
 from pathlib import Path
 
+import tff_pdp
 from tff_pdp.errors import DataError
 from tff_pdp.reproduce.setting import Setting
 
@@ -31,13 +33,19 @@ def find_input(setting: Setting, folder: str | None) -> Path:
     raise DataError(f"{named} holds none of: {', '.join(setting.inputs)} ({setting.origin})")
 
 
-def digest_of(path: Path) -> str:
-    """A sha256 of a file, or of the names and contents of a folder's files."""
+def digest_of(path: Path, pattern: str = "*") -> str:
+    """A sha256 of a file, or of the names and contents of those of a folder's files that match the pattern."""
     digest = hashlib.sha256()
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob(pattern) if file.is_file()) if path.is_dir() else [path]
     for file in files:
         digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
         with open(file, "rb") as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """A sha256 of this package's modules: a result of other ones is not a result of these."""
+    return digest_of(Path(tff_pdp.__file__).parent, "*.py")

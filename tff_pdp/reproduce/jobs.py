@@ -9,9 +9,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import tff_pdp
 from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.errors import ConfigError
+from tff_pdp.reproduce.inputs import digest_of_sources
 from tff_pdp.reproduce.methods import GRID_METHODS, METHODS
 from tff_pdp.reproduce.setting import Scale, Setting, Variant
 from tff_pdp.reproduce.settings import SETTINGS
@@ -157,7 +157,7 @@ class Reproduction:
         for key in _NOT_DECISIVE_IN_TRAINING:
             del content["training"][key]
         del content["data"]["input"], content["privacy"]["budgets"]["epsilon"]
-        return _digest([tff_pdp.__version__, self.data_digest, self.setting.seed_splits, content])
+        return _digest([digest_of_sources(), self.data_digest, self.setting.seed_splits, content])
 
     @functools.cache  # noqa: B019 - a reproduction lives as long as its command.
     def _base_config(self, variant_name: str, method: str, prox_weight: float | None) -> ExperimentConfig:

@@ -27,7 +27,7 @@ def build_native_engine(
 
     Args:
         device: `cpu`, or `auto`, which is the same here.
-        start_timeout_seconds: How long the worker may take to serve.
+        start_timeout_seconds: How long the worker may take until it listens.
         max_concurrent_clients: How many clients the worker computes at once (its memory grows with them); None leaves
             it to the worker.
         max_message_megabytes: The largest value that can be sent to or from the worker, at most 2047.
@@ -37,7 +37,7 @@ def build_native_engine(
         The running engine; close it, or let it be collected.
 
     Raises:
-        EngineError: If the device is not the CPU, an option is out of range, or the worker does not serve in time.
+        EngineError: If the device is not the CPU, an option is out of range, or the worker does not listen in time.
     """
     if device not in ("cpu", "auto"):
         raise EngineError(

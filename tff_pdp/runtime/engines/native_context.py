@@ -31,7 +31,7 @@ class WorkerStub(_tff.RemoteExecutorGrpcStub):
 
     @property
     def is_ready(self) -> bool:
-        """True: there is no stub before its worker serves."""
+        """True: there is no stub before its worker listens."""
         return True
 
     def dispose(self, request: Any) -> None:
