@@ -59,13 +59,33 @@ def test_mr_mtl_first_trains_the_clusters_model_and_then_its_own_with_a_pull_to_
     assert flat(after.released) == ([0.0, 2.5], [0.0, 1.0])
 
 
-def test_the_server_moves_each_cluster_by_its_members_mean_and_leaves_an_empty_one():
-    algorithm = build_ifca(rounds=4, num_clusters=3)
-    state = {"centroids": stack(1.0, 3.0, 7.0), "round": tf.constant(1)}
-    aggregates = {"movement": stack(3.0, 1.0, 0.0), "members": {"count": tf.constant([2.0, 1.0, 0.0])}}
+def server_update(algorithm, done, members):
+    """The clusters after so many rounds and one more, in which the first two moved by 3 and 1 in all."""
+    state = {"centroids": stack(1.0, 3.0, 7.0), "round": tf.constant(done)}
+    aggregates = {"movement": stack(3.0, 1.0, 0.0), "members": {"count": tf.constant(members)}}
     after = algorithm.server_update(state, aggregates)
-    np.testing.assert_array_equal(after["centroids"]["w"], [[2.5], [4.0], [7.0]])
-    assert int(after["round"]) == 2
+    assert int(after["round"]) == done + 1
+    return after["centroids"]["w"].numpy().ravel()
+
+
+def test_the_server_moves_each_cluster_by_its_members_mean_and_leaves_an_empty_one():
+    algorithm = build_ifca_mr_mtl(rounds=4, num_clusters=3, selection_fraction=0.5)
+    assert server_update(algorithm, done=2, members=[2.0, 1.0, 0.0]).tolist() == [2.5, 4.0, 7.0]
+
+
+@pytest.mark.parametrize("members", [[2.0, 1.0, 0.0], [0.5, 0.25, 0.0]])
+def test_while_clients_select_an_empty_cluster_starts_again_beside_the_largest(members):
+    algorithm = build_ifca_mr_mtl(rounds=4, num_clusters=3, selection_fraction=0.5, init_stddev=0.01)
+    first, second, third = server_update(algorithm, done=1, members=members)
+    assert (first, second) == (1.0 + 3.0 / members[0], 3.0 + 1.0 / members[1])
+    assert 0 < abs(third - first) < 0.05
+    # Two that start again in different rounds do so differently.
+    assert server_update(algorithm, done=0, members=members)[2] != third
+
+
+def test_without_any_member_all_clusters_keep_their_models():
+    algorithm = build_ifca(rounds=4, num_clusters=3)
+    assert server_update(algorithm, done=1, members=[0.0, 0.0, 0.0]).tolist() == [1.0, 3.0, 7.0]
 
 
 @pytest.mark.parametrize("num_clusters", [1, 3])

@@ -4,11 +4,11 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights
 from tff_pdp.algorithms.clustering import (
+    build_move_centroids,
     centroid_of,
     cluster_of,
     init_clusters,
     init_member,
-    move_centroids,
     release_to_cluster,
 )
 from tff_pdp.algorithms.local_sgd import local_sgd
@@ -68,7 +68,7 @@ def build_clustered_fed_avg(
         broadcast=lambda state: {"centroids": state["centroids"], "round": state["round"]},
         init_client=lambda broadcast: {**init_member(broadcast), "is_own": tf.constant(False)},
         client_update=client_update,
-        server_update=move_centroids,
+        server_update=build_move_centroids(selection_rounds, init_stddev),
         personalise=personalise,
         global_model=None,
         candidates=lambda broadcast: broadcast["centroids"],

@@ -8,7 +8,7 @@ a client stays in the cluster it is in ("preconditioning", Liu et al., NeurIPS 2
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
@@ -64,15 +64,36 @@ def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int)
     return {"movement": put_in_place(movement, place), "members": {"count": place}}
 
 
-def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:
-    """Moves each cluster's model by the mean of its members' movements; one without members keeps its model."""
-    members = aggregates["members"]["count"]
+def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[[State, Mapping[str, Weights]], State]:
+    """Builds the server's update: each cluster's model moves by the mean of its members' movements.
 
-    def move(centroids: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-        # Members may have weights below one.
-        return centroids + tf.math.divide_no_nan(total, tf.reshape(members, [-1] + [1] * (centroids.shape.rank - 1)))
+    A cluster without members keeps its model, but for the rounds in which clients select: there it starts again beside
+    the largest, and both go on from where it is. Otherwise one that nobody fits at first is lost for good, and two
+    groups of clients have to share another. Memberships are released, so nothing else is learnt from clients.
 
-    return {
-        "centroids": map_weights(move, state["centroids"], aggregates["movement"]),
-        "round": state["round"] + 1,
-    }
+    Args:
+      selection_rounds: how many rounds clients select their cluster in.
+      init_stddev: standard deviation of what tells the two apart, drawn from a public seed.
+    """
+
+    def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:
+        members = aggregates["members"]["count"]
+        largest = tf.argmax(members)
+        is_clustering = tf.logical_and(state["round"] < selection_rounds, members[largest] > 0)
+        is_lost = tf.logical_and(is_clustering, members <= 0)
+
+        def move(position: int, centroids: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+            each = [-1] + [1] * (centroids.shape.rank - 1)
+            # Members may have weights below one.
+            moved = centroids + tf.math.divide_no_nan(total, tf.reshape(members, each))
+            seed = tf.stack([position, state["round"]])
+            beside = tf.random.stateless_normal(centroids.shape.as_list(), seed, stddev=init_stddev)
+            return tf.where(tf.reshape(is_lost, each), tf.gather(moved, largest) + beside, moved)
+
+        centroids = collections.OrderedDict(
+            (name, move(position, state["centroids"][name], aggregates["movement"][name]))
+            for position, name in enumerate(state["centroids"])
+        )
+        return {"centroids": centroids, "round": state["round"] + 1}
+
+    return move_centroids

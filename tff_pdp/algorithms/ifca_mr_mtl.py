@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
 from tff_pdp.algorithms.clustering import (
+    build_move_centroids,
     centroid_of,
     cluster_of,
     init_clusters,
     init_member,
-    move_centroids,
     release_to_cluster,
 )
 from tff_pdp.algorithms.local_sgd import local_sgd
@@ -71,7 +71,7 @@ def build_ifca_mr_mtl(
         broadcast=lambda state: {"centroids": state["centroids"], "round": state["round"]},
         init_client=init_member,
         client_update=client_update,
-        server_update=move_centroids,
+        server_update=build_move_centroids(selection_rounds, init_stddev),
         personalise=lambda broadcast, client_state: client_state["weights"],
         global_model=None,
         candidates=lambda broadcast: broadcast["centroids"],

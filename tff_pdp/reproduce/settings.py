@@ -45,7 +45,8 @@ _PUBLIC_SCALING_DEVIATION = _COMMON_SCALING + "exact means and standard deviatio
 _COMMON_DEVIATIONS = (
     "rounds: T, as the text says; the released code runs T + 1",
     "hyper-parameters: those of the configuration, not tuned for each ε and method over the thesis's grids",
-    "clusters: their first models are common initial weights and noise of standard deviation 0.1",
+    "clusters: their first models are common initial weights and noise of standard deviation 0.1; one that loses all "
+    "its members while clients select starts again beside the largest",
     "seeds: batches and noise are drawn from small test-only seeds, so these figures are NOT private",
 )
 _ONE_INITIALISATION = "initial weights: the same for all seeds"
