@@ -87,7 +87,7 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
             # Members may have weights below one.
             moved = centroids + tf.math.divide_no_nan(total, tf.reshape(members, each))
             seed = tf.stack([position, state["round"]])
-            beside = tf.random.stateless_normal(centroids.shape.as_list(), seed, stddev=init_stddev)
+            beside = tf.random.stateless_normal(tf.shape(centroids), seed, stddev=init_stddev)
             return tf.where(tf.reshape(is_lost, each), tf.gather(moved, largest) + beside, moved)
 
         centroids = collections.OrderedDict(
