@@ -23,9 +23,9 @@ def init_clusters(weights: Weights, num_clusters: int, init_stddev: float) -> St
     apart by any client.
 
     Args:
-        weights: initial weights; public.
-        num_clusters: how many clusters.
-        init_stddev: standard deviation of what is added, drawn from a public seed.
+      weights: initial weights; public.
+      num_clusters: how many clusters.
+      init_stddev: standard deviation of what is added, drawn from a public seed.
     """
 
     def stack(position: int, value: tf.Tensor) -> tf.Tensor:

@@ -125,12 +125,7 @@ def planned_epsilon(plan: PrivacyPlan) -> float:
     if ledger is None:
         return math.inf
     for client_id in plan.budgets:
-        rounds = plan.last_rounds[client_id]
-        steps = rounds * plan.gradients_per_round[client_id]
-        ledger.append(client_id, plan.gradient_event(client_id), steps, "DP-SGD training")
-        if plan.selection_rounds:
-            selections = min(rounds, plan.selection_rounds)
-            ledger.append(client_id, plan.selection_event(client_id), selections, "private cluster selection")
+        ledger.append(client_id, plan.training_event(client_id))
     return max(ledger.epsilon(client_id).best for client_id in plan.budgets)
 
 
