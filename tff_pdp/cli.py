@@ -30,9 +30,12 @@ RAW_DATA = """\
 the experiment's data.source says what its data.input is:
   leaf                   a folder of LEAF JSON of images (the default)
   silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
+  mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
+  fed_emnist             TFF's emnist_all.sqlite[.lzma], or its older .h5 files
+  celeba                 CelebA's text files and img_align_celeba, by person
   rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
-  heterogeneous_cifar10  CIFAR-10's python version, to be divided so that each silo has a few classes
-options of a source go under data.arguments; tff_pdp/data/datasets.py explains them
+  partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
+options of a source go under data.arguments; tff_pdp/data/datasets.py and user_datasets.py explain them
 """
 
 TUNING = """\

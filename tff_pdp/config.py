@@ -19,7 +19,7 @@ from tff_pdp.errors import ConfigError
 
 # Here and not at the engine: an experiment is read without importing TensorFlow.
 ClientParallelism = Literal["auto", "loop", "vectorized"]
-WEIGHTINGS = ("uniform", "num_examples")
+WEIGHTINGS = ("uniform", "num_examples", "paper_capped_num_examples")
 CLIENT_PARALLELISMS: tuple[ClientParallelism, ...] = typing.get_args(ClientParallelism)
 
 
@@ -30,7 +30,7 @@ class DataConfig:
     Attributes:
       input: the raw data: a file or folder that `source` says how to read.
       source: kind of the raw data, a name from `tff_pdp.registry.DATASETS`.
-      arguments: the source's own options; see its function in `tff_pdp.data.datasets`.
+      arguments: the source's own options; see its function in `tff_pdp.data.datasets` or `tff_pdp.data.user_datasets`.
       input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
       num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
       validation_fraction: share of each client's examples for choosing settings; where the source has test examples of
@@ -71,10 +71,12 @@ class PrivacyConfig:
     """What is promised to whom.
 
     Attributes:
-      plan: `silo_example`, or `none` for a comparison without privacy.
-      batch_size: expected size of a Poisson batch.
-      clip_norm: L2 bound on each example's gradient.
-      budgets: epsilon and delta for each silo; forms in `tff_pdp.privacy.budgets`.
+      plan: what is protected: `silo_example`, each example of a silo, inside the silo; `user`, each client as a whole,
+        from what the server releases; or `none` for a comparison without privacy, of users where `users_per_round` is
+        given.
+      batch_size: expected size of a Poisson batch; of users' plain batches, their size.
+      clip_norm: L2 bound on each example's gradient, or on all that a user releases in a round.
+      budgets: epsilon and delta for each silo, or for all users; forms in `tff_pdp.privacy.budgets`.
       noise_multiplier: the same for all silos; each leaves when its budget is spent. Without it every silo stays to the
         last round, with the noise its own budget asks for.
       noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the more of
@@ -85,6 +87,9 @@ class PrivacyConfig:
         `tff_pdp.privacy.silo_statistics`.
       feature_scaling: what features are shifted and scaled by; forms in `tff_pdp.privacy.feature_scaling`.
       sampler: `poisson`, or `paper_shuffled`, for which no guarantee holds.
+      users_per_round: of a user-level plan, the expected number of users in a round.
+      num_users: of the population, a public constant; without it, the number of clients in the data counts as public.
+      user_noise: what a user-level plan adds to sums of updates; forms in `tff_pdp.privacy.user_noise`.
     """
 
     plan: str
@@ -98,6 +103,9 @@ class PrivacyConfig:
     num_examples: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "public"})
     feature_scaling: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "none"})
     sampler: str = "poisson"
+    users_per_round: float | None = None
+    num_users: int | None = None
+    user_noise: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "fixed_clip"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +114,10 @@ class TrainingConfig:
 
     Attributes:
       rounds: planned rounds; the noise is calibrated for them.
-      weighting: how silos count in a mean: `uniform`, or by their `num_examples`, as far as these are known.
+      weighting: how clients count in a mean: `uniform`; silos by their `num_examples`, as far as these are known; users
+        by `paper_capped_num_examples`, their number of examples over `weight_cap` and at most one, which takes these
+        numbers for public.
+      weight_cap: the number of examples from which on a user counts as one.
       evaluate_every: validation metrics each so many rounds.
       checkpoint_every: a checkpoint each so many rounds.
       engine: a name from `tff_pdp.runtime.engines.ENGINES`.
@@ -119,6 +130,7 @@ class TrainingConfig:
 
     rounds: int
     weighting: str = "uniform"
+    weight_cap: int = 100
     evaluate_every: int = 5
     checkpoint_every: int = 10
     engine: str = "inprocess"
@@ -222,7 +234,7 @@ class ExperimentConfig:
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
-            key: value for key, value in content["training"].items() if key in ("rounds", "weighting", "test_only_seed")
+            key: content["training"][key] for key in ("rounds", "weighting", "weight_cap", "test_only_seed")
         }
         if self.tuning.search_for(algorithm):
             decisive["search"] = content["tuning"]["search"]
@@ -301,7 +313,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def _check_ranges(config: ExperimentConfig, source: str) -> None:
     """Refuses values that have the right type and no meaning, before anything is run or spent."""
-    for key in ("rounds", "evaluate_every", "checkpoint_every", "clients_per_call"):
+    for key in ("rounds", "evaluate_every", "checkpoint_every", "clients_per_call", "weight_cap"):
         _require(getattr(config.training, key) >= 1, source, f"training.{key} must be at least 1")
     _require(
         config.training.client_parallelism in CLIENT_PARALLELISMS,

@@ -5,9 +5,15 @@ from typing import Any
 
 from beam_pipelines.raw_data import RawData
 from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.centaur import build_centaur
 from tff_pdp.algorithms.ditto import build_ditto
+from tff_pdp.algorithms.dp_fed_avg_ft import build_dp_fed_avg_ft
+from tff_pdp.algorithms.dp_pfed_dsu import build_dp_pfed_dsu
 from tff_pdp.algorithms.fed_avg import build_fed_avg
+from tff_pdp.algorithms.fed_per import build_fed_per
+from tff_pdp.algorithms.fed_rep import build_fed_rep
 from tff_pdp.algorithms.finetune import build_finetune
+from tff_pdp.algorithms.hypernet import build_hypernet
 from tff_pdp.algorithms.ifca import build_ifca
 from tff_pdp.algorithms.ifca_fed_avg import build_ifca_fed_avg
 from tff_pdp.algorithms.ifca_finetune import build_ifca_finetune
@@ -16,16 +22,24 @@ from tff_pdp.algorithms.ifca_mr_mtl import build_ifca_mr_mtl
 from tff_pdp.algorithms.local_only import build_local_only
 from tff_pdp.algorithms.mocha import build_mocha
 from tff_pdp.algorithms.mr_mtl import build_mr_mtl
+from tff_pdp.algorithms.pmtl_ft import build_pmtl_ft
+from tff_pdp.algorithms.pp_sgd import build_pp_sgd
+from tff_pdp.algorithms.udp_hypernet import build_udp_hypernet
 from tff_pdp.config import PrivacyConfig
-from tff_pdp.data.datasets import build_heterogeneous_cifar10, build_leaf, build_rotated_mnist, build_silo_files
+from tff_pdp.data.datasets import build_leaf, build_partitioned_images, build_rotated_mnist, build_silo_files
+from tff_pdp.data.user_datasets import build_celeba, build_fed_emnist, build_mnist_writers
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.models.cnn import build_cnn
+from tff_pdp.models.lenet import build_lenet
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.linear_svm import build_linear_svm
 from tff_pdp.models.mlp import build_linear, build_mlp
+from tff_pdp.models.resnet import build_resnet20
+from tff_pdp.privacy.no_privacy_builder import build_no_privacy_plan
 from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
-from tff_pdp.privacy.silo_example_plan import build_no_privacy_plan, build_silo_example_plan
+from tff_pdp.privacy.silo_example_builder import build_silo_example_plan
+from tff_pdp.privacy.user_builder import build_user_plan
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "local_only": build_local_only,
@@ -39,6 +53,15 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "ifca_local": build_ifca_local,
     "ifca_finetune": build_ifca_finetune,
     "ifca_mr_mtl": build_ifca_mr_mtl,
+    "dp_fed_avg_ft": build_dp_fed_avg_ft,
+    "pmtl_ft": build_pmtl_ft,
+    "pp_sgd": build_pp_sgd,
+    "fed_per": build_fed_per,
+    "fed_rep": build_fed_rep,
+    "centaur": build_centaur,
+    "dp_pfed_dsu": build_dp_pfed_dsu,
+    "hypernet": build_hypernet,
+    "udp_hypernet": build_udp_hypernet,
 }
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -47,18 +70,24 @@ MODELS: dict[str, Callable[..., Model]] = {
     "linear_svm": build_linear_svm,
     "mlp": build_mlp,
     "cnn": build_cnn,
+    "lenet": build_lenet,
+    "resnet20": build_resnet20,
 }
 
 PLANS: dict[str, Callable[[PrivacyConfig, PlannedTraining], PrivacyPlan]] = {
     "silo_example": build_silo_example_plan,
+    "user": build_user_plan,
     "none": build_no_privacy_plan,
 }
 
 DATASETS: dict[str, Callable[..., RawData]] = {
     "leaf": build_leaf,
     "silo_files": build_silo_files,
+    "mnist_writers": build_mnist_writers,
+    "fed_emnist": build_fed_emnist,
+    "celeba": build_celeba,
     "rotated_mnist": build_rotated_mnist,
-    "heterogeneous_cifar10": build_heterogeneous_cifar10,
+    "partitioned_images": build_partitioned_images,
 }
 
 

@@ -21,7 +21,7 @@ from tff_pdp.processes.compose import client_data_type, client_params_columns, c
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.engines import build_engine
-from tff_pdp.runtime.experiment import padded_sizes
+from tff_pdp.runtime.examples import padded_sizes
 from tff_pdp.runtime.run_key import RunKey
 
 PACKAGES = ["tff_pdp", "tensorflow-federated", "tensorflow", "numpy"]

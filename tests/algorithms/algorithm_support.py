@@ -21,10 +21,11 @@ def stack(*values):
 def pull_to(target):
     """The gradient of `(w - target)^2 / 2`, so that every step can be followed by hand."""
 
-    def grad_fn(current, data, index, scale, pull=None):
+    def grad_fn(current, data, index, scale, pull=None, trainable=None):
         del data, index
-        gradient = current["w"] - target + (0.0 if pull is None else pull["w"])
-        return collections.OrderedDict(w=scale * gradient)
+        pulled = current["w"] - target + (0.0 if pull is None else pull["w"])
+        gradient = collections.OrderedDict(w=scale * pulled)
+        return gradient if trainable is None else {name: gradient[name] for name in trainable}
 
     return grad_fn
 

@@ -23,7 +23,7 @@ def test_a_round_by_hand():
 def test_the_second_pass_asks_for_gradients_of_its_own():
     asked = []
 
-    def grad_fn(current, data, index, scale):
+    def grad_fn(current, data, index, scale, pull, trainable):
         asked.append(int(tf.get_static_value(index)) if tf.executing_eagerly() else index)
         return {name: tf.zeros_like(value) for name, value in current.items()}
 

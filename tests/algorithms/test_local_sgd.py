@@ -29,7 +29,7 @@ def test_proximal_term_by_hand():
 
 
 def test_each_step_gets_its_own_index():
-    def count_up(current, data, step, scale):
+    def count_up(current, data, step, scale, pull, trainable):
         return collections.OrderedDict(w=-scale * tf.cast(step, tf.float32)[tf.newaxis])
 
     trained = local_sgd(weights(0.0), NO_DATA, count_up, **hparams(learning_rate=1.0, local_steps=4))

@@ -20,6 +20,8 @@ LARGE = build_mlp((2, 2, 1), 3, (700,))
 SIZES = (6, 9, 4, 3)
 ROWS = (9, 9, 4, 4)
 ROUNDS = 3
+# Where the default is large for so small a model.
+SMALLER = {"hypernet": {"hidden_units": (5,)}, "udp_hypernet": {"hidden_units": (5,)}}
 
 
 def client_data(seed=0, rows=ROWS, padding=0.0, padding_label=0):
@@ -37,7 +39,8 @@ def client_data(seed=0, rows=ROWS, padding=0.0, padding_label=0):
 @functools.cache
 def build(name, model=MODEL, **arguments):
     """A registered algorithm for these clients and rounds, and its process; built once for all tests."""
-    algorithm, _ = build_algorithm(name, arguments, num_clients=len(SIZES), rounds=ROUNDS)
+    arguments = {**SMALLER.get(name, {}), **arguments}
+    algorithm, _ = build_algorithm(name, arguments, num_clients=len(SIZES), rounds=ROUNDS, head=MODEL.head)
     return algorithm, compose_with_dp_sgd(algorithm, model)
 
 
@@ -61,11 +64,19 @@ def client_params(
             "sampling_rate": sampling_rate,
             "expected_batch_size": np.broadcast_to(sampling_rate, len(SIZES)) * SIZES,
         },
-        hparams={"local_steps": 2, **hparams},
+        hparams={**dict.fromkeys(algorithm.step_hparams, 2), "local_steps": 2, **hparams},
         seeds=np.stack([key.client_seed(round_number, f"client {index}") for index in range(len(SIZES))]),
         selection_epsilons=selection_epsilon if round_number <= algorithm.selection_rounds else 0.0,
     )
     return [tf.nest.map_structure(lambda column, i=index: column[i], columns) for index in range(len(SIZES))]
+
+
+def ready(process, algorithm, server, clients, data=None, **params):
+    """The clients' states as their models are used."""
+    if process.adapt is None:
+        return clients
+    data = client_data() if data is None else data
+    return process.adapt(server, clients, data, client_params(algorithm, 99, adapt_steps=2, **params))
 
 
 def run(process, algorithm, rounds=ROUNDS, start=None, data=None, **params):

@@ -19,14 +19,15 @@ from tests.contract.contract_support import (
     client_params,
     compose_with_dp_sgd,
     leaves,
+    ready,
     run,
 )
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights
+from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.selection import NOTHING, build_selector
 from tff_pdp.processes.client_work import build_client_work
-from tff_pdp.processes.compose import AGGREGATORS, client_data_type, client_params_type
+from tff_pdp.processes.compose import client_data_type, client_params_type
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.checkpoint import Checkpoint, load_latest, save
 from tff_pdp.runtime.run_key import RunKey
@@ -52,7 +53,9 @@ def test_it_is_registered_under_its_own_name(algorithm, request):
     assert algorithm.data_passes >= 1
     assert (algorithm.candidates is None) == (algorithm.selection_rounds == 0)
     assert "local_steps" in algorithm.hparams
-    assert set(algorithm.released.values()) <= set(AGGREGATORS)
+    assert set(algorithm.step_hparams) <= set(algorithm.hparams)
+    assert ("adapt_steps" in algorithm.hparams) == (algorithm.adapt is not None)
+    assert set(algorithm.released.values()) <= {"mean", "sum"}
 
 
 def test_same_seeds_give_the_same_bits(algorithm, process, engine):
@@ -69,7 +72,7 @@ def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, pr
     given = {
         "noise_multiplier": (1.0, 2.0, 0.5, 0.0),
         "sampling_rate": (0.5, 0.9, 0.4, 1.0),
-        "local_steps": (2, 3, 1, 2),
+        **dict.fromkeys(algorithm.step_hparams, (2, 3, 1, 2)),
         "learning_rate": 0.03,
     }
     results = {}
@@ -79,8 +82,9 @@ def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, pr
             server, clients, metrics = process.next(
                 server, clients, client_data(), client_params(algorithm, 2, **given)
             )
-            weights = process.personalise(server, clients)
-            measured = process.evaluate(server, clients, client_data(1))
+            adapted = ready(process, algorithm, server, clients, **given)
+            weights = process.personalise(server, adapted)
+            measured = process.evaluate(server, adapted, client_data(1))
             results[name] = server, list(clients), metrics, list(weights), list(measured)
     assert not caplog.records, "the stacks were given up"
     for name in ("loop", "vectorized"):
@@ -98,6 +102,8 @@ def test_padding_may_hold_anything(algorithm, process, engine, padding):
         clean = run(process, algorithm, 2)
         dirty = run(process, algorithm, 2, data=client_data(padding=padding, padding_label=2))
         assert_same(clean, dirty)
+        dirty = dirty[0], ready(process, algorithm, *dirty, data=client_data(padding=padding, padding_label=2))
+        clean = clean[0], ready(process, algorithm, *clean)
         measured = process.evaluate(*dirty, client_data(1, padding=padding, padding_label=2))
         assert_same(list(process.evaluate(*clean, client_data(1))), list(measured))
 
@@ -109,7 +115,10 @@ def test_without_draws_the_amount_of_padding_does_not_matter(algorithm, process,
             run(process, algorithm, 2, data=client_data(rows=rows), **given)
             for rows in (SIZES, [20] * len(SIZES), [9, 10, 9, 10])
         )
-        measured = [process.evaluate(*unpadded, client_data(1, rows=rows)) for rows in (SIZES, [20] * len(SIZES))]
+        adapted = ready(process, algorithm, *unpadded)
+        measured = [
+            process.evaluate(unpadded[0], adapted, client_data(1, rows=rows)) for rows in (SIZES, [20] * len(SIZES))
+        ]
     assert_close(unpadded, padded)
     assert_close(unpadded, mixed)
     assert_close(*measured)
@@ -138,7 +147,7 @@ def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algor
 def test_personal_weights_have_the_models_structure_and_train(algorithm, process, engine):
     with engine.install():
         server, clients = run(process, algorithm)
-        weights = process.personalise(server, clients)
+        weights = process.personalise(server, ready(process, algorithm, server, clients))
     initial = MODEL.init(0)
     assert len(weights) == len(SIZES)
     for one in weights:
@@ -152,6 +161,7 @@ def test_personal_weights_have_the_models_structure_and_train(algorithm, process
 def test_evaluation_uses_the_personal_weights(algorithm, process, engine):
     with engine.install():
         server, clients = run(process, algorithm)
+        clients = ready(process, algorithm, server, clients)
         weights = process.personalise(server, clients)
         metrics = process.evaluate(server, clients, client_data(1))
     for one, data, row in zip(weights, client_data(1), metrics, strict=True):
@@ -171,10 +181,10 @@ def test_only_what_is_declared_leaves_the_client(algorithm):
         message,
         algorithm.init_client(message),
         ClientData(tf.zeros([1, 2, 2, 1]), tf.zeros([1], tf.int64), tf.constant(1)),
-        lambda weights, data, index, scale, pull=None: weights,
+        lambda weights, data, index, scale, pull, trainable: split(weights, trainable or weights)[0],
         {
             **hparams,
-            "local_steps": LocalSteps(hparams["local_steps"], hparams["local_steps"]),
+            **{name: LocalSteps(hparams[name], hparams[name]) for name in algorithm.step_hparams},
             "selected": tf.constant(NOTHING),
         },
     )
@@ -189,19 +199,19 @@ def test_every_gradient_is_asked_for_once(algorithm):
         asked.extend([int(index)] if scale else [])
         return np.float32(0)
 
-    def grad_fn(weights, data, index, scale):
+    def grad_fn(weights, data, index, scale, pull, trainable):
         nothing = tf.numpy_function(note, [index, scale], tf.float32)
-        return map_weights(lambda weight: nothing * weight, weights)
+        return map_weights(lambda weight: nothing * weight, split(weights, trainable or weights)[0])
 
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     message = algorithm.broadcast(algorithm.init_server(initial))
     data = ClientData(**tf.nest.map_structure(tf.constant, client_data()[0]))
     hparams = tf.nest.map_structure(tf.constant, client_params(algorithm, 1)[0]["hparams"])
     # In a stack whose other clients take more steps.
-    hparams["local_steps"] = LocalSteps(tf.constant(3), tf.constant(5))
+    hparams |= dict.fromkeys(algorithm.step_hparams, LocalSteps(tf.constant(3), tf.constant(5)))
     hparams["selected"] = tf.constant(NOTHING)
     algorithm.client_update(message, algorithm.init_client(message), data, grad_fn, hparams)
-    assert sorted(asked) == list(range(3 * algorithm.data_passes))
+    assert sorted(asked) == list(range(3 * algorithm.data_passes * len(algorithm.step_hparams)))
 
 
 @pytest.mark.parametrize("rows", [0, 4])
@@ -213,7 +223,7 @@ def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, p
     ] * len(SIZES)
     with engine.install():
         server, clients = run(process, algorithm, 1, data=empty)
-        weights = process.personalise(server, clients)
+        weights = process.personalise(server, ready(process, algorithm, server, clients, data=empty))
         # One among others, too.
         among = run(process, algorithm, 1, data=[empty[0], *client_data()[1:]])
     assert all(np.isfinite(leaf).all() for leaf in leaves((server, clients, among)))
@@ -247,7 +257,7 @@ def client_release(algorithm):
 
     def draw(number, client=0, **mechanism):
         data = tf.nest.map_structure(tf.constant, client_data(rows=[max(SIZES)] * len(SIZES))[client])
-        params = client_params(algorithm, number, local_steps=1, **mechanism)[0]
+        params = client_params(algorithm, number, **dict.fromkeys(algorithm.step_hparams, 1), **mechanism)[0]
         # Selections are made in the first rounds only; here each number stands for a first round.
         if algorithm.candidates:
             params["selection_epsilon"] = np.float32(mechanism.get("selection_epsilon", 0.5))
@@ -260,14 +270,15 @@ def client_release(algorithm):
 def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine, engines):
     """To the bit: z = 0 and C = infinity, against the same algorithm on a gradient that knows nothing of privacy."""
 
-    def plain_gradient(weights, data, index, scale):
+    def plain_gradient(weights, data, index, scale, pull, trainable):
         x, y = data.x[: data.num_examples], data.y[: data.num_examples]
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(MODEL.loss(weights, x, y))
         gradients = tape.gradient(loss, list(weights.values()))
         size = tf.cast(data.num_examples, tf.float32)
-        return collections.OrderedDict((name, g * (scale / size)) for name, g in zip(weights, gradients, strict=True))
+        scaled = collections.OrderedDict((name, g * (scale / size)) for name, g in zip(weights, gradients, strict=True))
+        return split(scaled, trainable or scaled)[0]
 
     server_type = process.initialize.type_signature.result.member["algorithm"]
     client_type = process.init_client.type_signature.result.member
@@ -285,9 +296,10 @@ def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, p
     # Through the same engine: another build of TensorFlow may round differently.
     @_tff.tensorflow_computation(server_type, client_type, client_data_type(MODEL), params_type)
     def reference(server, state, data, params):
-        count = params["hparams"]["local_steps"]
+        counts = {name: params["hparams"][name] for name in algorithm.step_hparams}
         selected = select(algorithm.broadcast(server), data, params)
-        hparams = {**params["hparams"], "local_steps": LocalSteps(count, count), "selected": selected}
+        steps = {name: LocalSteps(count, count) for name, count in counts.items()}
+        hparams = {**params["hparams"], **steps, "selected": selected}
         result = algorithm.client_update(
             algorithm.broadcast(server), state, ClientData(**data), plain_gradient, hparams
         )

@@ -1,4 +1,4 @@
-"""Small files in the formats of MNIST and CIFAR-10."""
+"""Small files in the formats of MNIST, EMNIST, CIFAR-10 and CIFAR-100."""
 
 import gzip
 import pickle
@@ -7,9 +7,11 @@ import struct
 import numpy as np
 
 
-def write_idx(path, array):
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), mtime=0))
+def write_idx(path, array, dtype=np.uint8):
+    """Writes unsigned bytes, or, with dtype ">i4", 32-bit integers."""
+    code = 8 if dtype == np.uint8 else 12
+    header = struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(header + array.astype(dtype).tobytes(), mtime=0))
 
 
 def write_mnist(folder, train, test, size=4):
@@ -20,6 +22,24 @@ def write_mnist(folder, train, test, size=4):
         images = np.broadcast_to((numbers % 200)[:, np.newaxis, np.newaxis], (count, size, size))
         write_idx(folder / f"{name}-images-idx3-ubyte.gz", images)
         write_idx(folder / f"{name}-labels-idx1-ubyte.gz", numbers % 10)
+    return folder
+
+
+def write_writers(path, labels, writers):
+    """Writes QMNIST's table of labels and writers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = np.zeros((len(labels), 8), np.int64)
+    table[:, 0], table[:, 2] = labels, writers
+    write_idx(path, table, dtype=">i4")
+    return path
+
+
+def write_emnist(folder, split, images, labels):
+    """Writes a split whose train and test side are the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for side in ("train", "test"):
+        write_idx(folder / f"emnist-{split}-{side}-images-idx3-ubyte.gz", images)
+        write_idx(folder / f"emnist-{split}-{side}-labels-idx1-ubyte.gz", labels)
     return folder
 
 
@@ -41,3 +61,17 @@ def write_cifar10(folder, train=(40, 60), test=30):
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
         images.append(pixels)
     return folder, np.concatenate(images[1:]), images[0]
+
+
+def write_cifar100(folder, train=200, test=100):
+    """Writes both files, with fine labels 0, 1, ..., 99 in turn, and returns the folder and the images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = []
+    for seed, (name, count) in enumerate({"train": train, "test": test}.items()):
+        batch, pixels = cifar10_batch(seed, count)
+        numbers = np.arange(count) % 100
+        labels = {b"fine_labels": numbers.tolist(), b"coarse_labels": (numbers // 5).tolist()}
+        batch = {b"data": batch[b"data"], **labels, b"filenames": [b"an_image.png"] * count}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+        images.append(pixels)
+    return folder, *images

@@ -1,36 +1,14 @@
 """Raw data by name: from an experiment's settings to its client dataset, and arguments that are refused."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import yaml
 
-from tests.data.raw_images import write_cifar10, write_mnist
+from tests.data.raw_images import write_cifar10, write_cifar100, write_emnist, write_mnist, write_writers
 from tff_pdp.cli import RAW_DATA
-from tff_pdp.config import load_config
-from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.silo_arrays import SiloArrays, write_silo_arrays
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.registry import DATASETS
-from tff_pdp.runtime.prepare import prepare_clients
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-@pytest.fixture
-def prepare(tmp_path):
-    def run(**data):
-        content = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-        content |= {"output": str(tmp_path / "run"), "data": {"input": str(tmp_path / "raw"), **data}}
-        path = tmp_path / "experiment.yaml"
-        path.write_text(yaml.safe_dump(content))
-        summary = prepare_clients(load_config(path), overwrite=True)
-        return ClientDataset.open(summary.output, verify=True)
-
-    return run
-
 
 ROTATED = {
     "source": "rotated_mnist",
@@ -39,7 +17,11 @@ ROTATED = {
     "validation_fraction": 0.25,
     "exact_split": True,
 }
-CIFAR = {"source": "heterogeneous_cifar10", "input_shape": [32, 32, 3], "num_classes": 10}
+POOLED = {"source": "partitioned_images", "validation_fraction": 0.0, "min_examples_per_client": 1}
+CLASSES = {"images": "cifar10", "partition": "classes", "num_clients": 4, "classes_per_client": 5}
+UNIFORM = {"images": "mnist", "partition": "uniform", "num_clients": 8}
+PARTITIONED = {**POOLED, "input_shape": [4, 4, 1], "num_classes": 10, "arguments": UNIFORM}
+CIFAR = {**POOLED, "input_shape": [32, 32, 3], "num_classes": 10, "arguments": CLASSES}
 
 
 def test_rotated_mnist(prepare, tmp_path):
@@ -67,15 +49,57 @@ def test_rotated_mnist(prepare, tmp_path):
     assert prepare(**ROTATED, seed=4, arguments=arguments).manifest.shards != manifest.shards
 
 
-def test_heterogeneous_cifar10(prepare, tmp_path):
+def test_cifar10_by_classes(prepare, tmp_path):
     _, train, _ = write_cifar10(tmp_path / "raw", train=(100, 200), test=100)
-    dataset = prepare(**CIFAR, arguments={"num_silos": 4}, validation_fraction=0.0, min_examples_per_client=1)
+    dataset = prepare(**CIFAR)
     assert dataset.manifest.num_examples == {"train": 300, "validation": 0, "test": 100}
     images = np.concatenate([dataset.load(client, "train").x for client in dataset.client_ids])
     assert {image.tobytes() for image in images} == {(image / np.float32(255)).tobytes() for image in train}
     for client in dataset.client_ids:
         labels = [set(dataset.load(client, split).y.tolist()) for split in ("train", "test")]
         assert len(labels[0]) == 5 and labels[0] == labels[1]
+    expected = {"source": "partitioned_images", **CLASSES, "concentration": None, "shrink": 1, "test_fraction": None}
+    assert expected.items() <= dataset.manifest.parameters.items()
+
+
+def test_other_pooled_images(prepare, tmp_path):
+    uniform = {"partition": "uniform", "num_clients": 5}
+    write_cifar100(tmp_path / "raw")
+    dataset = prepare(**POOLED, input_shape=[32, 32, 3], num_classes=100, arguments={**uniform, "images": "cifar100"})
+    assert all(counts == {"train": 40, "validation": 0, "test": 20} for counts in dataset.manifest.clients.values())
+    write_mnist(tmp_path / "raw", train=50, test=10)
+    shrunk = {"input_shape": [2, 2, 1], "arguments": {**uniform, "images": "mnist", "shrink": 2}}
+    dataset = prepare(**POOLED, num_classes=10, **shrunk)
+    images = np.concatenate([dataset.load(client, "train").x for client in dataset.client_ids])
+    assert sorted(np.rint(images[:, 0, 0, 0] * 255)) == list(range(50))
+    write_emnist(tmp_path / "raw", "letters", np.zeros((52, 4, 4)), np.arange(52) % 26 + 1)
+    dirichlet = {"images": "emnist", "partition": "dirichlet", "num_clients": 4, "concentration": 0.5}
+    dataset = prepare(**POOLED, input_shape=[4, 4, 1], num_classes=26, arguments=dirichlet)
+    labels = np.concatenate([dataset.load(client, "test").y for client in dataset.client_ids])
+    assert sorted(labels) == sorted([*range(26)] * 2)
+
+
+def test_mnist_writers(prepare, tmp_path):
+    folder = write_mnist(tmp_path / "raw", train=60, test=10)
+    table = write_writers(tmp_path / "elsewhere.gz", np.arange(60) % 10, np.arange(60) // 20)
+    dataset = prepare(
+        source="mnist_writers",
+        input_shape=[4, 4, 1],
+        num_classes=10,
+        arguments={"writers": str(table)},
+        exact_split=True,
+        test_fraction=0.25,
+    )
+    split = {"train": 11, "validation": 4, "test": 5}
+    assert dataset.manifest.clients == {f"writer_000{number}": split for number in range(3)}
+    images = np.concatenate([dataset.load("writer_0001", split).x for split in ("train", "validation", "test")])
+    assert sorted(np.rint(images[:, 0, 0, 0] * 255)) == list(range(20, 40))
+    assert dataset.manifest.parameters["test_fraction"] == 0.25
+    names = [file["name"] for file in dataset.manifest.parameters["origin"]]
+    assert names == ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "elsewhere.gz"]
+    (folder / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(ConfigError, match=r"and 62; mnist_writers has \[2, 2, 1\] and 10"):
+        prepare(source="mnist_writers", input_shape=[2, 2, 1], arguments={"writers": str(table), "shrink": 2})
 
 
 def test_silo_files_of_a_regression(prepare, tmp_path):
@@ -110,7 +134,7 @@ def test_the_command_line_names_every_kind_of_raw_data():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"source": "mnist"}, "data.source: 'mnist' is not known; known: heterogeneous_cifar10, leaf, "),
+        ({"source": "mnist"}, "data.source: 'mnist' is not known; known: celeba, fed_emnist, leaf, "),
         (
             {**ROTATED, "arguments": {"num_silo": 8}},
             "source 'rotated_mnist': unknown key 'data.arguments.num_silo'; did you mean 'num_silos'",
@@ -120,8 +144,17 @@ def test_the_command_line_names_every_kind_of_raw_data():
         ({**ROTATED, "arguments": {"num_silos": 7}}, "num_silos 7 must be a multiple of num_rotations 4"),
         ({**ROTATED, "num_classes": 62}, r"are \[4, 4, 1\] and 62; rotated_mnist has \[4, 4, 1\] and 10"),
         ({**ROTATED, "input_shape": [16]}, r"are \[16\] and 10; rotated_mnist has \[4, 4, 1\] and 10"),
-        ({**CIFAR, "input_shape": [3, 32, 32]}, r"heterogeneous_cifar10 has \[32, 32, 3\] and 10"),
-        ({**CIFAR, "arguments": {"num_silos": 3}}, "3 silos with 5 of 10 classes"),
+        ({**PARTITIONED, "input_shape": [1, 4, 4]}, r"partitioned_images has \[4, 4, 1\] and 10"),
+        ({**PARTITIONED, "arguments": {**UNIFORM, "num_clients": 401}}, "400 training images cannot be divided"),
+        ({**PARTITIONED, "arguments": {**UNIFORM, "shrink": 3}}, "shrink 3 does not divide images of 4 x 4 pixels"),
+        ({**PARTITIONED, "arguments": {**UNIFORM, "concentration": 1}}, "uniform does not take concentration"),
+        (
+            {**PARTITIONED, "arguments": {**UNIFORM, "images": "svhn"}},
+            "images: 'svhn' is not known; known: cifar10, cifar100, mnist, emnist",
+        ),
+        ({**PARTITIONED, "arguments": {"images": "mnist"}}, "missing key 'data.arguments.partition'"),
+        ({"source": "fed_emnist", "num_classes": 47}, r"is 47; fed_emnist has 10 \(digits\) or 62"),
+        ({"source": "fed_emnist", "num_classes": 10, "input_shape": [28, 28]}, r"fed_emnist has \[28, 28, 1\] and 10"),
         ({"source": "silo_files", "arguments": {"label_scale": 0.1}}, "set data.num_classes to 0"),
         (
             {"source": "silo_files", "num_classes": 0, "arguments": {"label_scale": 0}},

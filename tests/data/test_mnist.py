@@ -26,13 +26,22 @@ def test_rows_come_before_columns(tmp_path):
     np.testing.assert_array_equal(read_idx(tmp_path / "a.gz"), array)
 
 
+def test_32_bit_integers(tmp_path):
+    write_idx(tmp_path / "a.gz", np.array([[1, -2], [70_000, 4]]), dtype=">i4")
+    assert read_idx(tmp_path / "a.gz").tolist() == [[1, -2], [70_000, 4]]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (gzip.compress(struct.pack(">HBBI", 0, 8, 1, 5) + bytes(4)), "12 bytes, which is not what its header says"),
         (gzip.compress(struct.pack(">HBB", 0, 8, 3)), "4 bytes, which is not what its header says"),
-        (gzip.compress(struct.pack(">HBBI", 0, 13, 1, 1) + bytes(4)), "not an idx file of unsigned bytes"),
-        (gzip.compress(b""), "not an idx file of unsigned bytes: it begins with nothing"),
+        (
+            gzip.compress(struct.pack(">HBBI", 0, 13, 1, 1) + bytes(4)),
+            "not an idx file of unsigned bytes or 32-bit",
+        ),
+        (gzip.compress(struct.pack(">HBBI", 0, 12, 1, 2) + bytes(7)), "15 bytes, which is not what its header says"),
+        (gzip.compress(b""), "not an idx file of .*: it begins with nothing"),
         (gzip.compress(struct.pack(">HBBI", 0, 8, 1, 5) + bytes(5))[:-9], "truncated or damaged gzip file"),
         (b"plain", "truncated or damaged gzip file"),
     ],
@@ -48,6 +57,11 @@ def test_files_that_are_missing_or_do_not_match(tmp_path):
     folder = write_mnist(tmp_path, train=12, test=3)
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(4))
     with pytest.raises(DataError, match=r"t10k-images.*of shape \(3, 4, 4\) does not go with.*of shape \(4,\)"):
+        read_mnist(folder)
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.array([1, 10, 3]))
+    with pytest.raises(
+        DataError, match=r"t10k-labels-idx1-ubyte\.gz: image 1 .* has label 10, which is not one of 0 to 9"
+    ):
         read_mnist(folder)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"no t10k-labels-idx1-ubyte\.gz; data\.input takes the folder"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_pdp.data.images import Images
-from tff_pdp.data.rotated_mnist import RotatedMnistOptions, patch_mask, rotated_mnist, shrunk
+from tff_pdp.data.rotated_mnist import RotatedMnistOptions, patch_mask, rotated_mnist
 from tff_pdp.errors import ConfigError
 
 OPTIONS = RotatedMnistOptions(num_silos=8, num_rotations=4, mask_fraction=0.0, train_per_silo=3, test_per_silo=1)
@@ -88,12 +88,6 @@ def test_mask_by_hand():
         [0, 0, 1, 1],
     ]
     assert patch_mask((3, 3), 0.4, Drawn()).astype(int).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-
-
-def test_shrunk_by_hand():
-    image = np.array([[0, 10, 1, 1], [20, 31, 1, 0], [255, 255, 0, 0], [255, 255, 0, 200]], np.uint8)
-    # Means of 15.25, 0.75, 255 and 50.
-    assert shrunk(image[np.newaxis, ..., np.newaxis], 2)[0, ..., 0].tolist() == [[15, 1], [255, 50]]
 
 
 def test_silos_are_shrunk_after_their_masks():

@@ -9,7 +9,7 @@ from tff_pdp.privacy.accountants import calibrate_noise_multiplier, epsilon_boun
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.paper_calibration import paper_epsilon, paper_noise_multiplier
 from tff_pdp.privacy.plan import PlannedTraining
-from tff_pdp.privacy.silo_example_plan import build_silo_example_plan
+from tff_pdp.privacy.silo_example_builder import build_silo_example_plan
 
 
 def test_without_sampling_it_is_the_classic_formula_at_the_best_of_the_orders():

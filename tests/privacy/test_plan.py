@@ -9,8 +9,9 @@ from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
+from tff_pdp.privacy.no_privacy_builder import build_no_privacy_plan
 from tff_pdp.privacy.plan import PlannedTraining
-from tff_pdp.privacy.silo_example_plan import build_no_privacy_plan, build_silo_example_plan
+from tff_pdp.privacy.silo_example_builder import build_silo_example_plan
 
 SIZES = {"a": 100, "b": 40, "c": 10}
 CONFIG = PrivacyConfig(

@@ -13,11 +13,12 @@ from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import epsilon_bounds
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
+from tff_pdp.privacy.no_privacy_builder import build_no_privacy_plan
 from tff_pdp.privacy.plan import PlannedTraining
 from tff_pdp.privacy.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns
 from tff_pdp.privacy.search_costs import search_costs
 from tff_pdp.privacy.search_plan import Search, parse_runs
-from tff_pdp.privacy.silo_example_plan import build_no_privacy_plan, build_silo_example_plan
+from tff_pdp.privacy.silo_example_builder import build_silo_example_plan
 
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}

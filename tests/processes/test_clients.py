@@ -108,7 +108,7 @@ def two_passes():
                 grad_fn,
                 learning_rate=hparams["learning_rate"],
                 local_steps=hparams["local_steps"],
-                data_pass=data_pass,
+                first_index=data_pass * hparams["local_steps"].count if data_pass else 0,
             )
             for data_pass in (0, 1)
         )

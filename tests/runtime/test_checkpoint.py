@@ -49,7 +49,7 @@ def test_everything_comes_back(tmp_path):
     assert loaded.client_states[1] == {}
     server = loaded.server_state
     np.testing.assert_array_equal(server["algorithm"]["weights"]["dense/kernel"], array)
-    assert server["aggregators"]["update"] == [[], []]
+    assert server["aggregation"]["update"] == [[], []]
 
 
 @pytest.mark.parametrize("arrangement", ["members", "columns", "stacks"])

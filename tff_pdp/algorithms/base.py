@@ -9,7 +9,7 @@ the data `selection_rounds`. The privacy plan reads those fields.
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -36,7 +36,7 @@ class ClientData(NamedTuple):
 
 
 class LocalSteps(NamedTuple):
-    """How many local steps a client takes; the value of the hyper-parameter `local_steps` inside a computation.
+    """How many steps a client takes; the value of a hyper-parameter such as `local_steps` inside a computation.
 
     Attributes:
       count: int32 scalar, at least 1.
@@ -58,9 +58,16 @@ class GradFn(Protocol):
     """A client's gradient, private where the plan asks for it."""
 
     def __call__(
-        self, weights: Weights, data: ClientData, index: tf.Tensor, scale: tf.Tensor, pull: Weights | None = None, /
+        self,
+        weights: Weights,
+        data: ClientData,
+        index: tf.Tensor,
+        scale: tf.Tensor,
+        pull: Weights | None = None,
+        trainable: Sequence[str] | None = None,
+        /,
     ) -> Weights:
-        """Returns `scale * gradient`, with the structure of the weights.
+        """Returns `scale * gradient`, with the structure of the weights, or of the trainable ones.
 
         Args:
           weights: where to take it.
@@ -71,6 +78,7 @@ class GradFn(Protocol):
             cost a pass over all weights, and such passes are what a step with a small batch consists of.
           pull: added to each example's gradient before it is clipped. Nothing private depends on whether a method does
             that or adds it afterwards; what is learned does.
+          trainable: names of the weights to take it for, the others being constants; all by default.
         """
         ...
 
@@ -84,8 +92,8 @@ class GradientEstimator:
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
         their data are padded to, a step one gradient. What is drawn for a client must not depend on the others.
-      gradient: `(mechanism, draws, weights, data, index, scale, pull) -> scale * gradient`, for one client; see
-        `GradFn`. The data has at least one row, of zeros where the client has no examples. The scale must not be a
+      gradient: `(mechanism, draws, weights, data, index, scale, pull, trainable) -> scale * gradient`, for one client;
+        see `GradFn`. The data has at least one row, of zeros where the client has no examples. The scale must not be a
         function of the data. Where it is zero, as in the steps of a stack after a client's own, the result must be
         zero, too.
     """
@@ -93,7 +101,17 @@ class GradientEstimator:
     mechanism: tuple[str, ...]
     draw: Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Any]
     gradient: Callable[
-        [Mapping[str, tf.Tensor], Any, Weights, ClientData, tf.Tensor, tf.Tensor, Weights | None], Weights
+        [
+            Mapping[str, tf.Tensor],
+            Any,
+            Weights,
+            ClientData,
+            tf.Tensor,
+            tf.Tensor,
+            Weights | None,
+            Sequence[str] | None,
+        ],
+        Weights,
     ]
 
 
@@ -105,8 +123,8 @@ class Algorithm:
       name: its name in `tff_pdp.registry.ALGORITHMS`.
       title: its name for a reader.
       hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
-        so that every client may have its own value without another compilation. `local_steps` arrives as `LocalSteps`;
-        `client_index` is not set by anyone but counts the clients, from 0.
+        so that every client may have its own value without another compilation. Those of `step_hparams` and
+        `adapt_steps` arrive as `LocalSteps`; `client_index` is not set by anyone but counts the clients, from 0.
       released: what leaves a client, and how the server combines it.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
         of its own.
@@ -115,12 +133,21 @@ class Algorithm:
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
       server_update: `(server state, aggregates by released name) -> server state`.
-      personalise: `(broadcast, client state) -> weights of that client's model`.
+      personalise: `(broadcast, client state) -> weights of that client's model`; of its adapted state, where it adapts.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
       candidates: `broadcast -> weights of several models`, stacked along a first axis: a client privately selects the
         one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
         that select nothing.
       selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
+      step_hparams: the hyper-parameters that count local steps, in the order that their gradients are numbered in.
+      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: what a client does for
+        itself before its model is used, with as many gradients as the hyper-parameter `adapt_steps` says. Nothing of it
+        leaves the client, so it costs nothing where users are protected; None where there is nothing to do.
+      noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
+      noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
+        then protects nobody; for a paper's variant only.
+      condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
+      unsound: why nothing is guaranteed whatever the privacy plan is, if so.
     """
 
     name: str
@@ -137,6 +164,16 @@ class Algorithm:
     global_model: Callable[[State], Weights] | None
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
+    step_hparams: tuple[str, ...] = ("local_steps",)
+    adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
+    noised_size: Callable[[Weights], int] | None = None
+    noise_on_own_support: bool = False
+    condition: str = ""
+    unsound: str = ""
+
+    def num_gradients(self, hparams: Mapping[str, Any]) -> Any:
+        """How many gradients a client asks for in a round, of hyper-parameters as numbers, arrays or tensors."""
+        return self.data_passes * sum(hparams[name] for name in self.step_hparams)
 
 
 def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weights:
@@ -150,6 +187,20 @@ def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weight
 def choose(condition: tf.Tensor, if_true: Weights, if_false: Weights) -> Weights:
     """One of two sets of weights, by a bool scalar."""
     return map_weights(lambda one, other: tf.where(condition, one, other), if_true, if_false)
+
+
+def split(weights: Weights, names: Sequence[str]) -> tuple[Weights, Weights]:
+    """The weights of some names, and the others, each in their order."""
+    chosen, others = collections.OrderedDict(), collections.OrderedDict()
+    for name, value in weights.items():
+        (chosen if name in names else others)[name] = value
+    return chosen, others
+
+
+def merge(weights: Weights, *parts: Weights) -> Weights:
+    """The weights, with those of the parts in their place; in the order of the first argument."""
+    replaced = {name: value for part in parts for name, value in part.items()}
+    return collections.OrderedDict((name, replaced.get(name, value)) for name, value in weights.items())
 
 
 def put_in_place(weights: Weights, place: tf.Tensor) -> Weights:

@@ -24,7 +24,7 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
             data,
             grad_fn,
             **steps,
-            data_pass=1,
+            first_index=hparams["local_steps"].count,
             anchor=broadcast["weights"],
             prox_weight=hparams["prox_weight"],
             prox_inside_clip=prox_inside_clip,

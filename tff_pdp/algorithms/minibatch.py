@@ -4,11 +4,12 @@ For training without privacy, and under user-level privacy, where what is releas
 """
 
 import collections
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, GradientEstimator, map_weights
+from tff_pdp.algorithms.base import ClientData, GradientEstimator, map_weights, merge
 from tff_pdp.models.base import Model, Weights
 
 
@@ -53,17 +54,21 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         index: tf.Tensor,
         scale: tf.Tensor,
         pull: Weights | None = None,
+        trainable: Sequence[str] | None = None,
     ) -> Weights:
         del mechanism
+        names = list(weights if trainable is None else trainable)
+        watched = [tf.convert_to_tensor(weights[name]) for name in names]
         indices, filled = draws.indices[index], draws.filled[index]
         shares = tf.cast(filled, tf.float32)
         shares *= scale / tf.maximum(tf.reduce_sum(shares), 1.0)
         x, y = tf.gather(data.x, indices), tf.gather(data.y, indices)
         with tf.GradientTape() as tape:
-            tape.watch(list(weights.values()))
-            loss = tf.reduce_sum(model.loss(weights, x, y) * shares)
-        gradients = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        scaled = collections.OrderedDict(zip(weights, gradients, strict=True))
+            tape.watch(watched)
+            current = merge(weights, dict(zip(names, watched, strict=True)))
+            loss = tf.reduce_sum(model.loss(current, x, y) * shares)
+        gradients = tape.gradient(loss, watched, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        scaled = collections.OrderedDict(zip(names, gradients, strict=True))
         # Nothing is clipped, so a pull on every example is a pull on their mean.
         return scaled if pull is None else map_weights(lambda g, p: g + scale * p, scaled, pull)
 

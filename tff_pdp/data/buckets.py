@@ -7,7 +7,7 @@ import numpy as np
 _CANDIDATES = 256
 
 
-def bucket_sizes(sizes: Sequence[int], *, max_buckets: int = 4, rows_of_a_call: float = 0.0) -> np.ndarray:
+def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, rows_of_a_call: float = 0.0) -> np.ndarray:
     """Chooses a padded size for each client: one of at most `max_buckets`, with the least padding and fewest calls.
 
     Args:

@@ -1,27 +1,27 @@
 """Kinds of raw data, as `tff_pdp.registry.DATASETS` names them: from the settings of an experiment to files for a job.
 
 Each function takes the experiment's `data` section, a folder that it may write to, and, as keyword-only parameters, the
-kind's own options: what `data.arguments` may hold.
+kind's own options: what `data.arguments` may hold. Those whose users are people are in `tff_pdp.data.user_datasets`.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from beam_pipelines.leaf import leaf_images
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.silo_files import SiloFileReader, list_silo_files
 from tff_pdp.config import DataConfig
-from tff_pdp.data.cifar10 import CIFAR10_CLASSES, CIFAR10_SHAPE, read_cifar10
-from tff_pdp.data.heterogeneous_cifar10 import heterogeneous_cifar10
-from tff_pdp.data.mnist import MNIST_CLASSES, read_mnist
+from tff_pdp.data.array_images import array_images, check_features
+from tff_pdp.data.cifar import read_cifar10, read_cifar100
+from tff_pdp.data.emnist import read_emnist
+from tff_pdp.data.images import ImageDataset, shrunken_shape
+from tff_pdp.data.mnist import read_mnist
+from tff_pdp.data.partitioned_images import PartitionOptions, partitioned_images
 from tff_pdp.data.rotated_mnist import RotatedMnistOptions, rotated_mnist
 from tff_pdp.data.silo_arrays import write_silo_arrays
 from tff_pdp.errors import ConfigError
-
-_BRIGHTEST = 255
 
 
 def build_leaf(data: DataConfig, workspace: Path) -> RawData:
@@ -111,62 +111,71 @@ def build_rotated_mnist(
         shrink=shrink,
     )
     mnist = read_mnist(Path(data.input))
-    height, width = mnist.train.x.shape[1:3]
-    _check_features(data, (height // shrink, width // shrink, 1), MNIST_CLASSES)
+    check_features(data, shrunken_shape(mnist.train.x.shape[1:], shrink), mnist.num_classes)
     groups, silos = rotated_mnist(mnist.train, mnist.test, options, data.seed)
     write_silo_arrays(workspace / "rotated_mnist.npz", silos)
-    parameters = {"rotation_groups": groups, "origin": mnist.origin}
-    return _silo_images("rotated_mnist", workspace, data, {**dataclasses.asdict(options), **parameters})
+    parameters = {**dataclasses.asdict(options), "rotation_groups": groups, "origin": mnist.origin}
+    return array_images("rotated_mnist", workspace, data, parameters, has_test_examples=True)
 
 
-def build_heterogeneous_cifar10(
-    data: DataConfig, workspace: Path, *, num_silos: int = 30, classes_per_silo: int = 5
+def build_partitioned_images(
+    data: DataConfig,
+    workspace: Path,
+    *,
+    images: str,
+    partition: str,
+    num_clients: int,
+    classes_per_client: int | None = None,
+    concentration: float | None = None,
+    shrink: int = 1,
 ) -> RawData:
-    """CIFAR-10 divided among silos with a few classes each (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
+    """Pooled images divided among artificial clients; `tff_pdp.data.partitioned_images` has the partitions' sources.
 
-    `data.input` is the official `cifar-10-python.tar.gz`, its extracted folder, or `tfds` for TensorFlow Datasets. The
-    images of the silos are written to `workspace/heterogeneous_cifar10.npz`, which the job then reads. CIFAR-10's own
-    test images are the test examples; `data.test_fraction` is not used.
+    | images | `data.input` |
+    |---|---|
+    | `cifar10`, `cifar100` | the python version's archive, its extracted folder, or `tfds` for TensorFlow Datasets |
+    | `mnist` | the folder of MNIST's four `idx.gz` files, or of others in that format, such as Fashion-MNIST |
+    | `emnist` | the folder of one split's four `idx.gz` files, or the train images of one of several |
+
+    The images of the clients are written to `workspace/partitioned_images.npz`, which the job then reads. The data
+    set's own test images are divided like its train images and are the test examples; `data.test_fraction` is not used.
 
     Args:
-      data: the experiment's data section; `seed` decides who gets which classes and images.
+      data: the experiment's data section; `seed` decides who gets which images.
       workspace: a folder, made if missing.
-      num_silos: number of silos.
-      classes_per_silo: how many classes each silo has images of.
+      images: which images: `cifar10`, `cifar100` (100 fine classes), `mnist` or `emnist`.
+      partition: `classes`: each client has images of a few classes, in uneven shares. `dirichlet`: each has as many
+        images, in a mix of classes of its own. `uniform`: each has as many, drawn at random from all.
+      num_clients: number of clients.
+      classes_per_client: of `classes`: how many classes each client has images of; times `num_clients`, a multiple of
+        the number of classes.
+      concentration: of `dirichlet`: small values (0.1) give each client few classes, large ones (100) all the same mix.
+      shrink: side of the squares of pixels of which each becomes one pixel, their mean.
 
     Raises:
       ConfigError: an argument, or the shape or the number of classes, does not fit; or TensorFlow Datasets is asked for
         and not installed.
       DataError: the input is missing or damaged.
     """
-    _check_features(data, CIFAR10_SHAPE, CIFAR10_CLASSES)
-    if num_silos < 1 or not 1 <= classes_per_silo <= CIFAR10_CLASSES or num_silos * classes_per_silo % CIFAR10_CLASSES:
-        raise ConfigError(
-            f"data.arguments: {num_silos} silos with {classes_per_silo} of {CIFAR10_CLASSES} classes: "
-            f"num_silos * classes_per_silo must be a multiple of {CIFAR10_CLASSES}, so that every class is as frequent"
-        )
-    cifar10 = read_cifar10(data.input)
-    silos = heterogeneous_cifar10(cifar10.train, cifar10.test, num_silos, classes_per_silo, data.seed)
-    write_silo_arrays(workspace / "heterogeneous_cifar10.npz", silos)
-    parameters = {"num_silos": num_silos, "classes_per_silo": classes_per_silo, "origin": cifar10.origin}
-    return _silo_images("heterogeneous_cifar10", workspace, data, parameters)
-
-
-def _silo_images(source: str, workspace: Path, data: DataConfig, parameters: Mapping[str, Any]) -> RawData:
-    return RawData(
-        source=source,
-        folder=workspace,
-        files=(f"{source}.npz",),
-        read_users=SiloFileReader(data.num_classes, brightest=_BRIGHTEST),
-        are_images=True,
-        has_test_examples=True,
-        parameters=parameters,
+    options = PartitionOptions(
+        partition=partition,
+        num_clients=num_clients,
+        classes_per_client=classes_per_client,
+        concentration=concentration,
+        shrink=shrink,
     )
+    if images not in _POOLED_IMAGES:
+        raise ConfigError(f"data.arguments.images: {images!r} is not known; known: {', '.join(_POOLED_IMAGES)}")
+    dataset = _POOLED_IMAGES[images](data.input)
+    check_features(data, shrunken_shape(dataset.train.x.shape[1:], shrink), dataset.num_classes)
+    write_silo_arrays(workspace / "partitioned_images.npz", partitioned_images(dataset, options, data.seed))
+    parameters = {"images": images, **dataclasses.asdict(options), "origin": dataset.origin}
+    return array_images("partitioned_images", workspace, data, parameters, has_test_examples=True)
 
 
-def _check_features(data: DataConfig, shape: tuple[int, ...], num_classes: int) -> None:
-    if (data.input_shape, data.num_classes) != (shape, num_classes):
-        raise ConfigError(
-            f"data.input_shape and data.num_classes are {list(data.input_shape)} and {data.num_classes}; "
-            f"{data.source} has {list(shape)} and {num_classes}"
-        )
+_POOLED_IMAGES: dict[str, Callable[[str], ImageDataset]] = {
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "mnist": lambda source: read_mnist(Path(source)),
+    "emnist": lambda source: read_emnist(Path(source)),
+}

@@ -13,8 +13,9 @@ def dirichlet_partition(
 ) -> list[np.ndarray]:
     """Divides examples among clients whose label mixes differ: for each class, client shares ~ Dirichlet.
 
-    A small concentration (0.1) gives each client few classes, a large one (100) gives all the same mix. The whole
-    division is drawn again until every client has `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do).
+    A small concentration (0.1) gives each client few classes, a large one (100) gives all the same mix. Clients are of
+    different sizes, unlike those of `draw_class_mixes`. The whole division is drawn again until every client has
+    `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do).
 
     Args:
       labels: integer class of each example, `[n]`.
@@ -97,6 +98,88 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
         clients = np.flatnonzero(shares[:, label])
         owners[members] = clients[_owners_in_order(len(members), shares[clients, label])]
     return [np.flatnonzero(owners == client) for client in range(len(shares))]
+
+
+def draw_class_mixes(
+    num_clients: int, num_classes: int, concentration: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Draws each client's mix of classes: q ~ Dirichlet, the same concentration for every class.
+
+    Source: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", 2019: q ~ Dir(alpha p), here with 1 for each class as p. Where p is read as probabilities that add
+    up to 1, alpha is `concentration * num_classes`.
+
+    Args:
+      num_clients: number of clients.
+      num_classes: number of classes.
+      concentration: above 0; small values (0.1) give each client few classes, large ones (100) give all the same mix.
+      generator: draws the mixes.
+
+    Returns:
+      float64 `[num_clients, num_classes]`; the mix of a client adds up to 1.
+
+    Raises:
+      DataError: an argument is out of range.
+    """
+    if num_clients < 1 or not 0 < concentration < np.inf:
+        raise DataError(
+            f"draw_class_mixes needs num_clients >= 1 and a finite concentration > 0; got {num_clients} and "
+            f"{concentration}"
+        )
+    return generator.dirichlet(np.full(num_classes, concentration), size=num_clients)
+
+
+def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+    """Divides examples evenly among clients that each draw theirs, without replacement, from classes in their own mix.
+
+    A client draws the class of each of its examples; a draw of a class that is used up is repeated (Hsu et al., 2019).
+    So the last clients, who find what the others left, may have mixes quite unlike those asked for.
+
+    Args:
+      labels: integer class of each example, `[n]`.
+      mixes: float64 `[num_clients, num_classes]`, adding up to 1 for each client; see `draw_class_mixes`.
+      generator: draws classes and examples.
+
+    Returns:
+      For each client the sorted int64 indices of its examples: `n / num_clients` of them, up to whole examples. Every
+      index in `[0, n)` is in exactly one of them.
+    """
+    num_clients, num_classes = mixes.shape
+    members = [generator.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]
+    used = np.zeros(num_classes, np.int64)
+    left = np.bincount(labels, minlength=num_classes)
+    parts = []
+    for size, mix in zip(_even_sizes(len(labels), num_clients), mixes, strict=True):
+        counts = _draw_class_counts(size, mix, left, generator)
+        chosen = [members[label][used[label] : used[label] + count] for label, count in enumerate(counts)]
+        parts.append(np.sort(np.concatenate(chosen)))
+        used, left = used + counts, left - counts
+    return parts
+
+
+def uniform_partition(num_examples: int, num_clients: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Divides examples evenly and at random: for each client the sorted int64 indices of its examples."""
+    cuts = np.cumsum(_even_sizes(num_examples, num_clients))[:-1]
+    return [np.sort(part) for part in np.split(generator.permutation(num_examples), cuts)]
+
+
+def _draw_class_counts(size: int, mix: np.ndarray, left: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """How many examples of each class one client draws, at most those `left`: int64 `[num_classes]`."""
+    counts = np.zeros_like(left)
+    while (missing := size - counts.sum()) > 0:
+        # All draws at once, and again for those that found nothing: as likely as draws one by one.
+        weights = np.where(counts < left, mix, 0.0)
+        if not weights.sum() > 0:
+            # A mix of classes that are all used up says nothing about the others.
+            weights = left - counts
+        counts = np.minimum(counts + generator.multinomial(missing, weights / weights.sum()), left)
+    return counts
+
+
+def _even_sizes(num_examples: int, num_clients: int) -> np.ndarray:
+    """Sizes that differ by one at most and add up to `num_examples`: int64 `[num_clients]`, the larger ones first."""
+    smaller, larger_ones = divmod(num_examples, num_clients)
+    return np.where(np.arange(num_clients) < larger_ones, smaller + 1, smaller)
 
 
 def _draw_owners(

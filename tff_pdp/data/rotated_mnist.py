@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tff_pdp.data.images import Images
+from tff_pdp.data.images import Images, shrunk, shrunken_shape
 from tff_pdp.data.silo_arrays import SiloArrays
 from tff_pdp.errors import ConfigError
 
@@ -41,7 +41,6 @@ class RotatedMnistOptions:
             (self.test_per_silo >= 0, "test_per_silo must be at least 0"),
             (1 <= self.num_rotations <= 4, "num_rotations must be 1 to 4: 0, 90, 180 and 270 degrees"),
             (0 <= self.mask_fraction <= 1, "mask_fraction must lie in [0, 1]"),
-            (self.shrink >= 1, "shrink must be at least 1"),
         )
         for holds, rule in rules:
             if not holds:
@@ -72,10 +71,8 @@ def rotated_mnist(
       ConfigError: there are too few images, or images of their shape cannot be rotated or shrunk.
     """
     height, width = train.x.shape[1:3]
-    if height % options.shrink or width % options.shrink:
-        raise ConfigError(
-            f"data.arguments: shrink {options.shrink} does not divide images of {height} x {width} pixels"
-        )
+    # Judged here: the silos are made only when they are asked for.
+    shrunken_shape(train.x.shape[1:], options.shrink)
     if options.num_rotations > 1 and height != width:
         raise ConfigError(f"data.arguments: images of {height} x {width} pixels cannot be rotated by 90 degrees")
     train_parts = _divide(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
@@ -112,13 +109,6 @@ def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Gen
     height, width = shape
     patches = generator.random((-(-height // _PATCH), -(-width // _PATCH))) < fraction
     return np.kron(patches, np.ones((_PATCH, _PATCH), bool))[:height, :width]
-
-
-def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
-    """Averages squares of `factor * factor` pixels, rounded: uint8 `[n, height, width, 1]` to that over `factor`."""
-    number, height, width, channels = images.shape
-    squares = images.reshape(number, height // factor, factor, width // factor, factor, channels)
-    return np.rint(squares.mean(axis=(2, 4))).astype(np.uint8)
 
 
 def _divide(images: Images, num_silos: int, per_silo: int, side: str, seed: list[int]) -> np.ndarray:

@@ -11,6 +11,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.base import InitialWeights, Model, Weights, half_squared_error, softmax_cross_entropy
 from tff_pdp.models.batches import shift_and_scale
+from tff_pdp.models.initializers import glorot_uniform
 
 PoolAfter = Literal["each", "last"]
 
@@ -20,14 +21,14 @@ def build_cnn(
     num_classes: int,
     channels: Sequence[int] = (32, 64),
     kernel_size: int = 3,
-    hidden_units: int = 128,
+    hidden_units: int | Sequence[int] = 128,
     *,
     pool_after: PoolAfter = "last",
     group_norm_groups: int = 0,
     input_shift: float = 0.0,
     input_scale: float = 1.0,
 ) -> Model:
-    """Builds convolutions with ReLU and 2x2 max pooling, a dense layer with ReLU if asked for, and a dense layer.
+    """Builds convolutions with ReLU and 2x2 max pooling, dense layers with ReLU if asked for, and a dense layer.
 
     Convolutions have stride 1 and no padding; pooling has stride 2. The input is `(x + input_shift) * input_scale`, by
     public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform, biases zero, scales
@@ -44,7 +45,7 @@ def build_cnn(
       num_classes: number of classes; 0 for a regression.
       channels: of each convolution.
       kernel_size: height and width of every kernel.
-      hidden_units: of the dense layer before the head; 0 for none.
+      hidden_units: of the dense layer before the head, or of each of several; 0 for none.
       pool_after: which of the convolutions pooling follows.
       group_norm_groups: where positive, a GroupNorm of so many groups stands between each convolution and its ReLU.
       input_shift: added to x.
@@ -54,26 +55,26 @@ def build_cnn(
       ConfigError: a size is not positive, the groups do not divide the channels, or the input is too small.
     """
     _check(input_shape, channels, kernel_size, hidden_units, pool_after, group_norm_groups)
+    hidden_sizes = _hidden_sizes(hidden_units)
     depth = len(channels)
     is_pooled = [pool_after == "each" or index == depth - 1 for index in range(depth)]
     height, width = (_size_after(size, kernel_size, is_pooled) for size in input_shape[:2])
     flat_size = height * width * channels[-1]
     convolutions = list(zip([input_shape[2], *channels], channels, strict=False))
-    units = [flat_size, *([hidden_units] if hidden_units else []), num_classes or 1]
-    dense_sizes = list(itertools.pairwise(units))
-    head = f"dense_{len(dense_sizes) - 1}"
+    dense_sizes = list(itertools.pairwise([flat_size, *hidden_sizes, num_classes or 1]))
+    head = f"dense_{len(hidden_sizes)}"
 
     def init(seed: int) -> InitialWeights:
         rng = np.random.default_rng(seed)
         weights: InitialWeights = {}
         for index, (size_in, size_out) in enumerate(convolutions):
-            weights[f"conv_{index}/kernel"] = _glorot_uniform(rng, (kernel_size, kernel_size, size_in, size_out))
+            weights[f"conv_{index}/kernel"] = glorot_uniform(rng, (kernel_size, kernel_size, size_in, size_out))
             weights[f"conv_{index}/bias"] = np.zeros(size_out, np.float32)
             if group_norm_groups:
                 weights[f"norm_{index}/scale"] = np.ones(size_out, np.float32)
                 weights[f"norm_{index}/bias"] = np.zeros(size_out, np.float32)
         for index, shape in enumerate(dense_sizes):
-            weights[f"dense_{index}/kernel"] = _glorot_uniform(rng, shape)
+            weights[f"dense_{index}/kernel"] = glorot_uniform(rng, shape)
             weights[f"dense_{index}/bias"] = np.zeros(shape[1], np.float32)
         return weights
 
@@ -88,8 +89,8 @@ def build_cnn(
                 activations = tf.nn.max_pool2d(activations, ksize=2, strides=2, padding="VALID")
             activations = tf.nn.relu(activations)
         activations = tf.reshape(activations, [-1, flat_size])
-        if hidden_units:
-            activations = tf.nn.relu(layers.dense(weights, "dense_0", activations))
+        for index in range(len(hidden_sizes)):
+            activations = tf.nn.relu(layers.dense(weights, f"dense_{index}", activations))
         outputs = layers.dense(weights, head, activations)
         return outputs if num_classes else outputs[:, 0]
 
@@ -104,6 +105,12 @@ def build_cnn(
     )
 
 
+def _hidden_sizes(hidden_units: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(hidden_units, int):
+        return (hidden_units,) if hidden_units else ()
+    return tuple(hidden_units)
+
+
 def _size_after(size: int, kernel_size: int, is_pooled: Sequence[bool]) -> int:
     for pooled in is_pooled:
         size -= kernel_size - 1
@@ -115,19 +122,20 @@ def _check(
     input_shape: Sequence[int],
     channels: Sequence[int],
     kernel_size: int,
-    hidden_units: int,
+    hidden_units: int | Sequence[int],
     pool_after: str,
     group_norm_groups: int,
 ) -> None:
     if len(input_shape) != 3:
-        raise ConfigError(f"model cnn needs examples of height x width x channels, not of shape {list(input_shape)}")
+        raise ConfigError(f"convolutions need examples of height x width x channels, not of shape {list(input_shape)}")
     if not channels or any(size < 1 for size in channels):
         raise ConfigError(f"model.arguments.channels {list(channels)} must be positive, at least one")
     if kernel_size < 1:
         raise ConfigError(f"model.arguments.kernel_size {kernel_size} must be positive")
-    for name, size in (("hidden_units", hidden_units), ("group_norm_groups", group_norm_groups)):
-        if size < 0:
-            raise ConfigError(f"model.arguments.{name} {size} must not be negative")
+    if any(size < 1 for size in _hidden_sizes(hidden_units)):
+        raise ConfigError(f"model.arguments.hidden_units {hidden_units} must be positive, or 0 for none")
+    if group_norm_groups < 0:
+        raise ConfigError(f"model.arguments.group_norm_groups {group_norm_groups} must not be negative")
     if pool_after not in get_args(PoolAfter):
         raise ConfigError(f"model.arguments.pool_after {pool_after!r} must be each or last")
     if group_norm_groups and any(size % group_norm_groups for size in channels):
@@ -137,7 +145,7 @@ def _check(
     smallest = _smallest_input(len(channels), kernel_size, pool_after)
     if min(input_shape[:2]) < smallest:
         raise ConfigError(
-            f"model cnn with {len(channels)} convolutions of kernel_size {kernel_size} needs examples of at least "
+            f"{len(channels)} convolutions of kernel_size {kernel_size} with pooling need examples of at least "
             f"{smallest} x {smallest}, not {input_shape[0]} x {input_shape[1]}"
         )
 
@@ -147,9 +155,3 @@ def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
     if pool_after == "last":
         return 2 + depth * (kernel_size - 1)
     return 2**depth + (2**depth - 1) * (kernel_size - 1)
-
-
-def _glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    window = int(np.prod(shape[:-2]))
-    limit = np.sqrt(6.0 / (window * (shape[-2] + shape[-1])))
-    return rng.uniform(-limit, limit, shape).astype(np.float32)

@@ -211,6 +211,12 @@ def _calibrate(
     )
 
 
+def next_float32(value: float) -> float:
+    """The value rounded up to a float32, which is what noise is scaled by."""
+    rounded = np.float32(value)
+    return float(rounded if rounded >= value else np.nextafter(rounded, np.float32(np.inf)))
+
+
 def solve_noise_multiplier(
     make_event: Callable[[float], dp_accounting.DpEvent],
     epsilon: float,

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -10,9 +11,9 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.per_example import clipped_sum
-from tff_pdp.privacy.plan import Sampler, SiloMechanism
 from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.privacy.sampling import Batches, paper_shuffled_batches, poisson_batches
+from tff_pdp.privacy.silo_example_plan import Sampler, SiloMechanism
 
 # Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
 # step, which saves memory.
@@ -71,6 +72,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
         index: tf.Tensor,
         scale: tf.Tensor,
         pull: Weights | None = None,
+        trainable: Sequence[str] | None = None,
     ) -> Weights:
         indices, size = draws.batches.indices[index], draws.batches.sizes[index]
         total = clipped_sum(
@@ -87,7 +89,8 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
         noise = draws.noise[index] * stddev if is_small else _noise(draws.noise, index, num_gaussians, stddev)
         noised = _add(total, noise, num_gaussians)
         factor = scale / mechanism["expected_batch_size"]
-        return collections.OrderedDict((name, value * factor) for name, value in noised.items())
+        # Of all weights clip and noise were; what is not asked for is not used.
+        return collections.OrderedDict((name, noised[name] * factor) for name in trainable or noised)
 
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient

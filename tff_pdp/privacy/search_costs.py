@@ -6,9 +6,9 @@ import dp_accounting
 
 from tff_pdp.privacy.accountants import epsilon_bounds
 from tff_pdp.privacy.ledger import Ledger
-from tff_pdp.privacy.plan import PrivacyPlan
 from tff_pdp.privacy.repeated_runs import fixed_grid_event
 from tff_pdp.privacy.search_plan import Search
+from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SearchCosts:
     fixed_grid: float
 
 
-def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
+def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
     """What each silo pays.
 
     Args:
@@ -40,7 +40,7 @@ def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str,
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
 
-def _costs(plan: PrivacyPlan, search: Search, ledger: Ledger, client_id: str) -> SearchCosts:
+def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str) -> SearchCosts:
     before = [event for event, _ in plan.fixed_events.get(client_id, ())]
     training = plan.training_event(client_id)
     run = dp_accounting.ComposedDpEvent([training, search.score_event])

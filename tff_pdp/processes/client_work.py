@@ -1,41 +1,44 @@
 """What a client computes in a round, written once, for one client and for a stack of them."""
 
 import collections
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientData, GradientEstimator, LocalSteps
+from tff_pdp.algorithms.base import Algorithm, ClientData, GradFn, GradientEstimator, LocalSteps
 from tff_pdp.privacy.selection import NOTHING, Selector
 from tff_pdp.processes.vectorizable import vectorizable
 
+# The hyper-parameter that says how many gradients a client asks for when it adapts.
+ADAPT_STEPS = "adapt_steps"
+
 
 def build_client_work(
-    algorithm: Algorithm, estimator: GradientEstimator, selector: Selector | None = None, *, is_weighted: bool = False
+    algorithm: Algorithm,
+    estimator: GradientEstimator,
+    selector: Selector | None = None,
+    *,
+    is_weighted: bool = False,
 ) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
-
-    The selector is for an algorithm with candidates. With weights, what a client releases counts `params["weight"]`
-    times.
 
     Up to rounding, a client's result does not depend on who else is in the stack: what it draws comes from its own
     seed, and padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may
     round differently.)
+
+    Args:
+      algorithm: what clients do.
+      estimator: of gradients.
+      selector: for an algorithm with candidates.
+      is_weighted: what a client releases counts `params["weight"]` times.
     """
 
-    def train(
-        message: Any, state: Any, data: Any, params: Any, draws: Any, selected: tf.Tensor, bound: tf.Tensor
-    ) -> Any:
-        def grad_fn(weights, examples, index, scale, pull=None):
-            return estimator.gradient(params["mechanism"], draws, weights, examples, index, scale, pull)
-
-        steps = LocalSteps(params["hparams"]["local_steps"], bound)
-        hparams = {**params["hparams"], "local_steps": steps, "selected": selected}
-        result = algorithm.client_update(message, state, ClientData(**data), grad_fn, hparams)
+    def train(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
+        result = algorithm.client_update(message, state, own.data, grad_fn, own.hparams)
         released = plain(result.released)
         if is_weighted:
-            released = tf.nest.map_structure(lambda value: params["weight"] * value, released)
+            released = tf.nest.map_structure(lambda value: own.params["weight"] * value, released)
         return collections.OrderedDict(state=plain(result.state), released=released)
 
     def select(message: Any, data: Any, params: Any) -> tf.Tensor:
@@ -43,24 +46,74 @@ def build_client_work(
             return tf.fill(tf.shape(data["num_examples"]), NOTHING)
         return selector(algorithm.candidates(message), data, params["selection_epsilon"], params["seed"])
 
+    return _build(estimator, algorithm.step_hparams, algorithm.num_gradients, train, select)
+
+
+def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Callable[..., Any]:
+    """Builds `(broadcast, client state, client data, client params) -> client state`, for an algorithm that adapts."""
+    adapt = algorithm.adapt
+    if adapt is None:
+        raise ValueError(f"{algorithm.name} does not adapt")
+
+    def work(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
+        return plain(adapt(message, state, own.data, grad_fn, own.hparams))
+
+    def select(message: Any, data: Any, params: Any) -> tf.Tensor:
+        del message, params
+        return tf.fill(tf.shape(data["num_examples"]), NOTHING)
+
+    return _build(estimator, (ADAPT_STEPS,), lambda hparams: hparams[ADAPT_STEPS], work, select)
+
+
+class _Own(NamedTuple):
+    """What a client has of its own in a round: examples, parameters, and hyper-parameters as algorithms see them."""
+
+    data: ClientData
+    params: Any
+    hparams: dict[str, Any]
+
+
+def _build(
+    estimator: GradientEstimator,
+    step_hparams: Sequence[str],
+    num_gradients: Callable[[Any], Any],
+    work: Callable[[_Own, Any, Any, GradFn], Any],
+    select: Callable[[Any, Any, Any], tf.Tensor],
+) -> Callable[..., Any]:
+    """Builds the computation of clients that estimate gradients, for one client and for a stack."""
+
+    def run(message: Any, state: Any, data: Any, params: Any, draws: Any, selected: tf.Tensor, bounds: Any) -> Any:
+        def grad_fn(weights, examples, index, scale, pull=None, trainable=None):
+            return estimator.gradient(params["mechanism"], draws, weights, examples, index, scale, pull, trainable)
+
+        steps = {name: LocalSteps(params["hparams"][name], bounds[name]) for name in step_hparams}
+        hparams = {**params["hparams"], **steps, "selected": selected}
+        return work(_Own(ClientData(**data), params, hparams), message, state, grad_fn)
+
+    def draw(data: Any, params: Any) -> Any:
+        """The draws of all clients of a stack."""
+        num_steps = num_gradients(params["hparams"])
+        return estimator.draw(
+            params["mechanism"], data["num_examples"], tf.shape(data["y"])[1], num_steps, params["seed"]
+        )
+
     def for_one(message: Any, state: Any, data: Any, params: Any) -> Any:
         data = usable_rows(data, axis=0)
         stacked_data, stacked_params = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], (data, params))
-        draws = _draw(algorithm, estimator, stacked_data, stacked_params)
-        only = tf.nest.map_structure(lambda leaf: leaf[0], draws)
+        only = tf.nest.map_structure(lambda leaf: leaf[0], draw(stacked_data, stacked_params))
         selected = select(message, stacked_data, stacked_params)[0]
-        return train(message, state, data, params, only, selected, params["hparams"]["local_steps"])
+        return run(message, state, data, params, only, selected, params["hparams"])
 
     def for_stack(message: Any, states: Any, data: Any, params: Any) -> Any:
         data = usable_rows(data, axis=1)
-        draws = _draw(algorithm, estimator, data, params)
+        draws = draw(data, params)
         selected = select(message, data, params)
-        bound = tf.reduce_max(params["hparams"]["local_steps"])
+        bounds = {name: tf.reduce_max(params["hparams"][name]) for name in step_hparams}
 
-        def train_one(own: tuple[Any, Any, Any, Any, Any]) -> Any:
-            return train(message, *own, bound)
+        def run_one(own: tuple[Any, Any, Any, Any, Any]) -> Any:
+            return run(message, *own, bounds)
 
-        return tf.vectorized_map(train_one, (states, data, params, draws, selected))
+        return tf.vectorized_map(run_one, (states, data, params, draws, selected))
 
     return vectorizable(for_one, for_stack, num_shared=1)
 
@@ -99,14 +152,3 @@ def usable_rows(data: Any, *, axis: int) -> Any:
         return tf.cond(rows > 0, lambda: values, lambda: tf.pad(values, paddings))
 
     return collections.OrderedDict(x=prepare(data["x"]), y=prepare(data["y"]), num_examples=data["num_examples"])
-
-
-def _draw(algorithm: Algorithm, estimator: GradientEstimator, data: Any, params: Any) -> Any:
-    """The draws of all clients of a stack."""
-    return estimator.draw(
-        params["mechanism"],
-        data["num_examples"],
-        tf.shape(data["y"])[1],
-        params["hparams"]["local_steps"] * algorithm.data_passes,
-        params["seed"],
-    )

@@ -6,8 +6,11 @@
     init_client : (server_state@SERVER -> client_state@SERVER), the state of a client that has not taken part yet
     next        : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
                   -> (server_state@SERVER, client_states@CLIENTS, metrics@SERVER)
-    personalise : (server_state@SERVER, client_states@CLIENTS) -> weights@CLIENTS
-    evaluate    : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS
+    adapt       : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
+                  -> ready_states@CLIENTS, what clients do for themselves before their models are used; None where that
+                  is nothing, and states are ready as they are
+    personalise : (server_state@SERVER, ready_states@CLIENTS) -> weights@CLIENTS
+    evaluate    : (server_state@SERVER, ready_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS
 
 Everything that differs between clients (mechanism, hyper-parameters, random seed) is a scalar in `client_params`, so
 one compiled computation serves silos with different budgets.
@@ -25,15 +28,9 @@ from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.selection import Selector
+from tff_pdp.processes.aggregation import UserSum, at_server, build_plain_aggregation, build_user_aggregation
 from tff_pdp.processes.client_work import build_client_work, plain
-from tff_pdp.processes.evaluate import build_evaluate, build_personalise
-
-AGGREGATORS = {
-    # Under DP-SGD the values are private when they arrive, and counted uniformly: plain mean and sum, no zeroing or
-    # clipping that would read them un-noised.
-    "mean": _tff.UnweightedMeanFactory,
-    "sum": _tff.SumFactory,
-}
+from tff_pdp.processes.evaluate import build_adapt, build_evaluate, build_personalise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +40,7 @@ class PersonalizedProcess:
     initialize: _tff.Computation
     init_client: _tff.Computation
     next: _tff.Computation
+    adapt: _tff.Computation | None
     personalise: _tff.Computation
     evaluate: _tff.Computation
     has_global_model: bool
@@ -55,7 +53,7 @@ def compose(
     estimator: GradientEstimator,
     selector: Selector | None = None,
     is_weighted: bool = False,
-    aggregator_factories: Mapping[str, _tff.UnweightedAggregationFactory] | None = None,
+    user_sum: UserSum | None = None,
     model_seed: int = 0,
 ) -> PersonalizedProcess:
     """Builds the computations of `algorithm` training `model`.
@@ -65,10 +63,10 @@ def compose(
       model: what they train.
       estimator: how clients estimate gradients.
       selector: how clients select among the algorithm's candidates, where it has some.
-      is_weighted: whether clients have weights, whose mean must be one: a mean of what they release is then a
-        weighted one. Weights are public, or private already.
-      aggregator_factories: how the server combines what is released, by name, where it is not the plain mean or sum
-        that the algorithm asks for.
+      is_weighted: whether clients have weights: a mean of what they release is then a weighted one. Weights are public,
+        or private already. Their mean must be one; with a noised sum, each at most one.
+      user_sum: how the server adds up what users release, where it is their privacy that is protected: all of it is
+        clipped jointly, summed and noised. Without it, the plain mean or sum that the algorithm asks for.
       model_seed: of the initial weights, which are public.
 
     Returns:
@@ -76,7 +74,6 @@ def compose(
     """
     if (selector is None) != (algorithm.candidates is None):
         raise ValueError(f"{algorithm.name}: a selector is for algorithms with candidates, which need one")
-    factories = aggregator_factories or {}
 
     @_tff.tensorflow_computation
     def init_server():
@@ -97,21 +94,19 @@ def compose(
 
     state_type = new_client.type_signature.result
     data_type = client_data_type(model)
-    params_type = client_params_type(algorithm, estimator, is_weighted=is_weighted)
-    work = build_client_work(algorithm, estimator, selector, is_weighted=is_weighted)
+    params_type = client_params_type(algorithm, estimator, is_weighted=is_weighted, user_sum=user_sum)
+    work = build_client_work(algorithm, estimator, selector, is_weighted=is_weighted and user_sum is None)
 
     @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
     def client_work(message, state, data, params):
         return work(message, state, data, params)
 
     released_type = client_work.type_signature.result["released"]
-    aggregators = collections.OrderedDict(
-        (name, (factories.get(name) or AGGREGATORS[kind]()).create(released_type[name]))
-        for name, kind in algorithm.released.items()
-    )
-    aggregates_type = collections.OrderedDict(
-        (name, _result_type(aggregator)) for name, aggregator in aggregators.items()
-    )
+    if user_sum is None or not algorithm.released:
+        aggregation = build_plain_aggregation(algorithm, released_type, params_type)
+    else:
+        aggregation = build_user_aggregation(algorithm, released_type, params_type, user_sum, is_weighted=is_weighted)
+    aggregates_type = aggregation.aggregates_type
 
     @_tff.tensorflow_computation(server_type, aggregates_type)
     def server_work(server, aggregates):
@@ -126,10 +121,7 @@ def compose(
 
     @_tff.federated_computation
     def initialize():
-        return _at_server(
-            algorithm=_tff.federated_eval(init_server, _tff.SERVER),
-            aggregators=_at_server(**{name: aggregator.initialize() for name, aggregator in aggregators.items()}),
-        )
+        return at_server(algorithm=_tff.federated_eval(init_server, _tff.SERVER), aggregation=aggregation.initialize())
 
     server_state_type = initialize.type_signature.result
 
@@ -143,23 +135,25 @@ def compose(
     def next_round(server_state, client_states, client_data, client_params):
         message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
         result = _tff.federated_map(client_work, (message, client_states, client_data, client_params))
-        outputs = {
-            name: aggregator.next(server_state["aggregators"][name], result["released"][name])
-            for name, aggregator in aggregators.items()
-        }
-        aggregates = _at_server(**{name: output.result for name, output in outputs.items()})
-        new_server_state = _at_server(
+        aggregation_state, aggregates = aggregation.next(server_state["aggregation"], result["released"], client_params)
+        new_server_state = at_server(
             algorithm=_tff.federated_map(server_work, (server_state["algorithm"], aggregates)),
-            aggregators=_at_server(**{name: output.state for name, output in outputs.items()}),
+            aggregation=aggregation_state,
         )
         return new_server_state, result["state"], _tff.federated_map(release_norms, aggregates)
 
+    adapt, ready_type = None, state_type
+    if algorithm.adapt is not None:
+        adapt = build_adapt(algorithm, estimator, server_state_type, broadcast, state_type, data_type, params_type)
+        adapted: Any = adapt.type_signature.result
+        ready_type = adapted.member
     return PersonalizedProcess(
         initialize=initialize,
         init_client=init_client,
         next=next_round,
-        personalise=build_personalise(algorithm, server_state_type, broadcast, state_type),
-        evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, state_type, data_type),
+        adapt=adapt,
+        personalise=build_personalise(algorithm, server_state_type, broadcast, ready_type),
+        evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, ready_type, data_type),
         has_global_model=algorithm.global_model is not None,
     )
 
@@ -178,11 +172,18 @@ def client_data_type(model: Model) -> Any:
     )
 
 
-def client_params_type(algorithm: Algorithm, estimator: GradientEstimator, *, is_weighted: bool = False) -> Any:
+def client_params_type(
+    algorithm: Algorithm,
+    estimator: GradientEstimator,
+    *,
+    is_weighted: bool = False,
+    user_sum: UserSum | None = None,
+) -> Any:
     """TFF type of what tells one client how to train.
 
     Mechanism, hyper-parameters, this round's secret seed; for an algorithm with candidates, the `selection_epsilon` of
-    this round, 0 for no selection; and the client's `weight`, if it has one.
+    this round, 0 for no selection; the client's `weight`, if it has one. Users who clip by themselves are told the
+    `clip_norm`, those who add noise by themselves the standard deviation of their share, `noise_share`.
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
@@ -195,6 +196,10 @@ def client_params_type(algorithm: Algorithm, estimator: GradientEstimator, *, is
         fields["selection_epsilon"] = _tff.TensorType(np.float32)
     if is_weighted:
         fields["weight"] = _tff.TensorType(np.float32)
+    if user_sum is not None and (is_weighted or algorithm.noise_on_own_support):
+        fields["clip_norm"] = _tff.TensorType(np.float32)
+    if user_sum is not None and algorithm.noise_on_own_support:
+        fields["noise_share"] = _tff.TensorType(np.float32)
     return _tff.to_type(fields)
 
 
@@ -207,6 +212,7 @@ def client_params_columns(
     seeds: np.ndarray,
     selection_epsilons: Any = 0.0,
     weights: Any = None,
+    **user_values: float,
 ) -> Any:
     """The parameters of all clients: a member of `client_params_type` with a leading axis of clients.
 
@@ -218,6 +224,7 @@ def client_params_columns(
       seeds: int64 `[clients, 2]`.
       selection_epsilons: one for all, or one for each.
       weights: one for each, where clients have weights.
+      **user_values: `clip_norm` and `noise_share`, where users are told of them.
     """
 
     def column(value: Any, dtype: Any) -> np.ndarray:
@@ -235,21 +242,11 @@ def client_params_columns(
         columns["selection_epsilon"] = column(selection_epsilons, np.float32)
     if weights is not None:
         columns["weight"] = column(weights, np.float32)
+    for name, value in user_values.items():
+        columns[name] = column(value, np.float32)
     return columns
 
 
 def hparam_dtype(default: float | int) -> type[np.generic]:
     """int32 for a hyper-parameter whose default is a whole number, else float32."""
     return np.int32 if isinstance(default, int) else np.float32
-
-
-def _result_type(aggregator: _tff.AggregationProcess) -> Any:
-    output: Any = aggregator.next.type_signature.result
-    return output.result.member
-
-
-def _at_server(**values: Any) -> Any:
-    """Zips federated values at the server into one; an empty zip is a constant."""
-    if not values:
-        return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
-    return _tff.federated_zip(collections.OrderedDict(values))

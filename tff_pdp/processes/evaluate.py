@@ -6,9 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.batches import at_least_one_row
+from tff_pdp.processes.client_work import build_adapt_work
 
 
 def build_personalise(
@@ -26,6 +27,35 @@ def build_personalise(
         return _tff.federated_map(personalise_one, (message, client_states))
 
     return personalise
+
+
+def build_adapt(
+    algorithm: Algorithm,
+    estimator: GradientEstimator,
+    server_state_type: Any,
+    broadcast: _tff.Computation,
+    state_type: Any,
+    data_type: Any,
+    params_type: Any,
+) -> _tff.Computation:
+    """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS) -> states`.
+
+    What clients do for themselves with their own data, before their models are used. Nothing of it leaves them.
+    """
+    work = build_adapt_work(algorithm, estimator)
+
+    @_tff.tensorflow_computation(broadcast.type_signature.result, state_type, data_type, params_type)
+    def adapt_one(message, state, data, params):
+        return work(message, state, data, params)
+
+    @_tff.federated_computation(
+        server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
+    )
+    def adapt(server_state, client_states, client_data, client_params):
+        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
+        return _tff.federated_map(adapt_one, (message, client_states, client_data, client_params))
+
+    return adapt
 
 
 def build_evaluate(

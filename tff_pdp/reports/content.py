@@ -7,43 +7,26 @@ from typing import Any, Self
 
 from tff_pdp import errors
 from tff_pdp.models.metrics import Metric
+from tff_pdp.reports.client_words import SILOS, USERS, ClientWords
+from tff_pdp.reports.user_facts import UserCosts
 
 # JSON has no infinities and no NaN; a budget without bound must not turn into an unreadable file.
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 @dataclasses.dataclass(frozen=True)
-class SiloResult:
-    """What one silo paid and what it got.
+class ClientScores:
+    """What one client, a silo or a user, got.
 
     Attributes:
-      id: the silo's name.
-      num_train: number of training examples, public or noised.
+      id: the client's name.
       num_test: number of held-out test examples.
-      epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
-      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
-        or the budget where the number of training examples was noised.
-      epsilon_rdp: upper bound from Rényi accounting.
-      epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
-      delta: the delta of all three epsilons.
-      noise_multiplier: standard deviation of the noise over the clip norm.
-      sampling_rate: probability that one record takes part in one step.
-      last_round: the last it took part in, when its budget was spent or training ended.
-      personal: method name to the test metric of this silo's personal model; NaN without test examples.
-      shared: method name to the test metric of the shared model in this silo; `None` where there is none.
+      personal: method name to the test metric of this client's personal model; NaN without test examples.
+      shared: method name to the test metric of the shared model on this client; `None` where there is none.
     """
 
     id: str
-    num_train: int
     num_test: int
-    epsilon_target: float
-    epsilon_spent: float
-    epsilon_rdp: float
-    epsilon_pld: float
-    delta: float
-    noise_multiplier: float
-    sampling_rate: float
-    last_round: int
     personal: Mapping[str, float]
     shared: Mapping[str, float | None]
 
@@ -58,23 +41,52 @@ class SiloResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class SiloResult(ClientScores):
+    """What one silo paid and what it got.
+
+    Attributes:
+      num_train: number of training examples, public or noised.
+      epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
+      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
+        or the budget where the number of training examples was noised.
+      epsilon_rdp: upper bound from Rényi accounting.
+      epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
+      delta: the delta of all three epsilons.
+      noise_multiplier: standard deviation of the noise over the clip norm.
+      sampling_rate: probability that one record takes part in one step.
+      last_round: the last it took part in, when its budget was spent or training ended.
+    """
+
+    num_train: int
+    epsilon_target: float
+    epsilon_spent: float
+    epsilon_rdp: float
+    epsilon_pld: float
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
+    last_round: int
+
+
+@dataclasses.dataclass(frozen=True)
 class AlgorithmResult:
-    """What one method reached over all silos, in the report's metric.
+    """What one method reached over all clients, silos or users, in the report's metric.
 
     Attributes:
       name: the method's name in the registry.
       title: the method's name for a reader.
-      mean: mean over silos of the personal model's test metric.
-      mean_over_examples: the same, each silo weighted by its number of test examples.
-      worst_decile: mean over the worst tenth of the silos.
-      spread: standard deviation over silos.
-      shared_mean: mean over silos of the shared model's test metric; `None` where there is none.
-      history: pairs (round, mean over silos of the validation metric).
+      mean: mean over clients of the personal model's test metric.
+      mean_over_examples: the same, each client weighted by its number of test examples.
+      worst_decile: mean over the worst tenth of the clients.
+      spread: standard deviation over clients.
+      shared_mean: mean over clients of the shared model's test metric; `None` where there is none.
+      history: pairs (round, mean over clients of the validation metric).
       rounds: number of rounds trained.
       seconds_per_round: mean wall-clock seconds of a round.
       claim: `formal`, `formal-conditional`, `empirical` or `none`.
       claim_reason: one line that says why.
       exported: whether this method's models were written for serving.
+      user_costs: what its training cost every user; `None` where clients are silos.
     """
 
     name: str
@@ -90,6 +102,7 @@ class AlgorithmResult:
     claim: str
     claim_reason: str
     exported: bool
+    user_costs: UserCosts | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
@@ -100,6 +113,8 @@ class AlgorithmResult:
         """The inverse of `to_dict`."""
         values = _checked(cls, _decode(data))
         values["history"] = tuple((int(number), value) for number, value in values["history"])
+        costs = values.get("user_costs")
+        values["user_costs"] = None if costs is None else UserCosts(**_checked(UserCosts, costs))
         return cls(**values)
 
 
@@ -112,11 +127,12 @@ class Report:
       created: when the run ended, as text.
       metric: what models are judged by here.
       algorithms: the compared methods, in the order to show them.
-      silos: one entry per silo.
-      privacy: what `privacy_statement.build_privacy_statement` returned.
+      silos: one entry per silo; none where clients are users.
+      privacy: what `privacy_statement.build_privacy_statement` returned, or `user_statement.build_user_statement`.
       config: the resolved configuration of the run.
       notes: remarks for the reader, one sentence each.
-      baseline: name of the method that learns in each silo alone; gains are measured against it.
+      baseline: name of the method in which each client learns alone; gains are measured against it.
+      users: one entry per user; none where clients are silos.
     """
 
     title: str
@@ -128,6 +144,17 @@ class Report:
     config: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     baseline: str = "local_only"
+    users: tuple[ClientScores, ...] = ()
+
+    @property
+    def clients(self) -> tuple[ClientScores, ...]:
+        """The silos, or the users."""
+        return self.users or self.silos
+
+    @property
+    def words(self) -> ClientWords:
+        """What to call them."""
+        return USERS if self.users else SILOS
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
@@ -140,6 +167,7 @@ class Report:
         values["metric"] = Metric(**values["metric"])
         values["algorithms"] = tuple(AlgorithmResult.from_dict(entry) for entry in values["algorithms"])
         values["silos"] = tuple(SiloResult.from_dict(entry) for entry in values["silos"])
+        values["users"] = tuple(ClientScores.from_dict(entry) for entry in values.get("users", ()))
         values["notes"] = tuple(values["notes"])
         return cls(**values)
 
@@ -170,7 +198,7 @@ def json_safe(value: Any) -> Any:
 
 
 def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns the non-finite words back into numbers, except in text fields, where a silo may be called "nan"."""
+    """Turns the non-finite words back into numbers, except in text fields, where a client may be called "nan"."""
 
     def decode(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -1,11 +1,12 @@
-"""The privacy statement: what is protected, against whom, at what cost, and what is not protected at all."""
+"""The privacy statement of silos: what is protected, against whom, at what cost, and what is not protected at all."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pdp import errors
-from tff_pdp.reports import content, privacy_texts
+from tff_pdp.reports import content, privacy_texts, silo_texts, statement_parts
+from tff_pdp.reports.client_words import SILOS
 
 
 def build_privacy_statement(
@@ -36,7 +37,7 @@ def build_privacy_statement(
       silos: what every silo spent, for one method.
       clip: L2 norm to which each record's gradient is clipped, over all weights jointly.
       steps: noisy gradient computations of one method in one silo, the largest number over the methods.
-      sampler: a key of `privacy_texts.SAMPLERS`.
+      sampler: a key of `silo_texts.SAMPLERS`.
       other_releases: what the ledgers hold besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
       tuned: names of the settings that were chosen by looking at results.
@@ -56,32 +57,43 @@ def build_privacy_statement(
       A JSON-able dict. `paragraphs` is a list of `{"heading", "text"}`, meant to be shown in order; the other keys hold
       the same facts as data.
     """
-    if sampler not in privacy_texts.SAMPLERS:
+    if sampler not in silo_texts.SAMPLERS:
         raise errors.ConfigError(
-            f'Unknown sampler "{sampler}" in a privacy statement; known: {", ".join(privacy_texts.SAMPLERS)}.'
+            f'Unknown sampler "{sampler}" in a privacy statement; known: {", ".join(silo_texts.SAMPLERS)}.'
         )
     if not algorithms or not silos:
         raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
-    covered = [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
-    claim, reason = _claim(covered, silos, known_seed)
-    if claim not in ("formal", "formal-conditional"):
+    covered = statement_parts.covered_methods(algorithms)
+    claim, reason = statement_parts.claim_of(covered, known_seed, _without_noise(silos))
+    if not statement_parts.is_private(claim):
         if_charged = None
-    composed = _composed(algorithms, silos, composed_epsilon, composed_delta, known_seed)
-    composed["methods"] = recorded_runs or len(algorithms)
     spent = [silo.epsilon_spent for silo in silos]
-    paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, spent))]
+    largest_delta = max(silo.delta for silo in silos)
+    composed = statement_parts.composed_costs(
+        algorithms,
+        SILOS,
+        spent=max(spent),
+        delta=largest_delta,
+        composed_epsilon=composed_epsilon,
+        composed_delta=composed_delta,
+        recorded_runs=recorded_runs,
+        known_seed=known_seed,
+    )
+    searched = silo_texts.search_text(search) if search else ""
+    tuning = privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), if_charged, SILOS, searched)
+    paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, silo_texts.guarantee_text(spent)))]
     if all(silo.noise_multiplier == 0 for silo in silos):
-        paragraphs.append(("What is protected", privacy_texts.unprotected_text()))
+        paragraphs.append(("What is protected", silo_texts.unprotected_text()))
     else:
         paragraphs += [
-            ("Unit of protection", privacy_texts.unit_text()),
-            ("One person in several silos", privacy_texts.sum_text(spent)),
-            ("Mechanism", privacy_texts.mechanism_text(silos, clip, steps, sampler)),
-            ("What it cost", privacy_texts.cost_text(silos, other_releases, num_examples_are_noised)),
-            ("If all compared methods are released", privacy_texts.composed_text(composed)),
-            ("Tuning", privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), search, if_charged)),
-            ("What is treated as public", privacy_texts.public_text(num_examples_are_noised)),
-            ("What is not private", privacy_texts.not_private_text(search)),
+            ("Unit of protection", silo_texts.unit_text()),
+            ("One person in several silos", silo_texts.sum_text(spent)),
+            ("Mechanism", silo_texts.mechanism_text(silos, clip, steps, sampler)),
+            ("What it cost", silo_texts.cost_text(silos, other_releases, num_examples_are_noised)),
+            ("If all compared methods are released", privacy_texts.composed_text(composed, SILOS)),
+            ("Tuning", tuning),
+            ("What is treated as public", silo_texts.public_text(num_examples_are_noised)),
+            ("What is not private", silo_texts.held_out_text(search)),
             ("Limits of the implementation", privacy_texts.limits_text()),
         ]
     statement = {
@@ -89,7 +101,7 @@ def build_privacy_statement(
         "adjacency": "add or remove one record of one silo",
         "claim": claim,
         "claim_reason": reason,
-        "private": claim in ("formal", "formal-conditional"),
+        "private": statement_parts.is_private(claim),
         "known_seed": known_seed,
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": sampler,
@@ -97,75 +109,28 @@ def build_privacy_statement(
         "steps": steps,
         "epsilon_minimum": min(spent),
         "epsilon_maximum": max(spent),
-        "delta_maximum": max(silo.delta for silo in silos),
+        "delta_maximum": largest_delta,
         "silos": [_silo_costs(silo) for silo in silos],
         "composed": composed,
-        "tuning": {
-            "tuned": list(tuned),
-            "configurations_tried": configurations_tried,
-            "search": dict(search) if search else None,
-            "if_charged": dict(if_charged) if if_charged else None,
-            # Whether all tuning that is known of is paid for.
-            "in_epsilon": bool(search) and not tuned,
-        },
-        "who_sees": privacy_texts.who_sees(claim),
-        "paragraphs": [{"heading": heading, "text": text} for heading, text in paragraphs],
+        "tuning": statement_parts.tuning_facts(tuned, configurations_tried, if_charged, search),
+        "who_sees": silo_texts.who_sees(claim),
+        "paragraphs": statement_parts.titled(paragraphs),
     }
     return content.json_safe(statement)
 
 
 def statement_text(statement: Mapping[str, Any]) -> str:
-    """The statement as plain text, for a terminal or a file beside a model."""
+    """A statement, of silos or users, as plain text, for a terminal or a file beside a model."""
     sections = [f"{paragraph['heading']}\n{paragraph['text']}" for paragraph in statement["paragraphs"]]
     rows = [f"- {row['who']}: {row['sees']}. {row['guarantee']}" for row in statement["who_sees"]]
     sections.insert(2, "Who sees what\n" + "\n".join(rows))
     return "\n\n".join(sections) + "\n"
 
 
-def _claim(
-    covered: Sequence[content.AlgorithmResult], silos: Sequence[content.SiloResult], known_seed: bool
-) -> tuple[str, str]:
-    unknown = [algorithm.claim for algorithm in covered if algorithm.claim not in privacy_texts.CLAIMS]
-    if unknown:
-        raise errors.ConfigError(f'Unknown privacy claim "{unknown[0]}"; known: {", ".join(privacy_texts.CLAIMS)}.')
-    if known_seed:
-        return "none", "Test mode: all noise follows from a fixed seed, so anyone can subtract it."
+def _without_noise(silos: Sequence[content.SiloResult]) -> str:
+    """A sentence that says which silos added no noise; empty where all did."""
     bare = [silo.id for silo in silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier > 0)]
-    if bare:
-        return "none", f"{len(bare)} of {len(silos)} silos trained without noise, for example {bare[0]}."
-    weakest = max(covered, key=lambda algorithm: list(privacy_texts.CLAIMS).index(algorithm.claim))
-    return weakest.claim, _sentence(weakest.claim_reason)
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _composed(
-    algorithms: Sequence[content.AlgorithmResult],
-    silos: Sequence[content.SiloResult],
-    epsilon: float | None,
-    delta: float | None,
-    known_seed: bool,
-) -> dict[str, Any]:
-    methods = len(algorithms)
-    if known_seed:
-        return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "the fixed test seed"}
-    if any(algorithm.claim in ("empirical", "none") for algorithm in algorithms):
-        return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "a method without a proof"}
-    if epsilon is not None and delta is not None:
-        return {"methods": methods, "epsilon": epsilon, "delta": delta, "source": "ledger"}
-    worst = max(silos, key=lambda silo: silo.epsilon_spent)
-    if not math.isfinite(worst.epsilon_spent):
-        return {"methods": methods, "epsilon": math.inf, "delta": 0.0, "source": "silos without noise"}
-    largest_delta = max(silo.delta for silo in silos)
-    return {
-        "methods": methods,
-        "epsilon": methods * worst.epsilon_spent,
-        "delta": methods * largest_delta,
-        "source": "sum over methods",
-    }
+    return f"{len(bare)} of {len(silos)} silos trained without noise, for example {bare[0]}." if bare else ""
 
 
 def _silo_costs(silo: content.SiloResult) -> dict[str, Any]:

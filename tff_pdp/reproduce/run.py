@@ -20,7 +20,8 @@ from tff_pdp.reports.summary import mean_over_examples
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.results import Outcome, result_row
 from tff_pdp.runtime.client_values import ClientValues
-from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
+from tff_pdp.runtime.experiment import build_method, experiment_engine
+from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.prepare import prepare_clients
 from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
 

@@ -236,7 +236,7 @@ _CIFAR10 = Setting(
             methods=("local_only", "fed_avg", "finetune", "mr_mtl", "ditto"),
             lambdas=(0.01, 0.1, 1.0),
             overrides={
-                "data.arguments.num_silos": 10,
+                "data.arguments.num_clients": 10,
                 "training.rounds": 80,
                 "model.arguments.channels": [8, 16],
             },

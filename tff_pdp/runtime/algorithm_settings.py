@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,26 +13,27 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.processes.compose import hparam_dtype
 from tff_pdp.registry import ALGORITHMS
 
-# As many local steps as make one epoch of expected batches.
-EPOCH = "epoch"
+# As many steps as make some epochs of whole batches.
+_EPOCHS = re.compile(r"([1-9][0-9]*)? ?epochs?")
 # Set during training, from released models; for these methods.
 AUTO = "auto"
 _CAN_BE_AUTO = ("mr_mtl",)
 # Taken from the experiment, not from the method's own settings.
-_FROM_EXPERIMENT = ("num_clients", "rounds")
+_FROM_EXPERIMENT = ("num_clients", "rounds", "head")
 
 
 def build_algorithm(
-    name: str, given: Mapping[str, Any], *, num_clients: int, rounds: int
+    name: str, given: Mapping[str, Any], *, num_clients: int, rounds: int, head: Sequence[str] = ()
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Builds an algorithm from its settings.
 
     Args:
       name: its name in the registry.
       given: by name, what its builder takes (fixed in its computations) and its hyper-parameters (a number each;
-        `local_steps` may be "epoch", `prox_weight` may be "auto").
+        those of steps may be "epoch" or "5 epochs", `prox_weight` may be "auto").
       num_clients: of the experiment.
       rounds: of the experiment.
+      head: names of the weights of the model's last layer.
 
     Returns:
       The algorithm and all of its hyper-parameters, defaults filled in.
@@ -43,7 +45,7 @@ def build_algorithm(
         raise ConfigError(f"algorithms: {name!r} is not known; known: {', '.join(sorted(ALGORITHMS))}")
     builder = ALGORITHMS[name]
     parameters = inspect.signature(builder).parameters
-    experiment = {"num_clients": num_clients, "rounds": rounds}
+    experiment = {"num_clients": num_clients, "rounds": rounds, "head": tuple(head)}
     arguments = {key: value for key, value in experiment.items() if key in parameters}
     given = {key: read_number(value) for key, value in given.items()}
     settable = [key for key in parameters if key not in _FROM_EXPERIMENT]
@@ -78,20 +80,23 @@ def hparam_columns(
     for name, default in algorithm.hparams.items():
         if name == "client_index" or hparams[name] == AUTO:
             continue
-        if hparams[name] == EPOCH:
-            columns[name] = np.array([epoch_steps(size, batch_size) for size in num_examples.values()], np.int32)
+        epochs = read_epochs(hparams[name])
+        if epochs is not None:
+            sizes = np.array(list(num_examples.values()))
+            columns[name] = (epochs * np.maximum(1, sizes // batch_size)).astype(np.int32)
         else:
             columns[name] = np.full(len(num_examples), hparams[name], hparam_dtype(default))
     return columns
 
 
-def epoch_steps(num_examples: int, batch_size: int) -> int:
-    """How many whole batches an epoch has, and at least one.
+def read_epochs(value: Any) -> int | None:
+    """How many epochs a number of steps is, if it is given so; an epoch is as many whole batches as there are, or one.
 
-    >>> epoch_steps(175, 32), epoch_steps(15, 32)
-    (5, 1)
+    >>> read_epochs("epoch"), read_epochs("5 epochs"), read_epochs(3)
+    (1, 5, None)
     """
-    return max(1, num_examples // batch_size)
+    match = _EPOCHS.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1] or 1) if match else None
 
 
 def check_hparam(key: str, name: str, value: Any, default: float | int) -> None:
@@ -106,12 +111,13 @@ def check_hparam(key: str, name: str, value: Any, default: float | int) -> None:
     Raises:
       ConfigError: the value has the wrong type or range.
     """
-    if (name, value) in (("local_steps", EPOCH), ("prox_weight", AUTO)):
+    counts_steps = name.endswith("_steps")
+    if (counts_steps and read_epochs(value)) or (name, value) == ("prox_weight", AUTO):
         return
     wanted = int if isinstance(default, int) else (int, float)
-    lowest = 1 if name == "local_steps" else 0
+    lowest = 1 if counts_steps else 0
     if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < math.inf:
-        word = {"local_steps": f" or {EPOCH!r}", "prox_weight": f" or {AUTO!r}"}.get(name, "")
+        word = " or such as '5 epochs'" if counts_steps else f" or {AUTO!r}" if name == "prox_weight" else ""
         raise ConfigError(f"{key!r} must be a finite number of at least {lowest}{word}, not {value!r}")
 
 
@@ -127,9 +133,17 @@ def read_number(value: Any) -> Any:
         return value
 
 
+def _whole_numbers(key: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or any(type(one) is not int or one < 1 for one in value):
+        raise ConfigError(f"{key!r} must be a list of whole numbers of at least 1, not {value!r}")
+    return tuple(value)
+
+
 def _argument(key: str, value: Any, default: Any) -> Any:
     """A builder's argument, of the type of its default."""
     kind = type(default)
+    if kind is tuple:
+        return _whole_numbers(key, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):

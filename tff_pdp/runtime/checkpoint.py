@@ -15,6 +15,8 @@ import numpy as np
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync
 from tff_pdp.privacy.ledger import Ledger
+from tff_pdp.runtime.client_states import is_store
+from tff_pdp.runtime.client_store import ClientStore
 from tff_pdp.runtime.run_key import RunKey
 
 FORMAT_VERSION = 2
@@ -29,7 +31,7 @@ class Checkpoint:
       round_number: rounds completed.
       server_state: nest of arrays.
       client_ids: whose states follow.
-      client_states: nests of arrays, in this order.
+      client_states: nests of arrays, in this order; or a store of users' states, which is saved by itself.
       ledger: what has been spent; None without privacy.
       run_key: the run's secret.
       config_hash: of the settings the run was started with.
@@ -40,7 +42,7 @@ class Checkpoint:
     round_number: int
     server_state: Any
     client_ids: tuple[str, ...]
-    client_states: Sequence[Any]
+    client_states: Any
     ledger: Ledger | None
     run_key: RunKey
     config_hash: str
@@ -53,11 +55,15 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     staging = folder / f".{final.name}.tmp"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
+    # Of states that are computed from raw data, nobody else should read anything.
+    staging.chmod(0o700)
     arrays: dict[str, np.ndarray] = {}
     structure = {
         "server": _flatten(checkpoint.server_state, "server", arrays),
         "auto_prox": _flatten(checkpoint.auto_prox, "auto_prox", arrays),
-        "clients": {
+        "clients": None
+        if is_store(checkpoint.client_states)
+        else {
             client_id: _flatten(state, f"client/{index}", arrays)
             for index, (client_id, state) in enumerate(
                 zip(checkpoint.client_ids, checkpoint.client_states, strict=True)
@@ -92,6 +98,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 def load_latest(folder: Path) -> Checkpoint | None:
     """Reads the newest checkpoint, or returns None where there is none.
 
+    Of users, whose states are in a store, it names nobody and has no states: `with_store` enters both.
+
     Raises:
       DataError: the newest checkpoint cannot be read.
     """
@@ -108,7 +116,8 @@ def load_latest(folder: Path) -> Checkpoint | None:
         with np.load(latest / "state.npz", allow_pickle=False) as arrays:
             structure = content["structure"]
             server_state = _unflatten(structure["server"], arrays)
-            client_states = [_unflatten(state, arrays) for state in structure["clients"].values()]
+            clients = structure["clients"]
+            client_states = None if clients is None else [_unflatten(state, arrays) for state in clients.values()]
             auto_prox = _unflatten(structure["auto_prox"], arrays)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(
@@ -117,7 +126,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     return Checkpoint(
         round_number=content["round_number"],
         server_state=server_state,
-        client_ids=tuple(structure["clients"]),
+        client_ids=tuple(clients or ()),
         client_states=client_states,
         ledger=Ledger.from_json(content["ledger"]) if content["ledger"] else None,
         run_key=RunKey(bytes.fromhex(key["secret"]), key["is_test_only"]),
@@ -126,12 +135,24 @@ def load_latest(folder: Path) -> Checkpoint | None:
     )
 
 
+def oldest_kept(folder: Path) -> int:
+    """The round of the oldest checkpoint."""
+    return int(_complete(folder)[0].name.removeprefix("round_"))
+
+
+def with_store(checkpoint: Checkpoint, client_ids: Sequence[str], store: ClientStore) -> Checkpoint:
+    """A loaded checkpoint with the store that users' states are in."""
+    return dataclasses.replace(checkpoint, client_ids=tuple(client_ids), client_states=store)
+
+
 def _complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("round_*"))
 
 
 def _flatten(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     """Moves the arrays of a nest into `arrays`, and returns the nest with their names in their place."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {key: _flatten(member, f"{name}/{key}", arrays) for key, member in value.items()}
     if isinstance(value, list | tuple):

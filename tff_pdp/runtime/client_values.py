@@ -155,12 +155,12 @@ class ClientValues(collections.abc.Sequence):
             return
         self._arrangement = _Arrangement(tuple(_stack(kept, indices) for indices in partition))
 
-    def select(self, clients: Sequence[int]) -> "ClientValues":
+    def select(self, clients: Sequence[int] | np.ndarray) -> "ClientValues":
         """The values of some clients, in this order."""
         places = {int(client): place for place, client in enumerate(clients)}
         return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
 
-    def replace(self, clients: Sequence[int], values: "ClientValues") -> "ClientValues":
+    def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
         """These values, with those of some clients, in this order, replaced."""
         others = {client: client for client in set(range(self._size)) - set(clients)}
         kept = [part for group in self.groups for part in _part(group, others)]

@@ -1,130 +1,36 @@
 """From an experiment's configuration to the values a run works with."""
 
-import collections
 import contextlib
-import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
-from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.config import ExperimentConfig
-from tff_pdp.data.buckets import bucket_sizes
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
-from tff_pdp.privacy.feature_scaling import FeatureScaling
 from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.selection import build_selector
-from tff_pdp.processes.compose import (
-    PersonalizedProcess,
-    client_data_type,
-    client_params_columns,
-    client_params_type,
-    compose,
-)
+from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
+from tff_pdp.processes.aggregation import UserSum
+from tff_pdp.processes.compose import compose
 from tff_pdp.registry import MODELS, PLANS, lookup
 from tff_pdp.runtime.algorithm_settings import AUTO, build_algorithm, hparam_columns
-from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.dry_run import initial_weights, num_released
 from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
-from tff_pdp.runtime.run_key import RunKey
+from tff_pdp.runtime.examples import padded_sizes
+from tff_pdp.runtime.method import Method, capped_weights
 from tff_pdp.runtime.search_settings import build_search
 from tff_pdp.runtime.silo_releases import SiloReleases, release_before_training
 
-# A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
-_WEIGHTS_OF_A_CALL = 2e7
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """One method of an experiment, ready to run: what trains, on whose data, under which privacy.
-
-    Attributes:
-      clients: the client dataset.
-      algorithm: what trains.
-      hparams: by name, one value for each client in the order of `clients.client_ids`; without `prox_weight` where it
-        is set during training.
-      model: what is trained.
-      plan: the privacy plan.
-      scalings: by client id, what its features are shifted and scaled by; empty where they are used as they are.
-      estimator: how clients estimate gradients.
-      process: the TFF computations.
-      config_hash: digest of all that decides the training.
-      is_weighted: whether silos count by their numbers of examples.
-      auto_prox: what lambda is set from during training; None where it is given.
-    """
-
-    clients: ClientDataset
-    algorithm: Algorithm
-    hparams: Mapping[str, np.ndarray]
-    model: Model
-    plan: PrivacyPlan
-    scalings: Mapping[str, FeatureScaling]
-    estimator: GradientEstimator
-    process: PersonalizedProcess
-    config_hash: str
-    is_weighted: bool = False
-    auto_prox: SiloParameters | None = None
-
-    def client_data(self, split: str) -> ClientValues:
-        """Every client's examples of one split, in the order of `clients.client_ids`, padded to a few sizes."""
-        loaded = [self.clients.load(client_id, split) for client_id in self.clients.client_ids]
-        padded = padded_sizes([len(examples.y) for examples in loaded], self.model)
-        rows = [
-            collections.OrderedDict(
-                x=_pad(self._scaled(client_id, examples.x), size),
-                y=_pad(examples.y, size),
-                num_examples=np.int32(len(examples.y)),
-            )
-            for client_id, examples, size in zip(self.clients.client_ids, loaded, padded, strict=True)
-        ]
-        return ClientValues.from_members(client_data_type(self.model), rows).stack()
-
-    def client_params(
-        self,
-        run_key: RunKey,
-        round_number: int,
-        *,
-        changed: Mapping[str, np.ndarray] | None = None,
-        run: int = 0,
-    ) -> ClientValues:
-        """What every client is told in one round: mechanism, hyper-parameters, seed.
-
-        Args:
-          run_key: the run's secret.
-          round_number: from 1.
-          changed: hyper-parameters in place of the method's own, `[clients]` by name.
-          run: which of the runs that clients repeat in a search; 0 for training.
-        """
-        client_ids = self.clients.client_ids
-        mechanisms = [dataclasses.asdict(self.plan.mechanisms[client_id]) for client_id in client_ids]
-        columns = client_params_columns(
-            self.algorithm,
-            self.estimator,
-            mechanism={
-                name: np.array([mechanism[name] for mechanism in mechanisms]) for name in self.estimator.mechanism
-            },
-            hparams={**self.hparams, **(changed or {})},
-            seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
-            selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
-            weights=self._weights(round_number) if self.is_weighted else None,
-        )
-        params_type = client_params_type(self.algorithm, self.estimator, is_weighted=self.is_weighted)
-        return ClientValues.from_columns(params_type, columns)
-
-    def _weights(self, round_number: int) -> np.ndarray:
-        """Silos' numbers of examples over their mean, taken over those that take part: float64 `[clients]`."""
-        sizes = np.array([self.plan.num_examples[client_id] for client_id in self.clients.client_ids], np.float64)
-        present = [self.plan.takes_part(client_id, round_number) for client_id in self.clients.client_ids]
-        return sizes / sizes[present].mean() if any(present) else sizes
-
-    def _scaled(self, client_id: str, x: np.ndarray) -> np.ndarray:
-        return self.scalings[client_id].apply(x) if self.scalings else x
+_COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
 
 
 def build_method(config: ExperimentConfig, name: str) -> Method:
@@ -142,32 +48,43 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     build_plan = lookup(PLANS, config.privacy.plan, "privacy.plan")
     lookup(ENGINES, config.training.engine, "training.engine")
     clients = open_clients(config)
-    # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
-    checked = {
-        other: build_algorithm(other, given, num_clients=len(clients.client_ids), rounds=config.training.rounds)
-        for other, given in config.algorithms.items()
-    }
-    algorithm, settings = checked[name]
     model = build_model(config)
+    from_experiment = {"num_clients": len(clients.client_ids), "rounds": config.training.rounds, "head": model.head}
+    # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
+    checked = {other: build_algorithm(other, given, **from_experiment) for other, given in config.algorithms.items()}
+    algorithm, settings = checked[name]
     search = build_search(config, algorithm, settings, model, clients)
     releases = release_before_training(config, clients)
     hparams = hparam_columns(algorithm, settings, releases.num_examples, config.privacy.batch_size)
-    steps = dict(zip(clients.client_ids, hparams["local_steps"].tolist(), strict=True))
+    steps = dict(zip(clients.client_ids, algorithm.num_gradients(hparams).tolist(), strict=True))
+    weighting, cap = config.training.weighting, config.training.weight_cap
+    is_capped = weighting == "paper_capped_num_examples"
     training = PlannedTraining(
         num_examples=releases.num_examples,
-        gradients_per_round={client_id: count * algorithm.data_passes for client_id, count in steps.items()},
+        gradients_per_round=steps,
         rounds=config.training.rounds,
         selection_rounds=algorithm.selection_rounds,
         fixed_events=releases.events,
         num_examples_are_noised=releases.num_examples_are_noised,
-        unsound=releases.unsound,
+        unsound=algorithm.unsound or releases.unsound,
+        condition=algorithm.condition or (_COUNTS_ARE_PUBLIC if is_capped else ""),
+        num_released=num_released(algorithm, model),
+        num_noised=algorithm.noised_size(initial_weights(model)) if algorithm.noised_size else None,
+        noise_on_own_support=algorithm.noise_on_own_support,
+        total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
         search=search,
     )
     plan = build_plan(config.privacy, training)
-    estimator = build_dp_sgd(model, plan.sampler)
-    selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
-    is_weighted = config.training.weighting == "num_examples"
     is_auto = settings.get("prox_weight") == AUTO
+    if isinstance(plan, SiloExamplePlan):
+        _check_for_silos(algorithm, weighting)
+        user_sum, estimator = None, build_dp_sgd(model, plan.sampler)
+    else:
+        _check_for_users(algorithm, weighting, is_auto=is_auto)
+        user_sum = UserSum(plan.noise, plan.mechanism.sampling_rate)
+        estimator = build_minibatch(model, config.privacy.batch_size)
+    selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
+    is_weighted = weighting != "uniform"
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -182,17 +99,15 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             estimator=estimator,
             selector=selector,
             is_weighted=is_weighted,
+            user_sum=user_sum,
             model_seed=config.model.seed,
         ),
+        num_examples=releases.num_examples,
+        weight_cap=cap,
         is_weighted=is_weighted,
-        auto_prox=_auto_prox(plan, hparams) if is_auto else None,
+        auto_prox=_auto_prox(plan, hparams) if is_auto and isinstance(plan, SiloExamplePlan) else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
-
-
-def padded_sizes(num_examples: Sequence[int], model: Model) -> np.ndarray:
-    """The size each client's examples are padded to: int64 `[clients]`."""
-    return bucket_sizes(num_examples, rows_of_a_call=_WEIGHTS_OF_A_CALL / model.num_parameters())
 
 
 @contextlib.contextmanager
@@ -252,11 +167,36 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
     return clients
 
 
-def _pad(rows: np.ndarray, size: int) -> np.ndarray:
-    return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+def _sizes(releases: SiloReleases) -> np.ndarray:
+    return np.array(list(releases.num_examples.values()), np.float64)
 
 
-def _auto_prox(plan: PrivacyPlan, hparams: Mapping[str, np.ndarray]) -> SiloParameters:
+def _check_for_silos(algorithm: Algorithm, weighting: str) -> None:
+    """Raises a ConfigError where a method or weighting is for users."""
+    if algorithm.adapt is not None:
+        raise ConfigError(
+            f"algorithms.{algorithm.name} adapts to a client's examples without noise before its model is used, which "
+            "does not protect these examples: it is for users, by privacy.plan user, or none with users_per_round"
+        )
+    if weighting == "paper_capped_num_examples":
+        raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
+
+
+def _check_for_users(algorithm: Algorithm, weighting: str, *, is_auto: bool) -> None:
+    """Raises a ConfigError where a method or weighting is for silos."""
+    if set(algorithm.released.values()) - {"mean"} or algorithm.candidates is not None:
+        raise ConfigError(
+            f"algorithms.{algorithm.name} selects clusters or releases values of single clients: it is for silos"
+        )
+    if is_auto:
+        raise ConfigError("prox_weight: auto is set from the noise of silos' own releases; give users a number")
+    if weighting == "num_examples":
+        raise ConfigError(
+            "training.weighting num_examples is for silos: users count the same, or as paper_capped_num_examples"
+        )
+
+
+def _auto_prox(plan: SiloExamplePlan, hparams: Mapping[str, np.ndarray]) -> SiloParameters:
     """What lambda is set from: public parameters of all silos.
 
     Raises:

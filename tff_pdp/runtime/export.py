@@ -11,8 +11,11 @@ from tff_pdp.config import ExperimentConfig
 from tff_pdp.models.base import Model
 from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.reports.content import json_safe
-from tff_pdp.runtime.experiment import Method, experiment_engine
+from tff_pdp.runtime.client_states import close_states
+from tff_pdp.runtime.experiment import experiment_engine
+from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.results import load_trained
+from tff_pdp.runtime.rounds import ready_states
 
 NUM_EXAMPLE_INPUTS = 8
 
@@ -27,6 +30,7 @@ def export_experiment(config: ExperimentConfig) -> Path:
     method, state = load_trained(config, config.export.algorithm)
     with experiment_engine(config):
         served = served_model(method, state)
+    close_states(state.client_states)
     return export_personalized(
         config.export_folder,
         served.model,
@@ -87,11 +91,12 @@ def served_model(method: Method, state: Any) -> ServedModel:
 
 def personal_weights(method: Method, state: Any) -> dict[str, dict[str, np.ndarray]]:
     """Returns each client's personal weights by client id. Needs an engine."""
-    weights = method.process.personalise(state.server_state, state.client_states)
-    return {
-        client_id: {name: np.asarray(array) for name, array in one.items()}
-        for client_id, one in zip(state.client_ids, weights, strict=True)
-    }
+    found = {}
+    for places, states in ready_states(method, state, method.examples("train")):
+        weights = method.process.personalise(state.server_state, states)
+        for place, one in zip(places, weights, strict=True):
+            found[state.client_ids[place]] = {name: np.asarray(array) for name, array in one.items()}
+    return found
 
 
 def _global_weights(method: Method, state: Any, personal: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -12,6 +12,8 @@ from tff_pdp.runtime.checkpoint import Checkpoint
 EARLIER = "earlier_releases.jsonl"
 # Where a search for hyper-parameters that is not finished keeps its state, in the method's folder.
 SEARCH = "search"
+# Where users' states are kept, in the method's folder.
+STORE = "client_states"
 _PARTS = ("checkpoints", SEARCH)
 
 

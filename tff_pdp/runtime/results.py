@@ -14,15 +14,19 @@ from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
 from tff_pdp.privacy.ledger import compose_worst_case
-from tff_pdp.privacy.plan import GRADIENTS
+from tff_pdp.privacy.silo_example_plan import GRADIENTS
 from tff_pdp.reports.content import AlgorithmResult, Report, SiloResult
 from tff_pdp.reports.html import write_report
 from tff_pdp.reports.numbers import plain
 from tff_pdp.reports.privacy_statement import build_privacy_statement
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, spread, worst_decile
 from tff_pdp.runtime import checkpoint as checkpoints
+from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
+from tff_pdp.runtime.client_states import close_states
+from tff_pdp.runtime.client_store import ClientStore
+from tff_pdp.runtime.experiment import build_method, experiment_engine
+from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.releases import all_ledgers
 from tff_pdp.runtime.rounds import evaluate_clients
 from tff_pdp.runtime.train import read_metrics
@@ -50,6 +54,9 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     method = build_method(config, name)
     if state.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
+    if method.user_plan is not None:
+        store = ClientStore.open(folder / releases.STORE)
+        state = checkpoints.with_store(state, method.clients.client_ids, store)
     return method, state
 
 
@@ -63,7 +70,8 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     metrics = {}
     with experiment_engine(config):
         for name, (method, state) in trained.items():
-            metrics[name] = evaluate_clients(method, state, method.client_data("test"))
+            metrics[name] = evaluate_clients(method, state, method.examples("test"), method.examples("train"))
+            close_states(state.client_states)
     algorithms = tuple(_algorithm_result(config, *trained[name], metrics[name]) for name in trained)
     silos = _silo_results(list(trained.values()), metrics)
     report = Report(

@@ -7,6 +7,8 @@ import os
 import numpy as np
 
 KEY_BYTES = 32
+# In place of a run's number: what a client does for itself before its model is used.
+ADAPTATION = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +42,21 @@ class RunKey:
         Args:
           round_number: from 1.
           client_id: whose.
-          run: 0 for training; from 1 for the runs that the client repeats on its own in a search.
+          run: 0 for training; from 1 for the runs that the client repeats on its own in a search; or `ADAPTATION`.
         """
         if run:
             digest = self._digest(f"{run}:{round_number}:{client_id}", b"search round", 16)
         else:
             digest = self._digest(f"{round_number}:{client_id}", b"client round", 16)
         return np.frombuffer(digest, np.int64).copy()
+
+    def server_seeds(self) -> np.ndarray:
+        """Returns the int64 `[2, 2]` seeds of the noise that the server adds."""
+        return np.frombuffer(self._digest("", b"server noise", 32), np.int64).reshape(2, 2).copy()
+
+    def cohort_generator(self, number: int) -> np.random.Generator:
+        """Returns the generator that draws the cohort of a round, or the cohorts of an epoch, of that number."""
+        return np.random.default_rng(int.from_bytes(self._digest(str(number), b"cohort", 32)))
 
     def generator(self, purpose: str, client_id: str, run: int = 0) -> np.random.Generator:
         """Returns a generator that serves one purpose of one client in one run.

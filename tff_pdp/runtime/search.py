@@ -15,7 +15,7 @@ from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.search_plan import Search
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.client_values import ClientValues
-from tff_pdp.runtime.experiment import Method
+from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.rounds import run_round
 from tff_pdp.runtime.run_key import RunKey
 
@@ -64,7 +64,7 @@ def run_pivot(
       rounds: their numbers, in order, from 1.
     """
     if not search.has_pivot:
-        return Pivot([first.server_state] * (method.plan.rounds + 1), first.client_states)
+        return Pivot([first.server_state] * (method.silo_plan.rounds + 1), first.client_states)
     state = dataclasses.replace(first, ledger=None)
     server_states = [_in_memory(state.server_state)]
     for round_number in rounds:

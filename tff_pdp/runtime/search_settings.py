@@ -1,6 +1,5 @@
 """The `tuning.search` part of a configuration: which hyper-parameters can be searched, of which methods, on what."""
 
-import collections
 import itertools
 import math
 from collections.abc import Mapping
@@ -9,15 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientData, LocalSteps, State, map_weights
+from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.config import ExperimentConfig, SearchConfig
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.search_plan import Search, parse_runs
-from tff_pdp.privacy.selection import NOTHING
 from tff_pdp.privacy.silo_statistics import parse_num_examples
 from tff_pdp.runtime.algorithm_settings import AUTO, check_hparam, read_number
+from tff_pdp.runtime.dry_run import initial_weights, round_without_gradients
 
 # The number of local steps decides how much noise they need; a client's index is who it is.
 _NOT_SEARCHED = ("local_steps", "client_index")
@@ -93,13 +92,12 @@ def _candidates(search: SearchConfig, algorithm: Algorithm) -> tuple[dict[str, f
 
 def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:
     """Whether a client's model, after so many rounds, is a function of what the client keeps."""
-    weights = collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(0).items())
-    server = dict(algorithm.init_server(weights))
+    server = dict(algorithm.init_server(initial_weights(model)))
     if "round" in server:
         server["round"] = tf.constant(rounds - 1)
     message = algorithm.broadcast(server)
     # Some methods note in the client's state whether a model is its own: it is that of the last round which counts.
-    state = _after_a_round(algorithm, message, model)
+    state = round_without_gradients(algorithm, message, model).state
 
     def moved(leaf: Any) -> Any:
         tensor = tf.convert_to_tensor(leaf)
@@ -108,21 +106,6 @@ def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:
     before = algorithm.personalise(message, state)
     after = algorithm.personalise(message, tf.nest.map_structure(moved, state))
     return any(np.any(np.asarray(before[name]) != np.asarray(after[name])) for name in before)
-
-
-def _after_a_round(algorithm: Algorithm, message: State, model: Model) -> State:
-    """A new client's state after a round in which its gradients are zero."""
-    steps = LocalSteps(tf.constant(1), tf.constant(1))
-    hparams = {**{name: tf.constant(value) for name, value in algorithm.hparams.items()}, "local_steps": steps}
-    labels = tf.constant(np.zeros(0, model.label_dtype))
-    nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))
-
-    def no_gradient(current, data, index, scale, pull=None):
-        del data, index, scale, pull
-        return map_weights(tf.zeros_like, current)
-
-    given = {**hparams, "selected": tf.constant(NOTHING)}
-    return algorithm.client_update(message, algorithm.init_client(message), nothing, no_gradient, given).state
 
 
 def _check_validation_examples(config: ExperimentConfig, clients: ClientDataset) -> None:

@@ -1,6 +1,8 @@
 """The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +18,11 @@ from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.client_values import ClientValues
-from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
+from tff_pdp.runtime.client_states import close_states, is_store
+from tff_pdp.runtime.client_store import ClientStore
+from tff_pdp.runtime.examples import Examples
+from tff_pdp.runtime.experiment import build_method, experiment_engine
+from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
 
 # How the clients of each computation are computed, where the engine has chosen.
@@ -57,7 +62,8 @@ def train(
     saved_choices = dict(choices)
     with experiment_engine(config, choices) as engine:
         state = _start_or_resume(config, method, folder, engine.device, resume)
-        train_data, validation_data = method.client_data("train"), method.client_data("validation")
+        train_data, validation_data = method.examples("train"), method.examples("validation")
+        warn(method)
         rounds = range(state.round_number + 1, config.training.rounds + 1)
         total, done = config.training.rounds, state.round_number
         for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
@@ -66,13 +72,14 @@ def train(
             seconds = time.monotonic() - started
             is_last = round_number == config.training.rounds
             if is_last or round_number % config.training.evaluate_every == 0:
-                metrics = _validation_metrics(method, state, validation_data)
+                metrics = _validation_metrics(method, state, validation_data, train_data)
                 _append_metrics(folder, round_number, {"seconds": seconds, **metrics})
             if choices != saved_choices:
                 # Other ways to compute round differently: a run that is resumed has to go on in the same way.
                 saved_choices = write_choices(folder, choices)
             if is_last or round_number % config.training.checkpoint_every == 0:
-                checkpoints.save(folder / "checkpoints", state)
+                save(folder, state)
+        close_states(state.client_states)
     return state
 
 
@@ -82,9 +89,12 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
         if (folder / releases.SEARCH).exists():
             raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")
         start_folder(config, folder, device)
-        first = first_state(method, config.training.test_only_seed)
+        store_folder = folder / releases.STORE
+        # A run that was killed before its first checkpoint has left one without anything in it.
+        shutil.rmtree(store_folder, ignore_errors=True)
+        first = first_state(method, config.training.test_only_seed, store_folder)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
-        checkpoints.save(folder / "checkpoints", first)
+        save(folder, first)
         return first
     if not resume:
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
@@ -93,10 +103,26 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
     check_engine(config, folder, device)
     if saved.ledger is not None:
         method.plan.precheck_rest(saved.ledger)
+    if method.user_plan is not None:
+        saved = checkpoints.with_store(saved, method.clients.client_ids, ClientStore.open(folder / releases.STORE))
+        saved.client_states.rewind(saved.round_number)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return saved
+
+
+def warn(method: Method) -> None:
+    """Says on stderr what the plan has to say before training, such as that its noise is too much."""
+    if method.plan.warning:
+        print(f"{method.algorithm.name}: warning: {method.plan.warning}", file=sys.stderr)
+
+
+def save(folder: Path, state: Checkpoint) -> None:
+    """Saves a checkpoint in a run's folder; a store keeps no more than what the kept checkpoints need."""
+    checkpoints.save(folder / "checkpoints", state)
+    if is_store(state.client_states):
+        state.client_states.prune(checkpoints.oldest_kept(folder / "checkpoints"))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -148,9 +174,9 @@ def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
     return content
 
 
-def _validation_metrics(method: Method, state: Checkpoint, data: ClientValues) -> dict[str, Any]:
+def _validation_metrics(method: Method, state: Checkpoint, data: Examples, train_data: Examples) -> dict[str, Any]:
     metric = method.model.metric
-    clients = evaluate_clients(method, state, data).values()
+    clients = evaluate_clients(method, state, data, train_data).values()
     mean = mean_over_silos(float(client["personal"][metric.example_name]) for client in clients)
     return {"metric": metric.name, "higher_is_better": metric.higher_is_better, "mean": json_safe(mean)}
 

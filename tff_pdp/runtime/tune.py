@@ -25,7 +25,8 @@ from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import releases
 from tff_pdp.runtime import search_state as search_states
 from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.experiment import Method, build_method, experiment_engine
+from tff_pdp.runtime.experiment import build_method, experiment_engine
+from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.rounds import first_state
 from tff_pdp.runtime.run_key import RunKey
 from tff_pdp.runtime.search import candidate_of, noisy_scores, numbers_of_runs, repeat, run_pivot
@@ -83,7 +84,7 @@ def tune(
       DataError, EngineError: as their parts raise.
     """
     method = build_method(config, name)
-    search = method.plan.search
+    search = method.silo_plan.search
     if search is None:
         raise ConfigError(f"{name}: there is nothing to search; give tuning.search, or --algorithm and --values")
     folder = config.algorithm_folder(name)
@@ -102,7 +103,7 @@ def tune(
         search=search,
         state=result,
         selected=json.loads((folder / SELECTED_FILE).read_text()),
-        costs=search_costs(method.plan, search, result.ledger) if result.ledger else {},
+        costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger else {},
     )
 
 
@@ -164,7 +165,7 @@ def _start_or_resume(
         return saved
     start_folder(config, folder, device)
     if first.ledger is not None:
-        method.plan.charge_search(first.ledger)
+        method.silo_plan.charge_search(first.ledger)
     started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
     # Saved before anything is trained: a search that is stopped has cost what it would have cost.
     search_states.save(folder / releases.SEARCH, started)
@@ -196,7 +197,7 @@ def _search(
             saved_choices = write_choices(folder, choices)
 
     def rounds() -> Iterator[int]:
-        numbers = range(1, method.plan.rounds + 1)
+        numbers = range(1, method.silo_plan.rounds + 1)
         for round_number in tqdm(numbers, f"{method.algorithm.name} pivot run", unit="round", disable=not progress):
             yield round_number
             keep_choices()
@@ -218,7 +219,7 @@ def _search(
         search_states.save(folder / releases.SEARCH, search_states.SearchState(first, best, run))
     result = dataclasses.replace(
         first,
-        round_number=method.plan.rounds,
+        round_number=method.silo_plan.rounds,
         server_state=pivot.server_states[-1],
         client_states=[
             one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)

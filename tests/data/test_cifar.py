@@ -1,4 +1,4 @@
-"""Reading CIFAR-10: its archive, its folder, TensorFlow Datasets, and files that are damaged or dangerous."""
+"""Reading CIFAR-10 and CIFAR-100: archives, folders, TensorFlow Datasets, and damaged or dangerous files."""
 
 import os
 import pickle
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.raw_images import cifar10_batch, write_cifar10
-from tff_pdp.data.cifar10 import read_cifar10
+from tests.data.raw_images import cifar10_batch, write_cifar10, write_cifar100
+from tff_pdp.data.cifar import read_cifar10, read_cifar100
 from tff_pdp.errors import ConfigError, DataError
 
 
@@ -119,10 +119,35 @@ def test_tensorflow_datasets_is_asked_for_by_name(monkeypatch):
     assert cifar10.origin == [{"name": "cifar10/3.0.2"}]
 
 
-def test_real_subset():
-    root = os.environ.get("TFF_PDP_DATA")
-    if not root:
-        pytest.skip("TFF_PDP_DATA is not set: no folder with real data")
-    cifar10 = read_cifar10(str(Path(root, "cifar10", "cifar-10-python-subset.tar.gz")))
-    assert cifar10.train.x.shape == (8000, 32, 32, 3) and cifar10.test.x.shape == (2000, 32, 32, 3)
-    assert set(cifar10.train.y) == set(cifar10.test.y) == set(range(10))
+@pytest.mark.parametrize("archived", [False, True])
+def test_cifar100_has_its_fine_labels(tmp_path, archived):
+    folder, train, test = write_cifar100(tmp_path / "batches")
+    (folder / "meta").write_bytes(b"not read")
+    source = write_archive(folder, tmp_path / "cifar.tar.gz") if archived else folder
+    cifar100 = read_cifar100(str(source))
+    np.testing.assert_array_equal(cifar100.train.x, train)
+    np.testing.assert_array_equal(cifar100.test.x, test)
+    assert cifar100.train.y.tolist() == [*range(100)] * 2 and cifar100.test.y.tolist() == [*range(100)]
+    assert cifar100.num_classes == 100
+    with pytest.raises(DataError, match=r"no data_batch_\\d\+ in it; data.input takes the python version of CIFAR-10$"):
+        read_cifar10(str(source))
+
+
+def test_cifar100_from_tensorflow_datasets(monkeypatch):
+    side = [{"image": np.ones((2, 32, 32, 3), np.uint8), "label": np.array([99, 3])}]
+
+    def load(name, **_):
+        assert name == "cifar100"
+        return [side, side], types.SimpleNamespace(full_name="cifar100/3.0.2")
+
+    stand_in = types.SimpleNamespace(load=load, as_numpy=lambda sides: sides)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", stand_in)
+    assert read_cifar100("tfds").test.y.tolist() == [99, 3]
+
+
+def test_real_subsets(real_data):
+    cifar10 = read_cifar10(str(real_data / "cifar10" / "cifar-10-python-subset.tar.gz"))
+    cifar100 = read_cifar100(str(real_data / "cifar100" / "cifar-100-python-subset.tar.gz"))
+    for dataset in (cifar10, cifar100):
+        assert dataset.train.x.shape == (8000, 32, 32, 3) and dataset.test.x.shape == (2000, 32, 32, 3)
+        assert set(dataset.train.y) == set(dataset.test.y) == set(range(dataset.num_classes))

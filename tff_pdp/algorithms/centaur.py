@@ -1,0 +1,40 @@
+"""CENTAUR: a shared body under user-level privacy, with a head of every client's own (Shen et al., "Share Your
+Representation Only: Guaranteed Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023).
+
+In a round a client first trains its head with the body frozen, then the body with the head frozen, and releases how far
+the body moved. Without privacy it is FedRep (Collins et al., ICML 2021), which has a name of its own.
+"""
+
+from collections.abc import Sequence
+
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.partial_sharing import build_partial_sharing, head_then_body
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+
+
+def build_centaur(
+    *,
+    head: Sequence[str],
+    local_momentum: float = 0.0,
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds CENTAUR. Server state: weights, optimizer. Client state: its head. Released: the body's update, averaged.
+
+    Args:
+      head: names of the weights that clients keep.
+      local_momentum: of a client's steps on the body; the paper's code has 0.9.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+    """
+    return build_partial_sharing(
+        name="centaur",
+        title="CENTAUR",
+        head=head,
+        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "head_steps": 10, "local_steps": 1},
+        step_hparams=("head_steps", "local_steps"),
+        train=head_then_body(head, local_momentum),
+        optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
+    )

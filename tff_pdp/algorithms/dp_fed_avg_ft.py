@@ -1,0 +1,70 @@
+"""DP-FedAvg with fine-tuned heads: one shared model, of which every client tunes the head before it uses it.
+
+The shared model is trained by FedAvg, under user-level privacy by DP-FedAvg (McMahan et al., "Learning Differentially
+Private Recurrent Language Models", ICLR 2018). Tuning the head is the baseline `DP-FedAvg-fb` of the literature on
+partial sharing: nothing of it leaves the client.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
+from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.partial_sharing import tune_head
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+
+
+def build_dp_fed_avg_ft(
+    *,
+    head: Sequence[str],
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds it. Server state: weights, optimizer. Client state: nothing. Released: the update, averaged.
+
+    Args:
+      head: names of the weights that clients tune.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+    """
+    optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        weights = local_sgd(
+            broadcast["weights"],
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+            anchor=broadcast["weights"] if "prox_weight" in hparams else None,
+            prox_weight=hparams.get("prox_weight", 0.0),
+        )
+        update = map_weights(tf.subtract, weights, broadcast["weights"])
+        return ClientResult(state=client_state, released={"update": update})
+
+    def server_update(state, aggregates):
+        moments, weights = optimizer.apply(state["optimizer"], state["weights"], aggregates["update"])
+        return {"weights": weights, "optimizer": moments}
+
+    def adapt(broadcast, client_state, data, grad_fn, hparams):
+        del client_state
+        return {"head": split(tune_head(broadcast["weights"], data, grad_fn, hparams, head, "adapt_steps"), head)[0]}
+
+    return Algorithm(
+        name="dp_fed_avg_ft",
+        title="DP-FedAvg, tuned heads",
+        hparams={"learning_rate": 0.1, "local_steps": 1, "head_learning_rate": 0.1, "adapt_steps": 10},
+        released={"update": "mean"},
+        data_passes=1,
+        init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(weights)},
+        broadcast=lambda state: {"weights": state["weights"]},
+        init_client=lambda broadcast: {},
+        client_update=client_update,
+        server_update=server_update,
+        adapt=adapt,
+        personalise=lambda broadcast, adapted: merge(broadcast["weights"], adapted["head"]),
+        global_model=lambda state: state["weights"],
+    )

@@ -1,0 +1,145 @@
+"""DP-pFedDSU: a shared body of which only weights of large magnitude are used and updated, and heads of clients' own.
+
+As CENTAUR, with two additions (named after the paper's): the body's last layers are seen through a mask of their
+largest weights while they are trained (reparameterised training), and a penalty draws the length of the update towards
+the clip norm (adaptive norm regularisation).
+
+The paper has each client mask its upload, noise included, by its own final weights. Which coordinates are masked is
+then a function of the client's data that nothing protects: `mask_source="paper_client_mask"`, for comparison alone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, map_weights, merge, split
+from tff_pdp.algorithms.local_sgd import View
+from tff_pdp.algorithms.magnitude_masks import apply_masks, magnitude_masks, mask_size, masked_names
+from tff_pdp.algorithms.partial_sharing import body_difference, build_partial_sharing, head_then_body
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.base import Weights
+
+MASK_SOURCES = ("server", "client", "paper_client_mask")
+_UNSOUND = (
+    "the uploaded update and its noise are masked by the client's own final weights: a coordinate that no other "
+    "client's mask has moves if and only if the client takes part"
+)
+# Keeps the penalty's gradient finite where nothing has moved.
+_SMALLEST_NORM = 1e-12
+
+
+def build_dp_pfed_dsu(
+    *,
+    head: Sequence[str],
+    sparsity: float = 0.05,
+    sparse_layers: int = 4,
+    mask_source: str = "server",
+    mask_gradient: str = "straight_through",
+    norm_weight: float = 0.2,
+    norm_target: float = 0.01,
+    norm_penalty: str = "absolute",
+    local_momentum: float = 0.0,
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds DP-pFedDSU. Server state: weights, optimizer. Client state: its head. Released: the body's masked update,
+    averaged.
+
+    Guarantee: with `mask_source` `server` the mask is a function of the shared body, so of earlier releases, and the
+      same for all clients; with `client` a client masks what it computes with, and releases a dense update.
+    Assumes: what is released is clipped and noised on all coordinates, as a user-level plan does.
+
+    Args:
+      head: names of the weights that clients keep.
+      sparsity: share of a masked layer's weights that is kept.
+      sparse_layers: how many layers are masked, from the body's end; of each the kernel.
+      mask_source: `server` masks by the shared body at the start of a round, `client` by the client's own weights at
+        every step; `paper_client_mask` as the paper, which protects nobody.
+      mask_gradient: `straight_through` lets the gradient by a masked weight change it; `masked` freezes it.
+      norm_weight: of the penalty, lambda; 0 for none.
+      norm_target: the norm that the penalty draws the update to: the clip norm.
+      norm_penalty: `absolute` draws from both sides, `hinge` only from above.
+      local_momentum: of a client's steps on the body.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    _check(sparsity, mask_source, mask_gradient, norm_penalty)
+
+    def masks_of(body: Weights) -> Weights:
+        return magnitude_masks(body, masked_names(body, sparse_layers), sparsity)
+
+    def options(start: Weights) -> dict[str, Any]:
+        fixed = masks_of(start) if mask_source == "server" else None
+
+        def masks(body: Weights) -> Weights:
+            return masks_of(body) if fixed is None else fixed
+
+        def apply(weights: Weights) -> Weights:
+            body = split(weights, head)[1]
+            return merge(weights, apply_masks(body, masks(body)))
+
+        def spread(gradient: Weights, weights: Weights) -> Weights:
+            if mask_gradient == "straight_through":
+                return gradient
+            return apply_masks(gradient, masks(split(weights, head)[1]))
+
+        def penalty(body: Weights) -> Weights:
+            return _norm_gradient(apply_masks(body_difference(start, body), masks(body)))
+
+        view = View(apply, spread, trainable=list(start))
+        return {"view": view, "penalty": penalty if norm_weight else None}
+
+    def _norm_gradient(moved: Weights) -> Weights:
+        norm = tf.linalg.global_norm(list(moved.values()))
+        sign = tf.sign(norm - norm_target)
+        if norm_penalty == "hinge":
+            sign = tf.maximum(sign, 0.0)
+        return map_weights(lambda value: 0.5 * norm_weight * sign * value / (norm + _SMALLEST_NORM), moved)
+
+    def release(start: Weights, trained: Weights) -> Weights:
+        moved = body_difference(start, trained)
+        if mask_source == "client":
+            return moved
+        return apply_masks(moved, masks_of(start if mask_source == "server" else trained))
+
+    def receive(body: Weights, update: Weights) -> Weights:
+        # Noise outside the mask says nothing of anyone: this is post-processing.
+        return apply_masks(update, masks_of(body)) if mask_source == "server" else update
+
+    algorithm = build_partial_sharing(
+        name="dp_pfed_dsu",
+        title="DP-pFedDSU",
+        head=head,
+        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "head_steps": 10, "local_steps": 1},
+        step_hparams=("head_steps", "local_steps"),
+        train=head_then_body(head, local_momentum, options),
+        optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
+        release=release,
+        receive=receive,
+    )
+    if mask_source == "server":
+        return dataclasses.replace(algorithm, noised_size=lambda weights: mask_size(masks_of(split(weights, head)[1])))
+    if mask_source == "client":
+        return algorithm
+    return dataclasses.replace(algorithm, noise_on_own_support=True, unsound=_UNSOUND)
+
+
+def _check(sparsity: float, mask_source: str, mask_gradient: str, norm_penalty: str) -> None:
+    if not 0 < sparsity <= 1:
+        raise ConfigError(f"sparsity {sparsity!r} must be in (0, 1]")
+    choices = (
+        ("mask_source", mask_source, MASK_SOURCES),
+        ("mask_gradient", mask_gradient, ("straight_through", "masked")),
+        ("norm_penalty", norm_penalty, ("absolute", "hinge")),
+    )
+    for name, given, known in choices:
+        if given not in known:
+            raise ConfigError(f"{name} {given!r} is not one of: {', '.join(known)}")

@@ -1,0 +1,46 @@
+"""FedPer: a shared body, and a head of every client's own, trained together (Arivazhagan et al., "Federated Learning
+with Personalization Layers", arXiv:1912.00818, 2019).
+"""
+
+from collections.abc import Sequence
+
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.partial_sharing import build_partial_sharing
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+
+
+def build_fed_per(
+    *,
+    head: Sequence[str],
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds FedPer. Server state: weights, optimizer. Client state: its head. Released: the body's update, averaged.
+
+    Args:
+      head: names of the weights that clients keep.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+    """
+
+    def train(weights, data, grad_fn, hparams):
+        return local_sgd(
+            weights,
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+        )
+
+    return build_partial_sharing(
+        name="fed_per",
+        title="FedPer",
+        head=head,
+        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "local_steps": 1},
+        step_hparams=("local_steps",),
+        train=train,
+        optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
+    )

@@ -1,0 +1,142 @@
+"""What methods have in common that share a model's body, and leave every client a head of its own.
+
+The head is a client's state and never leaves it. The server keeps whole weights, of which it trains the body; its head
+is the public initial one, which clients start from.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, GradFn, map_weights, merge, split
+from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.server_optimizer import ServerOptimizer
+from tff_pdp.models.base import Weights
+
+# `(weights, client data, grad_fn, hparams) -> weights` after a client's round.
+Train = Callable[[Weights, ClientData, GradFn, Mapping[str, Any]], Weights]
+
+
+def build_partial_sharing(
+    *,
+    name: str,
+    title: str,
+    head: Sequence[str],
+    hparams: Mapping[str, float | int],
+    step_hparams: tuple[str, ...],
+    train: Train,
+    optimizer: ServerOptimizer,
+    release: Callable[[Weights, Weights], Weights] | None = None,
+    receive: Callable[[Weights, Weights], Weights] = lambda body, update: update,
+) -> Algorithm:
+    """Builds a method of a shared body. Server state: weights, optimizer. Client state: its head. Released: the body's
+    update, averaged.
+
+    Args:
+      name: in the registry.
+      title: for a reader.
+      head: names of the head's weights.
+      hparams: defaults; `head_learning_rate` is that of the head.
+      step_hparams: as of `Algorithm`.
+      train: a client's round.
+      optimizer: the server's.
+      release: `(body before, body after the client's round) -> update`; by default their difference.
+      receive: `(the server's body, mean update) -> update` that the server goes on with.
+    """
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        start = merge(broadcast["weights"], client_state["head"])
+        trained = train(start, data, grad_fn, hparams)
+        own, body = split(trained, head)
+        update = (release or body_difference)(split(start, head)[1], body)
+        return ClientResult(state={"head": own}, released={"update": update})
+
+    def server_update(state, aggregates):
+        body = split(state["weights"], head)[1]
+        moments, moved = optimizer.apply(state["optimizer"], body, receive(body, aggregates["update"]))
+        return {"weights": merge(state["weights"], moved), "optimizer": moments}
+
+    def adapt(broadcast, client_state, data, grad_fn, hparams):
+        start = merge(broadcast["weights"], client_state["head"])
+        return {"head": split(tune_head(start, data, grad_fn, hparams, head, "adapt_steps"), head)[0]}
+
+    return Algorithm(
+        name=name,
+        title=title,
+        hparams={**hparams, "adapt_steps": 10},
+        released={"update": "mean"},
+        data_passes=1,
+        step_hparams=step_hparams,
+        init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(split(weights, head)[1])},
+        broadcast=lambda state: {"weights": state["weights"]},
+        init_client=lambda broadcast: {"head": split(broadcast["weights"], head)[0]},
+        client_update=client_update,
+        server_update=server_update,
+        adapt=adapt,
+        personalise=lambda broadcast, client_state: merge(broadcast["weights"], client_state["head"]),
+        global_model=lambda state: state["weights"],
+    )
+
+
+def tune_head(
+    weights: Weights,
+    data: ClientData,
+    grad_fn: GradFn,
+    hparams: Mapping[str, Any],
+    head: Sequence[str],
+    steps: str,
+) -> Weights:
+    """The weights with their head trained, and the body as it is.
+
+    Args:
+      weights: where to start.
+      data: the client's examples.
+      grad_fn: gradient of the data term; asked for the first gradients.
+      hparams: with `head_learning_rate`.
+      head: names of the head's weights.
+      steps: name of the hyper-parameter that says how many steps.
+    """
+    return local_sgd(
+        weights,
+        data,
+        grad_fn,
+        learning_rate=hparams["head_learning_rate"],
+        local_steps=hparams[steps],
+        trainable=head,
+    )
+
+
+def head_then_body(
+    head: Sequence[str],
+    local_momentum: float = 0.0,
+    options: Callable[[Weights], Mapping[str, Any]] = lambda body: {},
+) -> Train:
+    """A client's round of head and body in turn: the head with the body frozen, then the body with the head frozen.
+
+    Args:
+      head: names of the head's weights.
+      local_momentum: of the body's steps.
+      options: further arguments of `local_sgd` for the body, by the body's weights at the start of the round.
+    """
+
+    def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:
+        body = split(weights, head)[1]
+        return local_sgd(
+            tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+            first_index=hparams["head_steps"].count,
+            trainable=list(body),
+            momentum=tf.constant(local_momentum) if local_momentum else None,
+            **options(body),
+        )
+
+    return train
+
+
+def body_difference(start: Weights, trained: Weights) -> Weights:
+    """How far training has moved the body."""
+    return map_weights(tf.subtract, trained, start)

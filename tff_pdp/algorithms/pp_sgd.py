@@ -1,0 +1,97 @@
+"""PP-SGD: a shared model, and what every client adds to its head (Bietti et al., "Personalization Improves
+Privacy-Accuracy Tradeoffs in Federated Learning", ICML 2022).
+
+A client predicts with the head `w_h + theta_u`. Each step takes the gradient at one point, for the shared weights w and
+for its own part theta_u together; only the movement of w is released.
+"""
+
+import collections
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
+from tff_pdp.algorithms.local_sgd import View, local_sgd
+from tff_pdp.algorithms.partial_sharing import tune_head
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.models.base import Weights
+
+_OWN = "own/"
+
+
+def build_pp_sgd(
+    *,
+    head: Sequence[str],
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds PP-SGD. Server state: weights, optimizer. Client state: its own part of the head. Released: the shared
+    weights' update, averaged. `personal_rate` is the learning rate of the own part over that of the shared weights;
+    with 0 this is DP-FedAvg.
+
+    Args:
+      head: names of the weights that clients add to.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+    """
+    optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
+
+    def with_own(weights: Weights, own: Weights) -> Weights:
+        return merge(weights, {name: weights[name] + own[name] for name in head})
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        def model_weights(joint: Weights) -> Weights:
+            shared = map_weights(lambda _, value: value, broadcast["weights"], joint)
+            return with_own(shared, {name: joint[_OWN + name] for name in head})
+
+        def for_both(gradient: Weights, joint: Weights) -> Weights:
+            del joint
+            own = {_OWN + name: hparams["personal_rate"] * gradient[name] for name in head}
+            return collections.OrderedDict({**gradient, **own})
+
+        start = collections.OrderedDict(broadcast["weights"])
+        start.update((_OWN + name, client_state["own"][name]) for name in head)
+        trained = local_sgd(
+            start,
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+            view=View(model_weights, for_both),
+        )
+        update = map_weights(lambda old, new: new - old, broadcast["weights"], trained)
+        own = collections.OrderedDict((name, trained[_OWN + name]) for name in client_state["own"])
+        return ClientResult(state={"own": own}, released={"update": update})
+
+    def server_update(state, aggregates):
+        moments, weights = optimizer.apply(state["optimizer"], state["weights"], aggregates["update"])
+        return {"weights": weights, "optimizer": moments}
+
+    def adapt(broadcast, client_state, data, grad_fn, hparams):
+        start = with_own(broadcast["weights"], client_state["own"])
+        tuned = tune_head(start, data, grad_fn, hparams, head, "adapt_steps")
+        return {"own": map_weights(lambda shared, whole: whole - shared, split(broadcast["weights"], head)[0], tuned)}
+
+    return Algorithm(
+        name="pp_sgd",
+        title="PP-SGD",
+        hparams={
+            "learning_rate": 0.1,
+            "local_steps": 1,
+            "personal_rate": 1.0,
+            "head_learning_rate": 0.1,
+            "adapt_steps": 10,
+        },
+        released={"update": "mean"},
+        data_passes=1,
+        init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(weights)},
+        broadcast=lambda state: {"weights": state["weights"]},
+        init_client=lambda broadcast: {"own": map_weights(tf.zeros_like, split(broadcast["weights"], head)[0])},
+        client_update=client_update,
+        server_update=server_update,
+        adapt=adapt,
+        personalise=lambda broadcast, adapted: with_own(broadcast["weights"], adapted["own"]),
+        global_model=lambda state: state["weights"],
+    )

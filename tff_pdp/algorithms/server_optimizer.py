@@ -1,0 +1,71 @@
+"""What the server does with the mean of clients' updates: add it, with momentum, or by Adam.
+
+Under user-level privacy the mean is noised before it arrives, so all of this is post-processing.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import State, map_weights
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.base import Weights
+
+OPTIMIZERS = ("sgd", "momentum", "adam")
+# Of Adam, as in Reddi et al.
+_SECOND_MOMENT = 0.99
+_EPSILON = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptimizer:
+    """Pure functions.
+
+    Attributes:
+      init: `weights -> state`.
+      apply: `(state, weights, mean update) -> (state, weights)`.
+    """
+
+    init: Callable[[Weights], State]
+    apply: Callable[[State, Weights, Weights], tuple[State, Weights]]
+
+
+def build_server_optimizer(kind: str, learning_rate: float, momentum: float = 0.9) -> ServerOptimizer:
+    """Builds a server optimizer (Reddi et al., "Adaptive Federated Optimization", ICLR 2021).
+
+    Args:
+      kind: `sgd` adds `learning_rate` times the update; `momentum` the decaying sum of updates; `adam` divides by the
+        root of the decaying mean of squares besides.
+      learning_rate: positive.
+      momentum: how much of it is left after a round.
+
+    Raises:
+      ConfigError: the kind is unknown, or a number out of range.
+    """
+    if kind not in OPTIMIZERS:
+        raise ConfigError(f"server_optimizer {kind!r} is not one of: {', '.join(OPTIMIZERS)}")
+    if not learning_rate > 0 or not 0 <= momentum < 1:
+        raise ConfigError(
+            f"server_learning_rate {learning_rate!r} must be positive, server_momentum {momentum!r} in [0, 1)"
+        )
+
+    def init(weights: Weights) -> State:
+        zeros = map_weights(tf.zeros_like, weights)
+        return {"sgd": {}, "momentum": {"first": zeros}, "adam": {"first": zeros, "second": zeros}}[kind]
+
+    def apply(state: Any, weights: Weights, update: Weights) -> tuple[State, Weights]:
+        if kind == "sgd":
+            return state, map_weights(lambda w, u: w + learning_rate * u, weights, update)
+        if kind == "momentum":
+            first = map_weights(lambda m, u: momentum * m + u, state["first"], update)
+            return {"first": first}, map_weights(lambda w, m: w + learning_rate * m, weights, first)
+        first = map_weights(lambda m, u: momentum * m + (1 - momentum) * u, state["first"], update)
+        second = map_weights(
+            lambda v, u: _SECOND_MOMENT * v + (1 - _SECOND_MOMENT) * tf.square(u), state["second"], update
+        )
+        moved = map_weights(lambda w, m, v: w + learning_rate * m / (tf.sqrt(v) + _EPSILON), weights, first, second)
+        return {"first": first, "second": second}, moved
+
+    return ServerOptimizer(init, apply)

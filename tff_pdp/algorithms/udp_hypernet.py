@@ -1,0 +1,113 @@
+"""UDP-Alg: a hypernetwork under user-level privacy, which makes every client's model from a descriptor of its own
+(Scott et al., "Differentially Private Hypernetwork-based Federated Learning" (HyperNetFL); pFedHN of Shamsian et al.,
+ICML 2021, without privacy).
+
+Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) of its descriptor v, takes
+local steps to theta', and releases the change of phi that goes in the direction of theta' - theta: the transposed
+Jacobian times it. Its descriptor moves in the same direction and never leaves it: it is a function of raw data, and so
+is the model made of it, which post-processing of phi alone does not cover.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.models.hypernetwork import Hypernetwork
+
+_TRUSTED_SERVER = (
+    "the server keeps users' descriptors and sees their un-clipped updates: it must be trusted with both, and give the "
+    "model of a descriptor to its own user alone"
+)
+
+
+def build_udp_hypernet(
+    *,
+    descriptor_size: int = 8,
+    hidden_units: Sequence[int] = (100, 100, 100),
+    head_scale: float = 0.1,
+    hypernet_seed: int = 1,
+    fine_tune: bool = False,
+    paper_server_descriptors: bool = False,
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds UDP-Alg. Server state: phi, optimizer. Client state: its descriptor. Released: phi's update, averaged.
+
+    Guarantee: only the update of phi leaves a client. A user-level plan makes phi private for every user, and a
+      client's model for all others (joint DP).
+    Assumes: what is released is clipped and noised, as a user-level plan does.
+
+    Args:
+      descriptor_size: values of a descriptor.
+      hidden_units: of the hypernetwork's hidden layers.
+      head_scale: how far the first models are from the target model's own initial weights.
+      hypernet_seed: of the initial parameters and descriptor, which are public.
+      fine_tune: let clients take `adapt_steps` local steps from their model before they use it.
+      paper_server_descriptors: as the paper, where the server keeps the descriptors. The same is computed; what may be
+        claimed of it is less.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+
+    Raises:
+      ConfigError: a size is not positive, or a value out of range.
+    """
+    hypernetwork = Hypernetwork(descriptor_size, tuple(hidden_units), hypernet_seed, head_scale)
+    optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
+
+    def generate(broadcast, client_state):
+        return hypernetwork.generate(broadcast["parameters"], client_state["descriptor"])
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        start = generate(broadcast, client_state)
+        trained = local_sgd(
+            start,
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+        )
+        moved = map_weights(tf.subtract, trained, start)
+        descriptor = client_state["descriptor"]
+        update, direction = hypernetwork.pull_back(broadcast["parameters"], descriptor, moved)
+        state = {"descriptor": descriptor + hparams["descriptor_learning_rate"] * direction}
+        return ClientResult(state=state, released={"update": update})
+
+    def server_update(state, aggregates):
+        moments, parameters = optimizer.apply(state["optimizer"], state["parameters"], aggregates["update"])
+        return {"parameters": parameters, "optimizer": moments}
+
+    def adapt(broadcast, client_state, data, grad_fn, hparams):
+        start = generate(broadcast, client_state)
+        rate, steps = hparams["learning_rate"], hparams["adapt_steps"]
+        return {"weights": local_sgd(start, data, grad_fn, learning_rate=rate, local_steps=steps)}
+
+    def init_server(weights):
+        parameters = hypernetwork.init(weights)
+        return {"parameters": parameters, "optimizer": optimizer.init(parameters)}
+
+    def global_model(state):
+        # Of the descriptor that everyone starts from, which is public.
+        return hypernetwork.generate(state["parameters"], hypernetwork.init_descriptor())
+
+    hparams = {"learning_rate": 0.1, "local_steps": 1, "descriptor_learning_rate": 1.0}
+    return Algorithm(
+        name="udp_hypernet",
+        title="UDP-Alg (hypernetwork)",
+        hparams={**hparams, "adapt_steps": 10} if fine_tune else hparams,
+        released={"update": "mean"},
+        data_passes=1,
+        init_server=init_server,
+        broadcast=lambda state: {"parameters": state["parameters"]},
+        init_client=lambda broadcast: {"descriptor": hypernetwork.init_descriptor()},
+        client_update=client_update,
+        server_update=server_update,
+        adapt=adapt if fine_tune else None,
+        personalise=(lambda broadcast, adapted: adapted["weights"]) if fine_tune else generate,
+        global_model=global_model,
+        condition=_TRUSTED_SERVER if paper_server_descriptors else "",
+    )

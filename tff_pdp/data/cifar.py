@@ -1,0 +1,142 @@
+"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python version of their archives, or TensorFlow Datasets."""
+
+import dataclasses
+import importlib
+import re
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from tff_pdp.data.array_pickle import load_array_pickle
+from tff_pdp.data.images import ImageDataset, Images
+from tff_pdp.data.manifest import FileRecord
+from tff_pdp.errors import ConfigError, DataError
+
+TFDS = "tfds"
+_TFDS_BATCH = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class _Format:
+    """What the two data sets differ in; `train` and `test` match the names of batches."""
+
+    title: str
+    archive: str
+    tfds_name: str
+    num_classes: int
+    train: re.Pattern[str]
+    test: re.Pattern[str]
+    labels: bytes
+
+
+_CIFAR10 = _Format(
+    title="CIFAR-10",
+    archive="cifar-10-python.tar.gz",
+    tfds_name="cifar10",
+    num_classes=10,
+    train=re.compile(r"data_batch_\d+"),
+    test=re.compile(r"test_batch"),
+    labels=b"labels",
+)
+_CIFAR100 = _Format(
+    title="CIFAR-100",
+    archive="cifar-100-python.tar.gz",
+    tfds_name="cifar100",
+    num_classes=100,
+    train=re.compile(r"train"),
+    test=re.compile(r"test"),
+    labels=b"fine_labels",
+)
+
+
+def read_cifar10(source: str) -> ImageDataset:
+    """Reads CIFAR-10, or a part of it in its format: images uint8 `[n, 32, 32, 3]`.
+
+    Args:
+      source: `cifar-10-python.tar.gz`, the folder that holds its batches, or `tfds` for TensorFlow Datasets, which
+        downloads them once.
+
+    Raises:
+      ConfigError: TensorFlow Datasets is asked for and not installed.
+      DataError: the source is missing or damaged, or a batch is not one of CIFAR-10's.
+    """
+    return _read(source, _CIFAR10)
+
+
+def read_cifar100(source: str) -> ImageDataset:
+    """Reads CIFAR-100 with its 100 fine classes; see `read_cifar10`."""
+    return _read(source, _CIFAR100)
+
+
+def _read(source: str, form: _Format) -> ImageDataset:
+    if source == TFDS:
+        return _read_tfds(form)
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; data.input takes {form.archive}, its folder, or tfds")
+    batches, origin = _batches_of_archive(path, form) if path.is_file() else _batches_of_folder(path, form)
+    sides: list[Images] = []
+    for pattern in (form.train, form.test):
+        names = [name for name in sorted(batches) if pattern.fullmatch(name)]
+        if not names:
+            raise DataError(f"{path}: no {pattern.pattern} in it; data.input takes the python version of {form.title}")
+        parsed = [_parse_batch(f"{path}: {name}", batches[name], form) for name in names]
+        sides.append(Images(np.concatenate([part.x for part in parsed]), np.concatenate([part.y for part in parsed])))
+    train, test = sides
+    return ImageDataset(train, test, form.num_classes, origin=[dataclasses.asdict(file) for file in origin])
+
+
+def _batches_of_archive(path: Path, form: _Format) -> tuple[dict[str, bytes], list[FileRecord]]:
+    # Read in place: nothing is extracted, so a member's path cannot lead anywhere.
+    try:
+        with tarfile.open(path) as archive:
+            members = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
+            batches = {name: file.read() for name, file in members.items() if file and _is_batch(name, form)}
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a tar archive, or truncated or damaged: {error}") from error
+    return batches, [FileRecord.of(path.parent, path.name)]
+
+
+def _batches_of_folder(folder: Path, form: _Format) -> tuple[dict[str, bytes], list[FileRecord]]:
+    names = sorted(path.name for path in folder.iterdir() if _is_batch(path.name, form) and path.is_file())
+    return {name: (folder / name).read_bytes() for name in names}, [FileRecord.of(folder, name) for name in names]
+
+
+def _is_batch(name: str, form: _Format) -> bool:
+    return bool(form.train.fullmatch(name) or form.test.fullmatch(name))
+
+
+def _parse_batch(place: str, content: bytes, form: _Format) -> Images:
+    try:
+        batch = load_array_pickle(content)
+        x, y = batch[b"data"].to_numpy().reshape(-1, 3, 32, 32), np.asarray(batch[form.labels])
+    # A pickle that is cut short or forged may raise anything.
+    except Exception as error:
+        raise DataError(f"{place}: not a batch of {form.title}, truncated or damaged: {error!r}") from error
+    return _images(place, x.transpose(0, 2, 3, 1), y, form)
+
+
+def _images(place: str, x: np.ndarray, y: np.ndarray, form: _Format) -> Images:
+    if y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not ((y >= 0) & (y < form.num_classes)).all():
+        raise DataError(f"{place}: needs one label for each image, an integer from 0 to {form.num_classes - 1}")
+    return Images(x, y.astype(np.int64))
+
+
+def _read_tfds(form: _Format) -> ImageDataset:
+    try:
+        tfds = importlib.import_module("tensorflow_datasets")
+    except ImportError as error:
+        raise ConfigError(
+            "data.input: tfds needs TensorFlow Datasets; pip install tensorflow-datasets==4.9.10 importlib_resources, "
+            f"or name {form.archive} or its folder"
+        ) from error
+    sides, info = tfds.load(form.tfds_name, split=["train", "test"], batch_size=_TFDS_BATCH, with_info=True)
+    images: list[Images] = []
+    for side in sides:
+        batches = list(tfds.as_numpy(side))
+        x, y = (np.concatenate([batch[key] for batch in batches]) for key in ("image", "label"))
+        images.append(_images(info.full_name, x, y, form))
+    train, test = images
+    return ImageDataset(train, test, form.num_classes, origin=[{"name": info.full_name}])

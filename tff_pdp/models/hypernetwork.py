@@ -1,0 +1,137 @@
+"""Hypernetworks: networks that make the weights of a target model from a client's descriptor.
+
+A client's model is `theta = h(v; phi)`: all clients share the hypernetwork's parameters phi, each has a descriptor v of
+its own (Shamsian et al., "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, ICML 2021). A change
+d of theta that a client asks for becomes one of phi and one of v by the transposed Jacobians.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.models import layers
+from tff_pdp.models.base import Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypernetwork:
+    """Dense layers with ReLU over the descriptor, and one linear head for each tensor of the target's weights.
+
+    The parameters are named tensors, in the order from descriptor to weights: `hidden_<i>/kernel` `[in, out]` and
+    `hidden_<i>/bias` `[out]`; then `head/<name>/kernel` `[in, *shape]` and `head/<name>/bias` `[*shape]`, for every
+    weight `<name>` of the target, of shape `shape`. They tell what the target is; nothing else needs to.
+
+    Everything consists of operations that TensorFlow can compute for many descriptors at once (`tf.vectorized_map`),
+    with the parameters shared by all or not.
+
+    Attributes:
+      descriptor_size: number of values in a descriptor.
+      hidden_units: of each hidden layer; with none, weights are a linear function of the descriptor.
+      seed: what the initial values are drawn from.
+      head_scale: how far the first generated model is from the target's own initial weights: it moves what each layer
+        gives out by about `head_scale` times the size of what comes in. As large as the weights themselves (1), it
+        would spoil a good initialisation; with 0, descriptors would make no difference and get no gradient at first.
+
+    Raises:
+      ConfigError: a size is not positive, or the scale is negative.
+    """
+
+    descriptor_size: int
+    hidden_units: Sequence[int]
+    seed: int
+    head_scale: float = 0.1
+
+    def __post_init__(self):
+        if self.descriptor_size < 1:
+            raise ConfigError(f"descriptor_size {self.descriptor_size} must be positive")
+        if any(units < 1 for units in self.hidden_units):
+            raise ConfigError(f"hidden_units {list(self.hidden_units)} must be positive")
+        if not self.head_scale >= 0:
+            raise ConfigError(f"head_scale {self.head_scale} must not be negative")
+
+    def init(self, target: Weights) -> Weights:
+        """Returns initial parameters, float32, for a target model with these initial weights of static shapes.
+
+        Hidden kernels have variance `2 / in` (He et al., "Delving Deep into Rectifiers", ICCV 2015), their biases are
+        zero. The biases of heads are the target's initial weights. Kernels of heads have variance
+        `head_scale^2 / (in * fan_in)`, with the fan-in of the generated tensor: it counts for that tensor what He's
+        counts for its own kernel (Chang et al., "Principled Weight Initialization for Hypernetworks", ICLR 2020).
+        """
+        sizes = [self.descriptor_size, *self.hidden_units]
+        parameters = collections.OrderedDict()
+        for index, (size_in, size_out) in enumerate(itertools.pairwise(sizes)):
+            parameters[f"hidden_{index}/kernel"] = self._draw([size_in, size_out], math.sqrt(2.0 / size_in), 1 + index)
+            parameters[f"hidden_{index}/bias"] = tf.zeros([size_out])
+        for index, (name, value) in enumerate(target.items(), start=len(sizes)):
+            bias = tf.convert_to_tensor(value)
+            shape: list[Any] = bias.shape.as_list()
+            # A bias or a scale stands for itself: its shape has nothing before the last axis, and the product is 1.
+            stddev = self.head_scale / math.sqrt(sizes[-1] * math.prod(shape[:-1]))
+            parameters[f"head/{name}/kernel"] = self._draw([sizes[-1], *shape], stddev, index)
+            parameters[f"head/{name}/bias"] = bias
+        return parameters
+
+    def init_descriptor(self) -> tf.Tensor:
+        """Returns the descriptor that every client starts from: float32 `[descriptor_size]`, of mean 0 and variance 1.
+
+        It is public. Descriptors move apart as their clients ask for different weights.
+        """
+        return self._draw([self.descriptor_size], 1.0, 0)
+
+    def generate(self, parameters: Weights, descriptor: tf.Tensor) -> Weights:
+        """Returns `h(descriptor; parameters)`: the target's weights by name, in the order and shapes of its own."""
+        features = descriptor[tf.newaxis]
+        for index in range(len(self.hidden_units)):
+            features = tf.nn.relu(layers.dense(parameters, f"hidden_{index}", features))
+        return collections.OrderedDict(
+            (name, tf.tensordot(features[0], parameters[f"head/{name}/kernel"], 1) + parameters[f"head/{name}/bias"])
+            for name in _target_names(parameters)
+        )
+
+    def pull_back(self, parameters: Weights, descriptor: tf.Tensor, cotangent: Weights) -> tuple[Weights, tf.Tensor]:
+        """Returns `J_phi^T d` and `J_v^T d`, with the Jacobians of `generate` by parameters and by descriptor.
+
+        For the gradient of a loss by the generated weights they are its gradients by phi and v; for a step of weights
+        they are the steps of phi and v that go in its direction.
+
+        Args:
+          parameters: phi, by name.
+          descriptor: v, `[descriptor_size]`.
+          cotangent: d, of the names and shapes that `generate` returns.
+
+        Returns:
+          Tensors of the names, order and shapes of the parameters, and one `[descriptor_size]`.
+        """
+        tensors = collections.OrderedDict((name, tf.convert_to_tensor(value)) for name, value in parameters.items())
+        descriptor = tf.convert_to_tensor(descriptor)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch((tensors, descriptor))
+            generated = self.generate(tensors, descriptor)
+        pulled_back: Any = tape.gradient(
+            list(generated.values()),
+            (tensors, descriptor),
+            output_gradients=[cotangent[name] for name in generated],
+        )
+        return pulled_back
+
+    def _draw(self, shape: Sequence[int], stddev: float, stream: int) -> tf.Tensor:
+        """Uniform values of mean zero, one stream for each tensor.
+
+        They are drawn inside the computation: as constants of it, heads of a hundred times the target's size would soon
+        pass the two gigabytes that a graph can have. The generator is named, for the default depends on the device.
+        """
+        seed = tf.constant([self.seed, stream], tf.int64)
+        limit = math.sqrt(3.0) * stddev
+        return tf.random.stateless_uniform(shape, seed, -limit, limit, alg="philox")
+
+
+def _target_names(parameters: Weights) -> list[str]:
+    """Names of the weights that there are heads for, which may themselves end in `/kernel` or `/bias`."""
+    kernels = (name for name in parameters if name.startswith("head/") and name.endswith("/kernel"))
+    return [name.removeprefix("head/").removesuffix("/kernel") for name in kernels]

@@ -1,0 +1,162 @@
+"""How the state of a client becomes a row of bytes, and rows become states again, bit for bit."""
+
+import collections
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+# Numbers and booleans, whose type a text such as "<f4" says in full, and whose values are their bytes.
+_KINDS = "biufc"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class StateLayout:
+    """The structure, shapes and dtypes that the states of all clients share.
+
+    A state is a nest: mappings with texts as keys, possibly nested or empty, of arrays of numbers or booleans.
+
+    Attributes:
+      structure: the nest, with a description in the place of each array.
+    """
+
+    structure: Any
+
+    @classmethod
+    def of_state(cls, state: Any) -> "StateLayout":
+        """The layout of one client's state.
+
+        Raises:
+          TypeError: it is no nest of arrays of numbers or booleans; the message names the member.
+        """
+        return cls(_describe(state, "state"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "StateLayout":
+        """Reads what `to_json` wrote.
+
+        Raises:
+          ValueError, TypeError: the text is something else.
+        """
+        return cls(_from_plain(json.loads(text)))
+
+    def to_json(self) -> str:
+        """The layout as a text."""
+        return json.dumps(_to_plain(self.structure))
+
+    @property
+    def row_bytes(self) -> int:
+        """How many bytes one client's state has."""
+        return sum(leaf.num_bytes for leaf in _leaves(self.structure))
+
+    def to_rows(self, columns: Any, num_clients: int) -> np.ndarray:
+        """Writes each client's arrays one behind another.
+
+        Args:
+          columns: a nest of arrays `[num_clients, ...]` in the structure of a state; keys in any order.
+          num_clients: how many.
+
+        Returns:
+          uint8 `[num_clients, row_bytes]`.
+
+        Raises:
+          TypeError: `columns` have another structure, shape or dtype; the message names the member.
+        """
+        parts = [
+            # The number of bytes is said, since it does not follow from an array without any.
+            np.ascontiguousarray(column).view(np.uint8).reshape(num_clients, leaf.num_bytes)
+            for leaf, column in _pairs(self.structure, columns, num_clients, "columns")
+        ]
+        return np.concatenate([np.empty([num_clients, 0], np.uint8), *parts], axis=1)
+
+    def to_row(self, state: Any) -> np.ndarray:
+        """Writes one client's state: uint8 `[row_bytes]`; raises as `to_rows` does."""
+        return self.to_rows(_with_client_axis(state), 1)[0]
+
+    def to_columns(self, rows: np.ndarray) -> Any:
+        """Reads what `to_rows` wrote: a nest of new arrays `[clients, ...]`."""
+        # Each leaf is copied to memory of its own, where its numbers are aligned.
+        sizes = [leaf.num_bytes for leaf in _leaves(self.structure)]
+        parts = (part.copy() for part in np.split(rows, np.cumsum(sizes), axis=1))
+        return _assemble(self.structure, parts)
+
+
+def _describe(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{where}: keys of a client's state are texts, not {list(value)}")
+        return {key: _describe(member, f"{where}/{key}") for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        raise TypeError(f"{where}: a client's state consists of mappings and arrays, not of a {type(value).__name__}")
+    array = np.asarray(value)
+    if array.dtype.kind not in _KINDS:
+        raise TypeError(f"{where}: a client's state consists of numbers and booleans, not of {array.dtype}")
+    return _Leaf(array.dtype, array.shape)
+
+
+def _to_plain(structure: Any) -> Any:
+    if isinstance(structure, _Leaf):
+        return [structure.dtype.str, structure.shape]
+    return {key: _to_plain(member) for key, member in structure.items()}
+
+
+def _from_plain(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _from_plain(member) for key, member in plain.items()}
+    dtype, shape = plain
+    return _Leaf(np.dtype(dtype), tuple(shape))
+
+
+def _leaves(structure: Any) -> Iterator[_Leaf]:
+    if isinstance(structure, _Leaf):
+        yield structure
+    else:
+        for member in structure.values():
+            yield from _leaves(member)
+
+
+def _pairs(structure: Any, columns: Any, num_clients: int, where: str) -> Iterator[tuple[_Leaf, np.ndarray]]:
+    """The leaves of the structure, in its order, each with its column."""
+    if isinstance(structure, _Leaf):
+        if isinstance(columns, Mapping | list | tuple):
+            raise TypeError(f"{where}: expected an array, not a {type(columns).__name__}")
+        column = np.asarray(columns)
+        expected = (num_clients, *structure.shape)
+        if column.dtype != structure.dtype or column.shape != expected:
+            raise TypeError(
+                f"{where}: expected {structure.dtype} {list(expected)}, not {column.dtype} {list(column.shape)}"
+            )
+        yield structure, column
+        return
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"{where}: expected a mapping, not a {type(columns).__name__}")
+    if columns.keys() != structure.keys():
+        raise TypeError(f"{where}: expected the members {list(structure)}, not {list(columns)}")
+    for key, member in structure.items():
+        yield from _pairs(member, columns[key], num_clients, f"{where}/{key}")
+
+
+def _with_client_axis(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _with_client_axis(member) for key, member in state.items()}
+    return np.asarray(state)[np.newaxis]
+
+
+def _assemble(structure: Any, parts: Iterator[np.ndarray]) -> Any:
+    if isinstance(structure, _Leaf):
+        part = next(parts)
+        return part.view(structure.dtype).reshape(len(part), *structure.shape)
+    return collections.OrderedDict((key, _assemble(member, parts)) for key, member in structure.items())
