@@ -60,7 +60,7 @@ def test_gain_is_paired_silo_by_silo(metric):
     rows = {row.algorithm.name: row for row in rows}
     # +0.3 and -0.1; the third silo has nothing to compare with. Of errors it is the second silo that is better off.
     assert rows["mr_mtl"].gain == pytest.approx(0.1 if metric.higher_is_better else -0.1)
-    assert (rows["mr_mtl"].silos_better, rows["mr_mtl"].silos_compared) == (1, 2)
+    assert (rows["mr_mtl"].clients_better, rows["mr_mtl"].clients_compared) == (1, 2)
     assert rows["local_only"].gain is None
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -14,6 +14,8 @@ from tff_pdp.reports import content, numbers, plots, privacy_texts, summary
 from tff_pdp.reports.metric_texts import metric_text
 
 _TEMPLATE = "report.html.jinja"
+# A page with more rows is no longer read.
+_MOST_USERS = 100
 
 
 def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
@@ -34,7 +36,10 @@ def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathli
 
 
 def render_report(report: content.Report) -> str:
-    """The page as text."""
+    """The page as text.
+
+    Of more than a hundred users it lists the hundred that the featured method serves worst. Silos are all listed.
+    """
     # Autoescape is named outright: jinja2's guess from the file name does not know ".jinja".
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
@@ -50,28 +55,40 @@ def render_report(report: content.Report) -> str:
 
 def _page(report: content.Report) -> dict[str, Any]:
     """Everything the template prints."""
-    rows = summary.comparison_rows(report.algorithms, report.silos, report.metric, report.baseline)
+    rows = summary.comparison_rows(report.algorithms, report.clients, report.metric, report.baseline)
     featured = summary.featured_algorithm(report.algorithms, report.metric, report.baseline)
+    costs = [algorithm.user_costs for algorithm in report.algorithms if algorithm.user_costs is not None]
+    paid = costs or report.silos
     return {
         "report": report,
+        "words": report.words,
         "metric": metric_text(report.metric),
         "rows": rows,
         "featured": next((row for row in rows if row.algorithm is featured), None),
+        "listed": _listed(report, featured),
         "privacy": report.privacy,
         "claims": privacy_texts.CLAIMS,
-        "epsilon_maximum": max((silo.epsilon_spent for silo in report.silos), default=math.nan),
+        "epsilon_maximum": max((one.epsilon_spent for one in paid), default=math.nan),
+        "delta_maximum": max((one.delta for one in paid), default=math.nan),
         "config": list(_flat(report.config)),
         "figures": _figures(report, featured),
     }
 
 
+def _listed(report: content.Report, featured: content.AlgorithmResult | None) -> Sequence[content.ClientScores]:
+    """The clients in the table of results."""
+    if featured is None or len(report.users) <= _MOST_USERS:
+        return report.clients
+    return summary.worst_clients(report.users, featured.name, report.metric, _MOST_USERS)
+
+
 def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
     """The figures that have something to show, each with a caption that says whether its numbers are private."""
-    label = metric_text(report.metric).label
+    label, words = metric_text(report.metric).label, report.words
     drawn = [
         (
-            plots.history_figure(report.algorithms, report.metric),
-            f"Validation {label} per round, mean over silos.",
+            plots.history_figure(report.algorithms, report.metric, words),
+            f"Validation {label} per round, mean over {words.many}.",
             "Not private: computed on held-out validation examples without noise.",
         ),
         (
@@ -82,12 +99,12 @@ def _figures(report: content.Report, featured: content.AlgorithmResult | None) -
         ),
     ]
     if featured is not None:
-        by_silo = (
-            plots.metric_figure(report.silos, featured, report.metric, report.baseline),
-            f"Test {label} of each silo under {featured.title}.",
+        by_client = (
+            plots.metric_figure(report.clients, featured, report.metric, report.baseline, words),
+            f"Test {label} of each {words.one} under {featured.title}.",
             "Not private: computed on held-out test examples without noise.",
         )
-        drawn.insert(1, by_silo)
+        drawn.insert(1, by_client)
     return [
         # The SVG is ours, and every text in it was escaped when it was drawn.
         {"svg": markupsafe.Markup(svg), "caption": caption, "privacy": privacy}

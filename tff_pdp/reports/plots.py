@@ -1,4 +1,4 @@
-"""The report's figures, as SVG text: learning curves, the metric per silo, privacy spent per silo."""
+"""The report's figures, as SVG text: learning curves, the metric per silo or user, privacy spent per silo."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from tff_pdp.models.metrics import Metric
 from tff_pdp.reports import content, summary, svg
+from tff_pdp.reports.client_words import SILOS, ClientWords
 from tff_pdp.reports.metric_texts import metric_text
 
 # Okabe and Ito's colours: told apart under every common colour blindness, and readable on white and on black.
@@ -18,11 +19,15 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":")
 
 _WIDTH = 7.6
-_MOST_NAMED_SILOS = 40
+_MOST_NAMED = 40
 _LONGEST_NAME = 24
+# More than a figure is wide.
+_MOST_POINTS = 1000
 
 
-def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric) -> str:
+def history_figure(
+    algorithms: Sequence[content.AlgorithmResult], metric: Metric, words: ClientWords = SILOS
+) -> str:
     """Mean validation metric against rounds, one line per method; empty text where no method has a history."""
     drawn = [algorithm for algorithm in algorithms if algorithm.history]
     if not drawn:
@@ -43,35 +48,39 @@ def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric
             )
         axes.set_xlabel("round")
         # Without the direction, for which the axis is too short.
-        axes.set_ylabel(f"validation {metric_text(metric).label},\nmean over silos")
+        axes.set_ylabel(f"validation {metric_text(metric).label},\nmean over {words.many}")
         _legend(axes)
         names = ", ".join(algorithm.title for algorithm in drawn)
-        return svg.render(figure, f"Validation {metric_text(metric).label} per round, mean over silos, of {names}.")
+        what = f"Validation {metric_text(metric).label} per round, mean over {words.many}, of {names}."
+        return svg.render(figure, what)
 
 
 def metric_figure(
-    silos: Sequence[content.SiloResult],
+    clients: Sequence[content.ClientScores],
     algorithm: content.AlgorithmResult,
     metric: Metric,
     baseline: str = "local_only",
+    words: ClientWords = SILOS,
 ) -> str:
-    """Test metric of every silo: personal model, model learnt alone, shared model.
+    """Test metric of every client: personal model, model learnt alone, shared model.
 
-    Up to 40 silos are named, sorted by the personal model, the worst at the bottom; more are shown as curves in which
-    each model's silos are sorted by that model.
+    Up to 40 clients are named, sorted by the personal model, the worst at the bottom; more are shown as curves in which
+    each model's clients are sorted by that model. Curves have at most a thousand points, however many clients there are.
     """
-    series = [("personal model", summary.personal_values(silos, algorithm.name))]
+    series = [("personal model", summary.personal_values(clients, algorithm.name))]
     if algorithm.name != baseline:
-        series.append(("learnt alone", summary.personal_values(silos, baseline)))
-    series.append(("shared model", summary.shared_values(silos, algorithm.name)))
+        series.append(("learnt alone", summary.personal_values(clients, baseline)))
+    series.append(("shared model", summary.shared_values(clients, algorithm.name)))
     series = [(label, values) for label, values in series if not all(map(math.isnan, values))]
     if not series:
         return ""
     text = metric_text(metric)
     with svg.style("metric"):
-        figure = _by_name(silos, series, metric) if len(silos) <= _MOST_NAMED_SILOS else _curves(series, metric)
+        is_named = len(clients) <= _MOST_NAMED
+        figure = _by_name(clients, series, metric) if is_named else _curves(series, metric, words)
         what = ", ".join(f"{label} {text.value(summary.mean_over_silos(values))}" for label, values in series)
-        return svg.render(figure, f"Test {text.label} over {len(silos)} silos under {algorithm.title}; means: {what}.")
+        over = f"{len(clients)} {words.many} under {algorithm.title}"
+        return svg.render(figure, f"Test {text.label} over {over}; means: {what}.")
 
 
 def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
@@ -85,7 +94,7 @@ def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
     spent = np.array([silo.epsilon_spent for silo in protected])
     targets = np.array([silo.epsilon_target for silo in protected])
     with svg.style("epsilon"):
-        if len(protected) <= _MOST_NAMED_SILOS:
+        if len(protected) <= _MOST_NAMED:
             figure, axes = _named_figure([silo.id for silo in protected])
             places = np.arange(len(protected))
             axes.barh(places, spent, height=0.55, color=COLOURS[0], label="spent")
@@ -108,11 +117,11 @@ def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
         return svg.render(figure, f"ε spent and target of {len(protected)} silos; most spent {spent.max():.3g}.")
 
 
-def _by_name(silos: Sequence[content.SiloResult], series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
+def _by_name(clients: Sequence[content.ClientScores], series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
     personal = np.array(series[0][1]) if metric.higher_is_better else -np.array(series[0][1])
     order = np.argsort(np.nan_to_num(personal, nan=-math.inf), kind="stable")
-    figure, axes = _named_figure([silos[index].id for index in order])
-    places = np.arange(len(silos))
+    figure, axes = _named_figure([clients[index].id for index in order])
+    places = np.arange(len(clients))
     table = np.array([values for _, values in series])[:, order]
     filled = ~np.all(np.isnan(table), axis=0)
     axes.hlines(
@@ -132,16 +141,17 @@ def _by_name(silos: Sequence[content.SiloResult], series: list[tuple[str, list[f
     return figure
 
 
-def _curves(series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
+def _curves(series: list[tuple[str, list[float]]], metric: Metric, words: ClientWords) -> Figure:
     figure, axes = _figure(3.8)
     axes.axvspan(0, 10, color=svg.INK, alpha=0.08, linewidth=0)
     axes.text(1, 0.97, "worst tenth", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
     for index, (label, values) in enumerate(series):
         ordered = summary.worst_first(values, metric)
         shares = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
-        axes.plot(shares, ordered, color=COLOURS[index], linestyle=LINES[index], linewidth=2, label=label)
+        drawn = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), _MOST_POINTS)).round().astype(int))
+        axes.plot(shares[drawn], np.array(ordered)[drawn], color=COLOURS[index], linestyle=LINES[index], linewidth=2, label=label)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("silos, worst to best, in per cent (each model sorted by itself)")
+    axes.set_xlabel(f"{words.many}, worst to best, in per cent (each model sorted by itself)")
     axes.set_ylabel(f"test {metric_text(metric).axis}")
     _legend(axes)
     return figure

@@ -1,6 +1,7 @@
-"""Numbers that describe many silos in a line: means, the worst tenth, spread, gain over learning alone.
+"""Numbers that describe many clients, silos or users, in a line: means, the worst tenth, spread, gain over learning
+alone.
 
-Entries that are NaN, of silos without test examples, are left out everywhere.
+Entries that are NaN, of clients without test examples, are left out everywhere.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from tff_pdp.reports import content
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How far silos lie apart: standard deviation (of all silos, not an estimate from a sample), smallest, largest."""
+    """How far clients lie apart: standard deviation (of all clients, not an estimate from a sample), smallest, largest."""
 
     standard_deviation: float
     minimum: float
@@ -28,24 +29,24 @@ class ComparisonRow:
 
     Attributes:
       algorithm: the method's result.
-      minimum: smallest test metric of a personal model over silos; NaN without test results.
-      maximum: largest test metric of a personal model over silos; NaN without test results.
-      gain: mean over silos of how much better this method is than learning alone, on silos that have both, negative
-        where it is worse; `None` for the baseline itself and where no silo has both.
-      silos_better: how many silos are strictly better off than alone.
-      silos_compared: how many silos have both numbers.
+      minimum: smallest test metric of a personal model over clients; NaN without test results.
+      maximum: largest test metric of a personal model over clients; NaN without test results.
+      gain: mean over clients of how much better this method is than learning alone, on clients that have both, negative
+        where it is worse; `None` for the baseline itself and where no client has both.
+      clients_better: how many clients are strictly better off than alone.
+      clients_compared: how many clients have both numbers.
     """
 
     algorithm: content.AlgorithmResult
     minimum: float
     maximum: float
     gain: float | None
-    silos_better: int
-    silos_compared: int
+    clients_better: int
+    clients_compared: int
 
 
 def mean_over_silos(values: Iterable[float]) -> float:
-    """Mean in which every silo counts the same; NaN of nothing.
+    """Mean in which every silo, or user, counts the same; NaN of nothing.
 
     >>> mean_over_silos([0.9, 0.5, float("nan")])
     0.7
@@ -55,7 +56,7 @@ def mean_over_silos(values: Iterable[float]) -> float:
 
 
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
-    """Mean in which every test example counts the same: each silo's value weighted by its number; NaN of nothing.
+    """Mean in which every test example counts the same: each client's value weighted by its number; NaN of nothing.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
     0.8
@@ -91,35 +92,47 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(float(np.std(present)), min(present), max(present))
 
 
-def personal_values(silos: Sequence[content.SiloResult], algorithm: str) -> list[float]:
-    """Each silo's test metric of its personal model under one method; NaN where the silo has none."""
-    return [silo.personal.get(algorithm, math.nan) for silo in silos]
+def personal_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
+    """Each client's test metric of its personal model under one method; NaN where the client has none."""
+    return [client.personal.get(algorithm, math.nan) for client in clients]
 
 
-def shared_values(silos: Sequence[content.SiloResult], algorithm: str) -> list[float]:
-    """Each silo's test metric of the shared model of one method; NaN where there is none."""
-    found = [silo.shared.get(algorithm) for silo in silos]
+def shared_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
+    """Each client's test metric of the shared model of one method; NaN where there is none."""
+    found = [client.shared.get(algorithm) for client in clients]
     return [math.nan if value is None else value for value in found]
 
 
 def comparison_rows(
     algorithms: Sequence[content.AlgorithmResult],
-    silos: Sequence[content.SiloResult],
+    clients: Sequence[content.ClientScores],
     metric: Metric,
     baseline: str = "local_only",
 ) -> list[ComparisonRow]:
     """The headline table: one row per method, in the order given.
 
-    Gains are paired silo by silo, so that a silo that lacks one of the two numbers does not tilt the difference.
+    Gains are paired client by client, so that one that lacks one of the two numbers does not tilt the difference.
 
     Args:
       algorithms: the compared methods.
-      silos: the silos' results.
+      clients: their results.
       metric: what the results are.
-      baseline: name of the method that learns in each silo alone.
+      baseline: name of the method in which each client learns alone.
     """
-    alone = personal_values(silos, baseline)
-    return [_comparison_row(algorithm, silos, metric, alone, baseline) for algorithm in algorithms]
+    alone = personal_values(clients, baseline)
+    return [_comparison_row(algorithm, clients, metric, alone, baseline) for algorithm in algorithms]
+
+
+def worst_clients(
+    clients: Sequence[content.ClientScores], algorithm: str, metric: Metric, count: int
+) -> list[content.ClientScores]:
+    """The clients that one method serves worst, the worst one first; those without a result come last."""
+
+    def badness(client: content.ClientScores) -> float:
+        value = client.personal.get(algorithm, math.nan)
+        return math.inf if math.isnan(value) else _towards_better(value, metric)
+
+    return sorted(clients, key=badness)[:count]
 
 
 def featured_algorithm(
@@ -136,12 +149,12 @@ def featured_algorithm(
 
 def _comparison_row(
     algorithm: content.AlgorithmResult,
-    silos: Sequence[content.SiloResult],
+    clients: Sequence[content.ClientScores],
     metric: Metric,
     alone: Sequence[float],
     baseline: str,
 ) -> ComparisonRow:
-    personal = personal_values(silos, algorithm.name)
+    personal = personal_values(clients, algorithm.name)
     gains = _present(_towards_better(mine - theirs, metric) for mine, theirs in zip(personal, alone, strict=True))
     shown = gains if algorithm.name != baseline else []
     bounds = spread(personal)
@@ -150,8 +163,8 @@ def _comparison_row(
         minimum=bounds.minimum,
         maximum=bounds.maximum,
         gain=float(np.mean(shown)) if shown else None,
-        silos_better=sum(gain > 0 for gain in shown),
-        silos_compared=len(shown),
+        clients_better=sum(gain > 0 for gain in shown),
+        clients_compared=len(shown),
     )
 
 

@@ -19,7 +19,9 @@ ROWS = (
     "user's row, and each row is to be served to its own user alone. What unknown clients get was computed from "
     "public and noised values only."
 )
-NOT_COVERED = "validation and test examples and their metrics, the choice of hyper-parameters, other methods trained beside it"
+NOT_COVERED = (
+    "validation and test examples and their metrics, the choice of hyper-parameters, other methods trained beside it"
+)
 
 
 def guarantee_text(costs: UserCosts) -> str:
@@ -71,11 +73,12 @@ def trust_text() -> str:
 
 def mechanism_text(sums: UserSums) -> str:
     """Sampling, clipping and noise."""
-    clip, noise = numbers.plain(sums.clip_norm), numbers.plain(sums.noise_multiplier)
+    total = numbers.plain(sums.noise_multiplier)
+    noise = total if sums.sum_noise_multiplier is None else numbers.plain(sums.sum_noise_multiplier)
     means = f"divides by the constant {numbers.plain(sums.expected_cohort)}"
     text = (
         f"In each of {sums.rounds} rounds, {_cohort_text(sums)} All values that a participant releases in a round are "
-        f"clipped jointly to L2 norm C = {clip}, and the clipped releases are summed. "
+        f"clipped jointly to L2 norm C = {numbers.plain(sums.clip_norm)}, and the clipped releases are summed. "
     )
     if sums.weight_cap is not None:
         text += (
@@ -96,8 +99,7 @@ def mechanism_text(sums: UserSums) -> str:
         text += (
             f" C is that of the first round; then it follows the {numbers.plain(sums.quantile)} quantile of the norms. "
             "For that, the number of releases below C is released, too, with noise of standard deviation "
-            f"{numbers.plain(sums.count_stddev)}. The noise multiplier of the sum alone is "
-            f"{numbers.plain(sums.sum_noise_multiplier)}; sum and count together cost what z = {noise} says."
+            f"{numbers.plain(sums.count_stddev)}; sum and count together cost what a sum with z = {total} costs."
         )
     if sums.own_support:
         text += (
@@ -110,8 +112,9 @@ def mechanism_text(sums: UserSums) -> str:
 def noise_text(algorithms: Sequence[content.AlgorithmResult], sums: UserSums) -> str:
     """How the noise compares with what there is to learn."""
     text = (
-        "Expected length of the noise on a round's mean over C, which no mean of an expected cohort exceeds (z·√d/qN, "
-        "where d is the number of values that a user releases and that noise changes): "
+        "Expected length of the noise on a round's mean over C, the length of the longest mean that a cohort of the "
+        "expected size can have (z·√d/qN, where d is the number of values that a user releases and that noise "
+        "changes): "
     )
     ratios = [
         f"{algorithm.title} {numbers.plain(costs.noise_to_signal)} (d = {costs.num_noised:,})"
