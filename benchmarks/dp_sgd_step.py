@@ -75,7 +75,7 @@ def _dp_step(model: Model) -> Callable[..., Any]:
     @tf.function
     def step(weights: Any, data: ClientData, seed: tf.Tensor) -> Any:
         gradient = estimator.gradient(
-            mechanism, _draws(model, seed), weights, data, tf.constant(0), tf.constant(RATE), None
+            mechanism, _draws(model, seed), weights, data, tf.constant(0), tf.constant(RATE), None, None
         )
         return tf.nest.map_structure(tf.subtract, weights, gradient)
 

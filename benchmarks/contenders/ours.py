@@ -11,15 +11,19 @@ import numpy as np
 
 from benchmarks import contender
 from benchmarks.workloads import MrMtlWorkload
-from tff_pdp import _tff
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.mlp import build_mlp
+from tff_pdp.privacy.accountants import Adjacency
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.user_noise import UserMechanism
+from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.processes.aggregation import UserSum, start_user_sum
 from tff_pdp.processes.compose import client_data_type, client_params_columns, client_params_type, compose
 from tff_pdp.registry import ALGORITHMS
 from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.dry_run import num_released
 from tff_pdp.runtime.engines import build_engine
 from tff_pdp.runtime.examples import padded_sizes
 from tff_pdp.runtime.run_key import RunKey
@@ -40,7 +44,7 @@ def build_on(engine: str, **options: Any) -> Callable[[Any], contender.Rounds]:
 class _Rounds:
     """What both workloads share: an engine installed for good, the server's state, and the run's key."""
 
-    def __init__(self, workload: Any, engine: Any, algorithm: Any, model: Any, estimator: Any, factories: Any = None):
+    def __init__(self, workload: Any, engine: Any, algorithm: Any, model: Any, estimator: Any, plan: Any = None):
         self._workload = workload
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(engine.install())
@@ -51,9 +55,13 @@ class _Rounds:
         self._data_type = client_data_type(model)
         self._algorithm, self._estimator = algorithm, estimator
         self._params_type = client_params_type(algorithm, estimator)
-        self._process = compose(algorithm, model, estimator=estimator, aggregator_factories=factories)
+        user_sum = None if plan is None else UserSum(plan.noise, plan.mechanism.sampling_rate)
+        self._process = compose(algorithm, model, estimator=estimator, user_sum=user_sum)
         self._state = self._process.initialize()
         self._key = RunKey.from_test_seed(0)
+        if plan is not None:
+            started = start_user_sum(self._state["aggregation"], plan, self._key.server_seeds())
+            self._state = {**self._state, "aggregation": started}
 
     def _params(self, round_number: int, mechanism: Any, hparams: Any, size: int) -> ClientValues:
         seeds = np.stack([self._key.client_seed(round_number, str(client)) for client in range(size)])
@@ -67,17 +75,9 @@ class _FedAvg(_Rounds):
     def __init__(self, workload: Any, engine: Any):
         cnn = workload.model == "cnn"
         model = build_cnn((28, 28, 1), workload.num_classes) if cnn else build_mlp((784,), workload.num_classes, (200,))
-        factories = None
-        if workload.clip_norm is not None:
-            factories = {
-                "update": _tff.DifferentiallyPrivateFactory.gaussian_fixed(
-                    noise_multiplier=workload.noise_multiplier,
-                    clients_per_round=workload.clients_per_round,
-                    clip=workload.clip_norm,
-                )
-            }
-        estimator = build_minibatch(model, workload.batch_size)
-        super().__init__(workload, engine, ALGORITHMS["fed_avg"](), model, estimator, factories)
+        algorithm, estimator = ALGORITHMS["fed_avg"](), build_minibatch(model, workload.batch_size)
+        plan = None if workload.clip_norm is None else _user_plan(workload, num_released(algorithm, model))
+        super().__init__(workload, engine, algorithm, model, estimator, plan)
         self._number = 0
 
     def prepare(self, round_number: int) -> Any:
@@ -97,6 +97,27 @@ class _FedAvg(_Rounds):
         self._state, _, _ = self._process.next(self._state, states, data, params)
         weights = self._state["algorithm"]["weights"].values()
         return {name: np.asarray(value) for name, value in zip(self._names, weights, strict=True)}
+
+
+def _user_plan(workload: Any, size: int) -> UserPlan:
+    """Noise as the workload gives it, not calibrated to any budget."""
+    return UserPlan(
+        unit="user",
+        adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+        claim="none",
+        claim_reason="a benchmark",
+        budgets={},
+        rounds=1,
+        mechanism=UserMechanism(
+            clip_norm=workload.clip_norm,
+            noise_multiplier=workload.noise_multiplier,
+            sampling_rate=1.0,
+            expected_cohort=workload.clients_per_round,
+        ),
+        num_users=workload.clients_per_round,
+        num_released=size,
+        num_noised=size,
+    )
 
 
 class _MrMtl(_Rounds):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
 from tff_pdp.algorithms.base import LocalSteps
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.local_sgd import View, local_sgd
 from tff_pdp.registry import ALGORITHMS
 
 
@@ -52,6 +52,201 @@ def test_a_stack_of_clients_each_with_its_own_count():
 
     trained = tf.vectorized_map(of_one, tf.constant([0, 1, 2, 3]))
     np.testing.assert_array_equal(trained, [[0.0], [2.0], [3.0], [3.5]])
+
+
+def two_weights(second, first):
+    """Not in the order of the alphabet."""
+    return collections.OrderedDict(b=tf.constant([second], tf.float32), a=tf.constant([first], tf.float32))
+
+
+def test_only_trainable_weights_are_asked_for_and_move():
+    asked = []
+
+    def product(current, data, index, scale, pull=None, trainable=None):
+        # Of `a * b`; `a` has to be there although it is not trained.
+        asked.append((list(current), trainable))
+        return {"b": scale * current["a"]}
+
+    trained = local_sgd(
+        two_weights(5.0, 2.0), NO_DATA, product, trainable=["b"], **hparams(learning_rate=0.5, local_steps=3)
+    )
+    assert list(trained) == ["b", "a"]
+    np.testing.assert_array_equal(trained["b"], [2.0])
+    np.testing.assert_array_equal(trained["a"], [2.0])
+    assert asked
+    assert all(one == (["b", "a"], ["b"]) for one in asked)
+
+
+def test_a_trainable_weight_is_pulled_to_its_own_anchor():
+    # b: gradient 2, pull 3 * (5 - 1) = 12.
+    trained = local_sgd(
+        two_weights(5.0, 2.0),
+        NO_DATA,
+        lambda current, data, index, scale, pull, trainable: {"b": scale * current["a"]},
+        trainable=["b"],
+        anchor=two_weights(1.0, 100.0),
+        **hparams(learning_rate=0.5, prox_weight=3.0),
+    )
+    np.testing.assert_array_equal(trained["b"], [-2.0])
+    np.testing.assert_array_equal(trained["a"], [2.0])
+
+
+# Towards 8 with rate 1/4 and momentum 1/2. Movements -2, -1.5, -0.875; velocities -2, -2.5, -2.125.
+BY_MOMENTUM = [0.0, 2.0, 4.5, 6.625]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("bound", [3, 7])
+def test_momentum_by_hand(count, bound):
+    trained = local_sgd(
+        weights(0.0),
+        NO_DATA,
+        pull_to(8.0),
+        momentum=tf.constant(0.5),
+        **hparams(count, bound, learning_rate=0.25),
+    )
+    np.testing.assert_array_equal(trained["w"], [BY_MOMENTUM[count]])
+
+
+def test_momentum_in_a_stack_ends_with_a_clients_own_steps():
+    def of_one(count):
+        steps = LocalSteps(count, tf.constant(5))
+        trained = local_sgd(
+            weights(0.0),
+            NO_DATA,
+            pull_to(8.0),
+            learning_rate=tf.constant(0.25),
+            local_steps=steps,
+            momentum=tf.constant(0.5),
+        )
+        return trained["w"]
+
+    trained = tf.vectorized_map(of_one, tf.constant([0, 1, 2, 3]))
+    np.testing.assert_array_equal(trained[:, 0], BY_MOMENTUM)
+
+
+def test_momentum_carries_the_proximal_term_too():
+    # Movements 0.25 * (-8 + 0) = -2 and 0.25 * (-6 + 2 * (2 - 0)) = -0.5; velocities -2 and -1.5.
+    trained = local_sgd(
+        weights(0.0),
+        NO_DATA,
+        pull_to(8.0),
+        momentum=tf.constant(0.5),
+        anchor=weights(0.0),
+        **hparams(2, learning_rate=0.25, prox_weight=2.0),
+    )
+    np.testing.assert_array_equal(trained["w"], [3.5])
+
+
+def test_a_view_makes_the_models_weights_and_spreads_their_gradient():
+    # The model has w = 2 t, so the gradient by t is 2 (w - 4). t: 3 -> 3 - 2 * 2 / 4 = 2, where w is 4.
+    seen = []
+
+    def spread(gradient, current):
+        seen.append((list(gradient), list(current)))
+        return {"t": 2.0 * gradient["w"]}
+
+    trained = local_sgd(
+        {"t": tf.constant([3.0])},
+        NO_DATA,
+        pull_to(4.0),
+        view=View(lambda current: {"w": 2.0 * current["t"]}, spread),
+        **hparams(5, learning_rate=0.25),
+    )
+    np.testing.assert_array_equal(trained["t"], [2.0])
+    assert seen
+    assert all(one == (["w"], ["t"]) for one in seen)
+
+
+def test_a_view_says_what_gradients_are_asked_for():
+    asked = []
+
+    def grad_fn(current, data, index, scale, pull=None, trainable=None):
+        asked.append(trainable)
+        return {"w": scale * current["fixed"]}
+
+    start = collections.OrderedDict(fixed=tf.constant([3.0]), t=tf.constant([10.0]))
+    trained = local_sgd(
+        start,
+        NO_DATA,
+        grad_fn,
+        trainable=["t"],
+        view=View(
+            lambda current: {"w": current["t"], "fixed": 2.0 * current["fixed"]},
+            lambda gradient, current: {"t": gradient["w"] + current["fixed"]},
+            trainable=["w"],
+        ),
+        **hparams(learning_rate=0.5),
+    )
+    # 10 - (0.5 * 6 + 3)
+    np.testing.assert_array_equal(trained["t"], [4.0])
+    np.testing.assert_array_equal(trained["fixed"], [3.0])
+    assert set(map(tuple, asked)) == {("w",)}
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1.5), (2, 1.25)])
+def test_a_penalty_is_added_to_the_gradient_of_own_steps(count, expected):
+    # Gradients -3 + 2 * 1 = -1 and -2.5 + 2 * 1.5 = 0.5, with rate 1/2.
+    trained = local_sgd(
+        weights(1.0),
+        NO_DATA,
+        pull_to(4.0),
+        penalty=lambda current: {"w": 2.0 * current["w"]},
+        **hparams(count, 6, learning_rate=0.5),
+    )
+    np.testing.assert_array_equal(trained["w"], [expected])
+
+
+def test_a_penalty_is_of_the_trainable_weights():
+    trained = local_sgd(
+        two_weights(5.0, 2.0),
+        NO_DATA,
+        lambda current, data, index, scale, pull, trainable: {"b": scale * current["a"]},
+        trainable=["b"],
+        penalty=lambda current: {name: tf.ones_like(value) for name, value in current.items()},
+        **hparams(learning_rate=0.5),
+    )
+    # 5 - 0.5 * (2 + 1)
+    np.testing.assert_array_equal(trained["b"], [3.5])
+    np.testing.assert_array_equal(trained["a"], [2.0])
+
+
+def test_gradients_are_numbered_on_from_the_first_index():
+    """For clients of different counts in a stack, and never beyond the last that a client has."""
+
+    def of_one(given):
+        before, count = given
+
+        def powers(current, data, index, scale, pull=None, trainable=None):
+            # Whoever asks for a gradient that there is not gets NaN, also in steps that are not the client's own.
+            is_there = tf.logical_and(index >= 0, index < before + count)
+            power = tf.pow(2.0, tf.cast(index, tf.float32))
+            return {"w": tf.where(is_there, -scale * power, float("nan"))[tf.newaxis]}
+
+        steps = LocalSteps(count, tf.constant(4))
+        return local_sgd(
+            weights(0.0),
+            NO_DATA,
+            powers,
+            learning_rate=tf.constant(1.0),
+            local_steps=steps,
+            first_index=before,
+        )["w"]
+
+    trained = tf.vectorized_map(of_one, (tf.constant([0, 1, 3, 2]), tf.constant([4, 2, 1, 3])))
+    # Sums of two to the power of 0, 1, 2, 3; of 1, 2; of 3; of 2, 3, 4.
+    np.testing.assert_array_equal(trained[:, 0], [15.0, 6.0, 8.0, 28.0])
+
+
+@pytest.mark.parametrize("first_index", [3, tf.constant(3)])
+def test_a_first_index_as_number_or_tensor(first_index):
+    def number(current, data, index, scale, pull=None, trainable=None):
+        return {"w": -scale * tf.cast(index, tf.float32)[tf.newaxis]}
+
+    trained = local_sgd(
+        weights(0.0), NO_DATA, number, first_index=first_index, **hparams(2, 5, learning_rate=1.0)
+    )
+    np.testing.assert_array_equal(trained["w"], [3 + 4])
 
 
 def test_fed_avg_releases_the_difference_and_adds_the_mean():

@@ -122,6 +122,7 @@ def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining
 
 def _check(config: PrivacyConfig, search: Search | None) -> None:
     rules = (
+        ("users_per_round", config.users_per_round is None, "left out: silos all take part"),
         ("clip_norm", 0 < config.clip_norm < math.inf, "positive and finite"),
         ("batch_size", config.batch_size >= 1, "at least 1"),
         ("selection_share", 0 < config.selection_share < 1, "between 0 and 1"),

@@ -24,6 +24,7 @@ from tff_pdp.privacy.user_noise import (
     rounds_per_epoch,
 )
 from tff_pdp.privacy.user_plan import USERS, UserPlan
+from tff_pdp.privacy.user_queries import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 
 
 def build_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
@@ -46,8 +47,11 @@ def build_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPla
             f"privacy.budgets: delta {budget.delta:g} is not below 1 / {plan.num_users}, the number of users: "
             "publishing one user at random would pass"
         )
-    if not 0 < config.clip_norm < math.inf:
-        raise ConfigError(f"privacy.clip_norm must be positive and finite, not {config.clip_norm!r}")
+    if not SMALLEST_CLIP_NORM <= config.clip_norm <= LARGEST_CLIP_NORM:
+        raise ConfigError(
+            f"privacy.clip_norm must be positive and finite, between {SMALLEST_CLIP_NORM:g} and "
+            f"{LARGEST_CLIP_NORM:g}, not {config.clip_norm!r}"
+        )
     noise_multiplier = next_float32(_noise_multiplier(config, plan, budget)) if training.num_released else 0.0
     mechanism = dataclasses.replace(plan.mechanism, clip_norm=config.clip_norm, noise_multiplier=noise_multiplier)
     if isinstance(plan.noise, AdaptiveClip):
@@ -58,10 +62,13 @@ def build_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPla
 
 def build_unprotected_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
     """Builds the same cohorts without clip and noise, for comparison; arguments and errors as above."""
-    return _unprotected(config, training)
+    plan = _unprotected(config, training)
+    # There is no norm to adapt where nothing is clipped.
+    return dataclasses.replace(plan, noise=FixedClip()) if isinstance(plan.noise, AdaptiveClip) else plan
 
 
 def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
+    _check(config, training)
     num_users = len(training.num_examples) if config.num_users is None else config.num_users
     users_per_round = config.users_per_round
     if users_per_round is None:
@@ -76,7 +83,6 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
         raise ConfigError("privacy.user_noise: a paper's variant clips before the server sees it; use kind fixed_clip")
     # What a cohort is drawn with and what is accounted for are the same float64.
     sampling_rate = users_per_round / num_users
-    _check(config, training)
     is_tree = isinstance(noise, TreeNoise)
     weight = num_users if training.total_weight is None else training.total_weight
     return UserPlan(
@@ -131,10 +137,10 @@ def _noise_multiplier(config: PrivacyConfig, plan: UserPlan, budget: SiloBudget)
 def _claim(config: PrivacyConfig, training: PlannedTraining) -> tuple[Claim, str]:
     if training.unsound:
         return "none", training.unsound
-    if training.condition:
-        return "formal-conditional", training.condition
-    if config.num_users is None:
-        return "formal-conditional", "the number of users is treated as public"
+    public_number = "the number of users is treated as public" if config.num_users is None else ""
+    conditions = [condition for condition in (training.condition, public_number) if condition]
+    if conditions:
+        return "formal-conditional", "; ".join(conditions)
     return "formal", (
         "every value that the server releases is a clipped, noised sum over users divided by a public constant; the "
         "server itself is trusted with single updates"

@@ -18,6 +18,8 @@ from tensorflow_privacy.privacy.dp_query import restart_query, tree_aggregation
 
 from tff_pdp.privacy.random_bits import bits_for_gaussians, draw_bits, gaussians
 
+# Clip norms that float32 represents in full, and noise and squares of such lengths as well.
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
 # More than what float32 may add to a record's norm when the record is scaled.
 _ROUNDING_MARGIN = 1.0 - 2.0**-20
 
@@ -36,11 +38,13 @@ def clip_record(record: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.
       The clipped record, and the norm it had: float32 scalar, infinite where a value was not finite.
     """
     # Squares of float32 values fit into float64.
-    norm = tf.sqrt(tf.reduce_sum(tf.square(tf.cast(record, tf.float64))))
+    exact = tf.cast(record, tf.float64)
+    norm = tf.sqrt(tf.reduce_sum(tf.square(exact)))
     is_finite = tf.math.is_finite(norm)
     bound = _ROUNDING_MARGIN * tf.cast(clip_norm, tf.float64)
     factor = tf.where(norm > bound, bound / norm, 1.0)
-    scaled = tf.where(is_finite, record * tf.cast(factor, tf.float32), 0.0)
+    # Of the longest records the factor is no number that float32 has to full precision.
+    scaled = tf.where(is_finite, tf.cast(exact * factor, tf.float32), 0.0)
     clipped = tf.where(tf.math.is_inf(clip_norm), record, scaled)
     return clipped, tf.where(is_finite, tf.cast(norm, tf.float32), math.inf)
 
@@ -167,14 +171,15 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
     def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
         """The noised sum, the state with the next clip norm, and the event of the release."""
         result, state, event = super().get_noised_result(sample_state, global_state)
+        # In the end, steps of one direction would lead out of float32, and so to sums without noise.
+        clip_norm = tf.clip_by_value(state.sum_state.l2_norm_clip, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
         # The library makes the sum's state anew, of clip norm and noise alone.
         sum_state = global_state.sum_state
         renewed = sum_state._replace(
-            l2_norm_clip=state.sum_state.l2_norm_clip,
-            stddev=state.sum_state.stddev,
-            draws=sum_state.draws + 1,
+            l2_norm_clip=clip_norm, stddev=clip_norm * state.noise_multiplier, draws=sum_state.draws + 1
         )
-        return result, state._replace(sum_state=renewed), event
+        quantile_state = state.quantile_estimator_state._replace(current_estimate=clip_norm)
+        return result, state._replace(sum_state=renewed, quantile_estimator_state=quantile_state), event
 
 
 class SeededNoiseGenerator(tree_aggregation.GaussianNoiseGenerator):

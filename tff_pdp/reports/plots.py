@@ -25,9 +25,7 @@ _LONGEST_NAME = 24
 _MOST_POINTS = 1000
 
 
-def history_figure(
-    algorithms: Sequence[content.AlgorithmResult], metric: Metric, words: ClientWords = SILOS
-) -> str:
+def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric, words: ClientWords = SILOS) -> str:
     """Mean validation metric against rounds, one line per method; empty text where no method has a history."""
     drawn = [algorithm for algorithm in algorithms if algorithm.history]
     if not drawn:
@@ -65,7 +63,7 @@ def metric_figure(
     """Test metric of every client: personal model, model learnt alone, shared model.
 
     Up to 40 clients are named, sorted by the personal model, the worst at the bottom; more are shown as curves in which
-    each model's clients are sorted by that model. Curves have at most a thousand points, however many clients there are.
+    each model's clients are sorted by that model, of at most a thousand points.
     """
     series = [("personal model", summary.personal_values(clients, algorithm.name))]
     if algorithm.name != baseline:
@@ -149,7 +147,14 @@ def _curves(series: list[tuple[str, list[float]]], metric: Metric, words: Client
         ordered = summary.worst_first(values, metric)
         shares = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
         drawn = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), _MOST_POINTS)).round().astype(int))
-        axes.plot(shares[drawn], np.array(ordered)[drawn], color=COLOURS[index], linestyle=LINES[index], linewidth=2, label=label)
+        axes.plot(
+            shares[drawn],
+            np.array(ordered)[drawn],
+            color=COLOURS[index],
+            linestyle=LINES[index],
+            linewidth=2,
+            label=label,
+        )
     axes.set_xlim(0, 100)
     axes.set_xlabel(f"{words.many}, worst to best, in per cent (each model sorted by itself)")
     axes.set_ylabel(f"test {metric_text(metric).axis}")

@@ -14,9 +14,7 @@ def covered_methods(algorithms: Sequence[content.AlgorithmResult]) -> list[conte
     return [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
 
 
-def claim_of(
-    covered: Sequence[content.AlgorithmResult], known_seed: bool, without_noise: str = ""
-) -> tuple[str, str]:
+def claim_of(covered: Sequence[content.AlgorithmResult], known_seed: bool, without_noise: str = "") -> tuple[str, str]:
     """The claim and its reason: the weakest of the methods', or none.
 
     Args:

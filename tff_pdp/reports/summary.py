@@ -16,7 +16,7 @@ from tff_pdp.reports import content
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How far clients lie apart: standard deviation (of all clients, not an estimate from a sample), smallest, largest."""
+    """How far clients lie apart: standard deviation (of them all, not an estimate from a sample), smallest, largest."""
 
     standard_deviation: float
     minimum: float

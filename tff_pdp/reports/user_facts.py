@@ -1,6 +1,7 @@
 """What reports say of user-level privacy in numbers: what a method cost every user, and how sums were noised."""
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,11 @@ class UserCosts:
     noise_multiplier: float
     num_noised: int
     noise_to_signal: float
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether something was released without noise, so that no epsilon holds."""
+        return not math.isfinite(self.epsilon_spent) or bool(self.num_noised and not self.noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,20 +8,26 @@ from tff_pdp.reports.client_words import USERS
 from tff_pdp.reports.privacy_texts import NO_GUARANTEE, bounds_text, not_private_text, simulation_row
 from tff_pdp.reports.user_facts import UserCosts, UserSums
 
-# Of joint differential privacy, also for the files beside a served model.
-JOINT_DP = (
+_JOINT_DP = (
     "The guarantee is joint differential privacy: it covers everything that others get of a user, and all that a "
     "user's personal model depends on of other users. A user's own examples are not protected in that user's own "
     "personal model."
 )
-ROWS = (
+_ROWS = (
     "The exported file holds the personal models of all users: whoever holds it can learn about every user from that "
-    "user's row, and each row is to be served to its own user alone. What unknown clients get was computed from "
-    "public and noised values only."
+    "user's row, and each row is to be served to its own user alone."
 )
+NO_NOISE = "no noise was added to what users release"
 NOT_COVERED = (
     "validation and test examples and their metrics, the choice of hyper-parameters, other methods trained beside it"
 )
+
+
+def export_text(is_private: bool) -> str:
+    """What the files beside a served model say of personal models."""
+    if not is_private:
+        return _ROWS
+    return f"{_JOINT_DP} {_ROWS} What unknown clients get was computed from public and noised values only."
 
 
 def guarantee_text(costs: UserCosts) -> str:
@@ -50,8 +56,8 @@ def unit_text(sums: UserSums) -> str:
 def several_text(costs: UserCosts) -> str:
     """What a person gets who is more than one user."""
     text = (
-        "The guarantee is for one user. A person who is k users, with several accounts or devices, gets less: k times "
-        "the ε, at (1 + e^ε + … + e^((k-1)ε)) times the δ."
+        "The guarantee is for one user. A person who is k users, with several accounts or devices, gets less: in "
+        "general, k times the ε, at (1 + e^ε + … + e^((k-1)ε)) times the δ."
     )
     epsilon = costs.epsilon_spent
     if not math.isfinite(epsilon):
@@ -82,8 +88,8 @@ def mechanism_text(sums: UserSums) -> str:
     )
     if sums.weight_cap is not None:
         text += (
-            f"A user counts as the number of its training examples over {sums.weight_cap}, at most one: that multiplies "
-            "the clipped release. "
+            f"A user counts as the number of its training examples over {sums.weight_cap}, at most one: that "
+            "multiplies the clipped release. "
         )
     if sums.rounds_per_tree is not None:
         return text + (
@@ -147,8 +153,8 @@ def personal_text() -> str:
     """What becomes of personal models, and of the file that holds them."""
     return (
         "A user's personal part, such as a head or weights of its own, is computed from what the server sends and from "
-        "that user's own examples, without noise, and does not leave the user in training; a personal model that is "
-        f"the shared one has no such part. {JOINT_DP} {ROWS}"
+        "that user's own examples, without noise, and does not leave the user in training, unless the reason of the "
+        f"claim says otherwise; a personal model that is the shared one has no such part. {export_text(True)}"
     )
 
 
@@ -206,7 +212,7 @@ def who_sees(claim: str) -> list[dict[str, str]]:
             "sees": "the names and the personal models of all users",
             "guarantee": "None of any user whose model has a personal part.",
         },
-        {"who": "Unknown clients of the server of models", "sees": "the global model's answers", "guarantee": noised},
+        {"who": "Clients that are unknown to the export", "sees": "the global model's answers", "guarantee": noised},
         simulation_row(USERS),
         {
             "who": "Readers of this report",

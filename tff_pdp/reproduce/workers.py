@@ -5,12 +5,15 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from tff_pdp.reproduce.stop_signals import StopSignals
 
 _SECONDS_TO_END = 5.0
 
@@ -47,7 +50,8 @@ def run_jobs(
 ) -> Generator[Finished, None, None]:
     """Runs jobs in worker processes, and yields each as it finishes.
 
-    Closing the iterator, as an exception in the loop over it does, ends the processes.
+    Closing the iterator, as an exception in the loop over it does, ends the processes. So does Ctrl-C or SIGTERM, which
+    takes its effect here, after the processes have ended, and never in the midst of the loop over the iterator.
 
     Args:
       jobs: what to run; started in about this order, those of a group by one worker where that keeps nobody idle.
@@ -57,23 +61,26 @@ def run_jobs(
     """
     waiting = list(jobs)
     workers: list[_Worker] = []
-    try:
-        for _ in range(min(num_workers, len(waiting))):
-            workers.append(_Worker(build_runner, log_file))
-        for worker in workers:
-            worker.start(_take(waiting, worker, workers))
-        while any(worker.job is not None for worker in workers):
-            for worker in _wait(workers):
-                finished = worker.finish()
-                if waiting and not worker.is_alive:
-                    worker.end()
-                    workers[workers.index(worker)] = worker = _Worker(build_runner, log_file)
-                if waiting:
-                    worker.start(_take(waiting, worker, workers))
-                yield finished
-    finally:
-        for worker in workers:
-            worker.end()
+    with StopSignals() as stop:
+        try:
+            for _ in range(min(num_workers, len(waiting))):
+                workers.append(_Worker(build_runner, log_file))
+            for worker in workers:
+                worker.start(_take(waiting, worker, workers))
+            while any(worker.job is not None for worker in workers):
+                ready = _wait(workers, stop)
+                if stop.received is not None:
+                    return
+                for worker in ready:
+                    finished = worker.finish()
+                    if waiting and not worker.is_alive:
+                        _end([worker])
+                        workers[workers.index(worker)] = worker = _Worker(build_runner, log_file)
+                    if waiting:
+                        worker.start(_take(waiting, worker, workers))
+                    yield finished
+        finally:
+            _end(workers)
 
 
 def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -> Any:
@@ -85,11 +92,20 @@ def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -
     return waiting.pop(next(own, next(free, 0)))
 
 
-def _wait(workers: Sequence["_Worker"]) -> list["_Worker"]:
-    """Workers that have finished a job, or died over one."""
+def _wait(workers: Sequence["_Worker"], stop: StopSignals) -> list["_Worker"]:
+    """Workers that have finished a job, or died over one; perhaps none where a signal has arrived."""
     busy = [worker for worker in workers if worker.job is not None]
-    ready = connection.wait([worker.pipe for worker in busy])
+    ready = connection.wait([stop.descriptor, *(worker.pipe for worker in busy)])
     return [worker for worker in busy if worker.pipe in ready]
+
+
+def _end(workers: Sequence["_Worker"]) -> None:
+    """Ends processes, all within the time that one has."""
+    for worker in workers:
+        worker.leave()
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for worker in workers:
+        worker.end(max(0.0, deadline - time.monotonic()))
 
 
 class _Worker:
@@ -125,12 +141,14 @@ class _Worker:
             return Finished(job, None, f"its process ended with status {self._process.exitcode}")
         return Finished(job, result, error)
 
-    def end(self) -> None:
+    def leave(self) -> None:
         # An idle process ends by itself when its pipe is closed.
         self.pipe.close()
         if self.job is not None:
             self._process.terminate()
-        self._process.join(_SECONDS_TO_END)
+
+    def end(self, seconds: float) -> None:
+        self._process.join(seconds)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

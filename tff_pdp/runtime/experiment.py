@@ -74,13 +74,15 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
         search=search,
     )
-    plan = build_plan(config.privacy, training)
     is_auto = settings.get("prox_weight") == AUTO
-    if isinstance(plan, SiloExamplePlan):
+    if config.privacy.plan == "user" or config.privacy.users_per_round is not None:
+        _check_for_users(algorithm, weighting, is_auto=is_auto)
+    else:
         _check_for_silos(algorithm, weighting)
+    plan = build_plan(config.privacy, training)
+    if isinstance(plan, SiloExamplePlan):
         user_sum, estimator = None, build_dp_sgd(model, plan.sampler)
     else:
-        _check_for_users(algorithm, weighting, is_auto=is_auto)
         user_sum = UserSum(plan.noise, plan.mechanism.sampling_rate)
         estimator = build_minibatch(model, config.privacy.batch_size)
     selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None

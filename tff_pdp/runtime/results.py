@@ -3,7 +3,6 @@
 import datetime
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import numpy as np
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
-from tff_pdp.privacy.ledger import compose_worst_case
-from tff_pdp.privacy.silo_example_plan import GRADIENTS
-from tff_pdp.reports.content import AlgorithmResult, Report, SiloResult
+from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report
 from tff_pdp.reports.html import write_report
-from tff_pdp.reports.numbers import plain
-from tff_pdp.reports.privacy_statement import build_privacy_statement
+from tff_pdp.reports.numbers import plain, upper
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, spread, worst_decile
+from tff_pdp.reports.summary_json import summary_content
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
@@ -27,14 +24,11 @@ from tff_pdp.runtime.client_states import close_states
 from tff_pdp.runtime.client_store import ClientStore
 from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.method import Method
-from tff_pdp.runtime.releases import all_ledgers
+from tff_pdp.runtime.recorded_costs import Trained
 from tff_pdp.runtime.rounds import evaluate_clients
+from tff_pdp.runtime.silo_results import silo_results, silo_statement
 from tff_pdp.runtime.train import read_metrics
-
-# What the summary repeats of the report's privacy statement.
-PRIVACY_KEYS = ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
-
-Trained = tuple[Method, Checkpoint]
+from tff_pdp.runtime.user_results import user_costs, user_statement
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
@@ -72,19 +66,9 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
         for name, (method, state) in trained.items():
             metrics[name] = evaluate_clients(method, state, method.examples("test"), method.examples("train"))
             close_states(state.client_states)
-    algorithms = tuple(_algorithm_result(config, *trained[name], metrics[name]) for name in trained)
-    silos = _silo_results(list(trained.values()), metrics)
-    report = Report(
-        title=config.title,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        metric=next(iter(trained.values()))[0].model.metric,
-        algorithms=algorithms,
-        silos=silos,
-        privacy=_statement(config, list(trained.values()), algorithms, silos),
-        config=config.to_dict(),
-    )
+    report = _report(config, list(trained.values()), metrics)
     write_report(report, Path(config.output) / "report.html")
-    summary = _summary(report)
+    summary = summary_content(report)
     write_summary(Path(config.output), summary)
     return summary
 
@@ -92,8 +76,9 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
 def summary_table(summary: dict[str, Any]) -> str:
     """The headline figures as a small text table."""
     direction = "higher" if summary["higher_is_better"] else "lower"
+    clients = "silos" if "silos" in summary else "users"
     columns = {
-        "mean over silos": "mean",
+        f"mean over {clients}": "mean",
         "over examples": "mean_over_examples",
         "worst decile": "worst_decile",
         "shared model": "shared_mean",
@@ -105,15 +90,52 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, row in summary["algorithms"].items():
         figures = (None if row[key] is None else float(row[key]) for key in columns.values())
         lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
-    # Numbers that JSON cannot hold are words there: "inf", "nan".
-    spent = [float(silo["epsilon_spent"]) for silo in summary["silos"]]
-    lines.append(f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_silo_costs(summary) if clients == "silos" else _user_costs(summary))])
 
 
 def write_summary(output: Path, summary: dict[str, Any]) -> None:
     """Writes `summary.json`."""
     replace_text(output / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _silo_costs(summary: dict[str, Any]) -> list[str]:
+    # Numbers that JSON cannot hold are words there: "inf", "nan".
+    spent = [float(silo["epsilon_spent"]) for silo in summary["silos"]]
+    return [f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon"]
+
+
+def _user_costs(summary: dict[str, Any]) -> list[str]:
+    costs = summary["privacy"]["users"]
+    spent = upper(float(costs["epsilon_spent"]))
+    return [
+        f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}",
+        *(f"note: {note}" for note in summary["notes"]),
+    ]
+
+
+def _report(config: ExperimentConfig, trained: Sequence[Trained], metrics: Any) -> Report:
+    """The report, with the privacy statement of what the experiment's clients are."""
+    first, _ = trained[0]
+    algorithms = tuple(
+        _algorithm_result(config, method, state, metrics[method.algorithm.name]) for method, state in trained
+    )
+    scores = _scores(first, metrics)
+    is_users = first.user_plan is not None
+    silos = () if is_users else silo_results(trained, scores)
+    warnings = [(method.algorithm.title, method.plan.warning) for method, _ in trained]
+    return Report(
+        title=config.title,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        metric=first.model.metric,
+        algorithms=algorithms,
+        silos=silos,
+        users=scores if is_users else (),
+        privacy=user_statement(config, trained, algorithms)
+        if is_users
+        else silo_statement(config, trained, algorithms, silos),
+        config=config.to_dict(),
+        notes=tuple(f"{title}: {warning}" for title, warning in warnings if warning),
+    )
 
 
 def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoint, metrics: Any) -> AlgorithmResult:
@@ -138,130 +160,22 @@ def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoin
         claim=method.plan.claim,
         claim_reason=method.plan.claim_reason,
         exported=method.algorithm.name == config.export.algorithm,
+        user_costs=None if method.user_plan is None else user_costs(method.user_plan, state),
     )
 
 
-def _silo_results(trained: Sequence[Trained], metrics: Any) -> tuple[SiloResult, ...]:
-    """One row per silo; where methods spent differently, the one that spent most."""
-    return tuple(_silo_result(client_id, trained, metrics) for client_id in trained[0][0].clients.client_ids)
-
-
-def _silo_result(client_id: str, trained: Sequence[Trained], metrics: Any) -> SiloResult:
-    def spent(pair: Trained) -> float:
-        method, state = pair
-        return method.plan.guaranteed_epsilon(state.ledger, client_id).best if state.ledger else math.inf
-
-    method, state = max(trained, key=spent)
-    mechanism = method.plan.mechanisms[client_id]
-    budget = method.plan.budgets.get(client_id)
+def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
+    """One row per client, of all methods."""
     measured = method.model.metric.example_name
-    bounds = method.plan.guaranteed_epsilon(state.ledger, client_id) if state.ledger else None
-    return SiloResult(
-        id=client_id,
-        num_train=method.plan.num_examples[client_id],
-        num_test=method.clients.num_examples(client_id, "test"),
-        epsilon_target=budget.epsilon if budget else math.inf,
-        epsilon_spent=bounds.best if bounds else math.inf,
-        epsilon_rdp=_number(bounds.rdp if bounds else math.inf),
-        epsilon_pld=_number(bounds.pld if bounds else math.inf),
-        delta=budget.delta if budget else 0.0,
-        noise_multiplier=mechanism.noise_multiplier,
-        sampling_rate=mechanism.sampling_rate,
-        last_round=method.plan.last_rounds[client_id],
-        personal={name: float(rows[client_id]["personal"][measured]) for name, rows in metrics.items()},
-        shared={
-            name: float(rows[client_id]["global"][measured]) if "global" in rows[client_id] else None
-            for name, rows in metrics.items()
-        },
+    return tuple(
+        ClientScores(
+            id=client_id,
+            num_test=method.clients.num_examples(client_id, "test"),
+            personal={name: float(rows[client_id]["personal"][measured]) for name, rows in metrics.items()},
+            shared={
+                name: float(rows[client_id]["global"][measured]) if "global" in rows[client_id] else None
+                for name, rows in metrics.items()
+            },
+        )
+        for client_id in method.clients.client_ids
     )
-
-
-def _statement(
-    config: ExperimentConfig,
-    trained: Sequence[Trained],
-    algorithms: Sequence[AlgorithmResult],
-    silos: Sequence[SiloResult],
-) -> dict[str, Any]:
-    ledgers = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
-    are_noised = any(method.plan.num_examples_are_noised for method, _ in trained)
-    delta = max(silo.delta for silo in silos)
-    if are_noised:
-        # Budgets hold whatever number was released, and so does their sum.
-        composed = max(sum(ledger.budgets[silo.id].epsilon for ledger in ledgers) for silo in silos)
-        delta *= len(ledgers)
-    else:
-        composed = max(compose_worst_case(ledgers, silo.id).best for silo in silos) if ledgers else None
-    return build_privacy_statement(
-        algorithms=algorithms,
-        silos=silos,
-        clip=config.privacy.clip_norm,
-        sampler=trained[0][0].plan.sampler,
-        other_releases=_other_releases([state for _, state in trained]),
-        num_examples_are_noised=are_noised,
-        steps=max(max(method.plan.gradients_per_round.values()) * method.plan.rounds for method, _ in trained),
-        tuned=config.tuning.tuned,
-        configurations_tried=config.tuning.configurations_tried,
-        search=_search(config, trained),
-        if_charged=_if_charged(config, trained, silos),
-        composed_epsilon=composed,
-        composed_delta=delta if ledgers else None,
-        recorded_runs=len(ledgers) or None,
-        known_seed=any(state.run_key.is_test_only for _, state in trained),
-    )
-
-
-def _other_releases(states: Sequence[Checkpoint]) -> list[str]:
-    """What is in the ledgers besides gradients: reasons, and how often in one silo at most."""
-    counts: Counter[str] = Counter()
-    for state in states:
-        for entry in state.ledger.entries if state.ledger else ():
-            if entry.reason != GRADIENTS:
-                counts[entry.reason] = max(counts[entry.reason], entry.count)
-    return [f"{reason} ({count} times)" if count > 1 else reason for reason, count in counts.items()]
-
-
-def _search(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any] | None:
-    """The private search among these methods' hyper-parameters, in the words of the statement."""
-    for method, _ in trained:
-        search, settings = method.plan.search, config.tuning.search
-        if search is not None and settings is not None:
-            return {
-                "method": method.algorithm.title,
-                "searched": list(search.candidates[0]),
-                "candidates": len(search.candidates),
-                "runs": settings.runs,
-                "mean_runs": None if search.is_fixed else settings.mean_runs,
-            }
-    return None
-
-
-def _if_charged(
-    config: ExperimentConfig, trained: Sequence[Trained], silos: Sequence[SiloResult]
-) -> dict[str, float] | None:
-    """What the silo that spent most would have spent, had every configuration tried been a release."""
-    tried = config.tuning.configurations_tried
-    worst = max(silos, key=lambda silo: silo.epsilon_spent)
-    ledgers = [state.ledger for _, state in trained if state.ledger]
-    if tried < 2 or not ledgers or not math.isfinite(worst.epsilon_spent):
-        return None
-    costliest = max(ledgers, key=lambda ledger: ledger.epsilon(worst.id).best)
-    return {"epsilon": compose_worst_case([costliest] * tried, worst.id).best, "delta": worst.delta}
-
-
-def _summary(report: Report) -> dict[str, Any]:
-    content = report.to_dict()
-    return {
-        "title": report.title,
-        "metric": report.metric.name,
-        "higher_is_better": report.metric.higher_is_better,
-        "algorithms": {
-            row["name"]: {key: value for key, value in row.items() if key not in ("name", "history", "title")}
-            for row in content["algorithms"]
-        },
-        "silos": content["silos"],
-        "privacy": {key: content["privacy"][key] for key in PRIVACY_KEYS},
-    }
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

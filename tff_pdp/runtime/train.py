@@ -1,5 +1,6 @@
 """The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
 
+import contextlib
 import json
 import shutil
 import sys
@@ -60,8 +61,9 @@ def train(
         releases.set_aside(Path(config.output), folder)
     choices = read_choices(folder) if resume else {}
     saved_choices = dict(choices)
-    with experiment_engine(config, choices) as engine:
+    with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
         state = _start_or_resume(config, method, folder, engine.device, resume)
+        stack.callback(close_states, state.client_states)
         train_data, validation_data = method.examples("train"), method.examples("validation")
         warn(method)
         rounds = range(state.round_number + 1, config.training.rounds + 1)
@@ -79,7 +81,6 @@ def train(
                 saved_choices = write_choices(folder, choices)
             if is_last or round_number % config.training.checkpoint_every == 0:
                 save(folder, state)
-        close_states(state.client_states)
     return state
 
 

@@ -1,0 +1,85 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.errors import ConfigError
+
+
+def pair(first, second):
+    return collections.OrderedDict(b=tf.constant([first], tf.float32), a=tf.constant([second], tf.float32))
+
+
+def follow(optimizer, updates, start=(10.0, 0.0)):
+    """The weights after each round."""
+    weights = pair(*start)
+    state = optimizer.init(weights)
+    path = []
+    for update in updates:
+        state, weights = optimizer.apply(state, weights, pair(*update))
+        assert list(weights) == ["b", "a"]
+        path.append([float(value[0]) for value in weights.values()])
+    return path
+
+
+UPDATES = [(1.0, 4.0), (-2.0, 0.0), (3.0, -8.0)]
+
+
+def test_sgd_adds_the_update_times_the_rate():
+    assert follow(build_server_optimizer("sgd", 0.5), UPDATES) == [[10.5, 2.0], [9.5, 2.0], [11.0, -2.0]]
+    assert build_server_optimizer("sgd", 0.5).init(pair(1.0, 2.0)) == {}
+
+
+def test_momentum_adds_the_decaying_sum_of_updates():
+    # Sums: b: 1, 0.5 - 2 = -1.5, -0.75 + 3 = 2.25; a: 4, 2, 1 - 8 = -7.
+    path = follow(build_server_optimizer("momentum", 2.0, 0.5), UPDATES)
+    assert path == [[12.0, 8.0], [9.0, 12.0], [13.5, -2.0]]
+
+
+def test_momentum_of_zero_is_sgd():
+    assert follow(build_server_optimizer("momentum", 0.5, 0.0), UPDATES) == follow(
+        build_server_optimizer("sgd", 0.5), UPDATES
+    )
+
+
+def test_adam_divides_by_the_root_of_the_mean_square():
+    # First moments of b: 0.5, -0.75, 1.125; of a: 2, 1, -3.5.
+    # Second ones of b: 0.01, 0.0499, 0.139401; of a: 0.16, 0.1584, 0.796816. To their roots comes 0.001.
+    path = follow(build_server_optimizer("adam", 0.1, 0.5), UPDATES)
+    expected = [
+        [10 + 0.05 / 0.101, 0.2 / 0.401],
+        [10 + 0.05 / 0.101 - 0.075 / 0.224383, 0.2 / 0.401 + 0.1 / 0.398995],
+        [10 + 0.05 / 0.101 - 0.075 / 0.224383 + 0.1125 / 0.374364, 0.2 / 0.401 + 0.1 / 0.398995 - 0.35 / 0.893646],
+    ]
+    np.testing.assert_allclose(path, expected, rtol=3e-6)
+
+
+def test_adam_stays_where_nothing_has_ever_moved():
+    assert follow(build_server_optimizer("adam", 1.0), [(0.0, 0.0)] * 2) == [[10.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+def test_a_state_keeps_its_structure(kind):
+    optimizer = build_server_optimizer(kind, 1.0)
+    before = optimizer.init(pair(1.0, 2.0))
+    after, _ = optimizer.apply(before, pair(1.0, 2.0), pair(3.0, 4.0))
+    tf.nest.assert_same_structure(before, after)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("adagrad", 1.0), "'adagrad' is not one of: sgd, momentum, adam"),
+        (("sgd", 0.0), "server_learning_rate 0.0 must be positive"),
+        (("sgd", -1.0), "server_learning_rate -1.0"),
+        (("adam", float("nan")), "server_learning_rate nan"),
+        (("momentum", 1.0, 1.0), r"server_momentum 1.0 in \[0, 1\)"),
+        (("momentum", 1.0, -0.1), "server_momentum -0.1"),
+        (("adam", 1.0, float("nan")), "server_momentum nan"),
+    ],
+)
+def test_values_that_mean_nothing(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        build_server_optimizer(*arguments)

@@ -1,0 +1,145 @@
+import dataclasses
+import json
+import math
+
+import pytest
+
+from tests.reports import report_samples as silo_samples
+from tests.reports import user_samples as samples
+from tff_pdp import errors
+from tff_pdp.reports.privacy_statement import statement_text
+
+UNPROTECTED = dataclasses.replace(
+    samples.COSTS, epsilon_target=math.inf, epsilon_spent=math.inf, delta=0.0, noise_multiplier=0.0
+)
+KEY_SENTENCES = [
+    "Claim: formal-conditional",
+    "It covers: MR-MTL. Reason: The number of users is treated as public.",
+    "ε = 1.99 at δ = 0.0001 for the models of one method; one ε holds for all users.",
+    "Unit: one user, with all training examples and in all rounds that the user takes part in.",
+    "adding or removing one user, with all of that user's training examples. All other users are unchanged.",
+    # (1 + e^1.9876) 1e-4 is 8.2981e-4.
+    "For two users that is ε = 3.98 at δ = 0.00083.",
+    "The server is trusted (central differential privacy)",
+    "In each of 200 rounds, each user takes part independently with probability q = 0.05",
+    "a round has 50 users in expectation",
+    "clipped jointly to L2 norm C = 0.5",
+    "standard deviation z·C once, with noise multiplier z = 1.5, and divides by the constant 50.",
+    "A round in which nobody takes part is noised like any other.",
+    "FedAvg 3 (d = 10,000), MR-MTL 3 (d = 10,000).",
+    "ε spent by one method is 1.99 for every user, whether or not that user was ever drawn; the target is 2, δ is 0.0001",
+    "the table of methods has both. Local only: nothing leaves a user in training, which costs nothing.",
+    "The guarantee is joint differential privacy",
+    "A user's own examples are not protected in that user's own personal model.",
+    "whoever holds it can learn about every user from that user's row",
+    "the guarantee is ε = 5.97 at δ = 0.0003 for every user (the sum over runs, an upper bound)",
+    "The number of users (N = 1,000) is treated as public",
+    "this report and the exported file name all users",
+    "results of single users with few test examples reveal most",
+    "The noise is a float32 Gaussian.",
+    "None of that user; of every other user, the same ε and δ.",
+    "None: the server is trusted, and adds the noise itself.",
+]
+
+
+def paragraph(statement, heading):
+    (text,) = [one["text"] for one in statement["paragraphs"] if one["heading"] == heading]
+    return text
+
+
+def test_key_sentences():
+    statement = samples.sample_user_statement()
+    text = statement_text(statement)
+    assert statement["private"]
+    assert [sentence for sentence in KEY_SENTENCES if sentence not in text] == []
+    assert "silo" not in text
+    json.dumps(statement, allow_nan=False)
+
+
+def test_the_facts_have_the_keys_of_silos_statements():
+    statement = samples.sample_user_statement()
+    silos = silo_samples.sample_statement(silo_samples.sample_silos(2))
+    of_silos_alone = {"silos", "epsilon_minimum", "epsilon_maximum", "delta_maximum"}
+    assert set(silos) - set(statement) == of_silos_alone
+    assert set(silos["silos"][0]) - set(statement["users"]) == {"id"}
+    assert (statement["unit"], statement["adjacency"], statement["steps"]) == ("user", "add or remove one user", 200)
+    assert statement["users"]["epsilon_spent"] == 1.9876
+    assert statement["noise_to_signal"] == {"local_only": 0.0, "fed_avg": 3.0, "mr_mtl": 3.0}
+
+
+def test_a_known_seed_and_missing_noise_take_the_claim_away():
+    seeded = samples.sample_user_statement(known_seed=True)
+    assert (seeded["claim"], seeded["private"]) == ("none", False)
+    assert "Test mode" in seeded["claim_reason"]
+    costs = dict.fromkeys(("local_only", "fed_avg", "mr_mtl"), UNPROTECTED)
+    bare = samples.sample_user_statement(algorithms=samples.sample_methods(**costs))
+    assert (bare["claim"], bare["claim_reason"]) == ("none", "No noise was added to what users release.")
+    assert bare["composed"]["epsilon"] == "inf"
+    text = statement_text(bare)
+    assert "Nothing was clipped and no noise was added." in text
+    assert "joint differential privacy" not in text and "Gaussian" not in text
+    json.dumps(bare, allow_nan=False)
+
+
+def test_an_epsilon_without_noise_on_a_release_is_not_believed():
+    silent = dataclasses.replace(samples.COSTS, noise_multiplier=0.0)
+    assert samples.sample_user_statement(algorithms=samples.sample_methods(mr_mtl=silent))["claim"] == "none"
+    # Where nothing is released none is needed.
+    (local_only, *_) = samples.sample_methods()
+    statement = samples.sample_user_statement(algorithms=[local_only])
+    assert statement["claim"] == "formal-conditional"
+    assert paragraph(statement, "Mechanism").startswith("Nothing that is computed from a user's examples leaves")
+
+
+def test_trees_hide_contributions_and_claim_no_amplification():
+    statement = samples.sample_user_statement(sums=dataclasses.replace(samples.SUMS, rounds_per_tree=20))
+    assert (statement["adjacency"], statement["sampler"]) == ("one user's contributions replaced by zero", "epochs")
+    assert "that there is such a user is not hidden" in paragraph(statement, "Unit of protection")
+    mechanism = paragraph(statement, "Mechanism")
+    assert "each user once in an epoch of 20 rounds, in any order" in mechanism
+    assert "noise of a binary tree" in mechanism and "no amplification by sampling is claimed" in mechanism
+    assert "Poisson" not in mechanism
+    assert "noise of one node of the tree" in paragraph(statement, "Noise and signal")
+
+
+def test_an_adaptive_clip_is_said_to_release_a_count():
+    # 1 / sqrt(1.5^-2 - (2 * 2.5)^-2) is 1.5724.
+    adaptive = dataclasses.replace(samples.SUMS, quantile=0.5, count_stddev=2.5, sum_noise_multiplier=1.5724)
+    mechanism = paragraph(samples.sample_user_statement(sums=adaptive), "Mechanism")
+    assert "with noise multiplier z = 1.57," in mechanism
+    assert "follows the 0.5 quantile of the norms" in mechanism
+    assert "noise of standard deviation 2.5; sum and count together cost what a sum with z = 1.5 costs." in mechanism
+
+
+def test_what_else_is_public_or_unsound_is_named():
+    sums = dataclasses.replace(samples.SUMS, is_constant=True, weight_cap=100, own_support=("DSU",))
+    statement = samples.sample_user_statement(sums=sums)
+    public, mechanism = paragraph(statement, "What is treated as public"), paragraph(statement, "Mechanism")
+    assert "is a public constant; the number of users in the data is not used" in public
+    assert "the number of training examples of every user, which sets how much the user counts" in public
+    assert "number of its training examples over 100, at most one" in mechanism
+    assert "Under DSU it is not the server that adds noise" in mechanism
+
+
+def test_a_large_epsilon_promises_two_users_nothing():
+    large = dataclasses.replace(samples.COSTS, epsilon_target=2000.0, epsilon_spent=2000.0)
+    statement = samples.sample_user_statement(algorithms=samples.sample_methods(mr_mtl=large))
+    assert paragraph(statement, "One person who is several users").endswith("not be below 1, which promises nothing.")
+
+
+def test_tuning_and_recorded_runs_are_priced_for_every_user():
+    charged = {"epsilon": 4.321, "delta": 1e-4}
+    given = {"tuned": ("rounds",), "configurations_tried": 3, "if_charged": charged}
+    recorded = {"composed_epsilon": 3.456, "composed_delta": 1e-4, "recorded_runs": 5}
+    statement = samples.sample_user_statement(**given, **recorded)
+    assert "the ε of every user would be 4.33 at δ = 0.0001" in paragraph(statement, "Tuning")
+    assert "ε = 3.46 at δ = 0.0001 for every user" in paragraph(statement, "If all compared methods are released")
+    assert statement["composed"]["methods"] == 5
+    mixed = samples.sample_user_statement(**{**recorded, "composed_epsilon": math.inf})
+    assert "another kind of guarantee" in paragraph(mixed, "If all compared methods are released")
+
+
+def test_methods_without_costs_are_refused():
+    methods = [dataclasses.replace(method, user_costs=None) for method in samples.sample_methods()]
+    with pytest.raises(errors.ConfigError, match="what each cost users"):
+        samples.sample_user_statement(algorithms=methods)

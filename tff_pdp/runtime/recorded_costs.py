@@ -1,0 +1,67 @@
+"""What a run cost, what all runs on record in an experiment's folder cost together, and what tuning would have cost."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.config import ExperimentConfig
+from tff_pdp.privacy.accountants import EpsilonBounds
+from tff_pdp.privacy.budgets import SiloBudget
+from tff_pdp.privacy.ledger import compose_worst_case
+from tff_pdp.runtime.checkpoint import Checkpoint
+from tff_pdp.runtime.method import Method
+from tff_pdp.runtime.releases import all_ledgers
+
+Trained = tuple[Method, Checkpoint]
+
+
+def epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, float]:
+    """Budget and spending under the names that reports give them; infinite without privacy."""
+    if budget is None or bounds is None:
+        names = ("epsilon_target", "epsilon_spent", "epsilon_rdp", "epsilon_pld")
+        return {**dict.fromkeys(names, math.inf), "delta": 0.0}
+    return {
+        "epsilon_target": budget.epsilon,
+        "epsilon_spent": bounds.best,
+        "epsilon_rdp": math.nan if bounds.rdp is None else bounds.rdp,
+        "epsilon_pld": math.nan if bounds.pld is None else bounds.pld,
+        "delta": budget.delta,
+    }
+
+
+def recorded_costs(
+    config: ExperimentConfig, trained: Sequence[Trained], scopes: Sequence[str], *, only_budgets_hold: bool = False
+) -> dict[str, Any]:
+    """What a privacy statement is told of all recorded runs: the largest epsilon of a scope, delta, how many runs.
+
+    Args:
+      config: whose folder to look in.
+      trained: the methods that are reported on; where one has no ledger, nothing is known of their union.
+      scopes: of their ledgers.
+      only_budgets_hold: whether what was spent says nothing of what could have been.
+    """
+    ledgers = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
+    if not ledgers:
+        return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
+    delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())
+    if len({(ledger.unit, ledger.adjacency) for ledger in ledgers}) > 1:
+        # Earlier runs protected something else: there is no figure for both.
+        epsilon = math.inf
+    elif only_budgets_hold:
+        # Budgets hold whatever number was released, and so does their sum.
+        epsilon = max(sum(ledger.budgets[scope].epsilon for ledger in ledgers) for scope in scopes)
+        delta *= len(ledgers)
+    else:
+        epsilon = max(compose_worst_case(ledgers, scope).best for scope in scopes)
+    return {"composed_epsilon": epsilon, "composed_delta": delta, "recorded_runs": len(ledgers)}
+
+
+def epsilon_if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> float | None:
+    """What a scope would have spent, had every configuration tried been a release; None where that says nothing."""
+    tried = config.tuning.configurations_tried
+    ledgers = [state.ledger for _, state in trained if state.ledger]
+    if tried < 2 or not ledgers:
+        return None
+    costliest = max(ledgers, key=lambda ledger: ledger.epsilon(scope).best)
+    return compose_worst_case([costliest] * tried, scope).best
