@@ -63,6 +63,7 @@ check_versions(sys.version_info[:2], _installed_version("tensorflow-federated"))
 
 import tensorflow_federated as tff  # noqa: E402
 from tensorflow_federated.proto.v0 import executor_pb2_grpc  # noqa: E402
+from tensorflow_federated.python.learning.models import reconstruction_model  # noqa: E402
 
 CLIENTS = tff.CLIENTS
 SERVER = tff.SERVER
@@ -103,9 +104,15 @@ UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
 DifferentiallyPrivateFactory = tff.aggregators.DifferentiallyPrivateFactory
 SumFactory = tff.aggregators.SumFactory
 UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
+concat_factory = tff.aggregators.concat_factory
 
+LearningProcess = tff.learning.templates.LearningProcess
+ClientWeighting = tff.learning.ClientWeighting
+ReconstructionModel = tff.learning.models.ReconstructionModel
+ReconstructionBatchOutput = reconstruction_model.ReconstructionBatchOutput
 FunctionalModel = tff.learning.models.FunctionalModel
 build_sgdm = tff.learning.optimizers.build_sgdm
+build_fed_recon = tff.learning.algorithms.build_fed_recon
 build_unweighted_fed_avg = tff.learning.algorithms.build_unweighted_fed_avg
 
 AsyncExecutionContext = tff.framework.AsyncExecutionContext

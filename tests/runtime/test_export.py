@@ -15,7 +15,7 @@ from tff_pdp.data.silo_arrays import SiloArrays, write_silo_arrays
 from tff_pdp.models.linear_svm import build_linear_svm
 from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.runtime.experiment import experiment_engine
-from tff_pdp.runtime.export import export_experiment, personal_weights
+from tff_pdp.runtime.export import export_experiment, personal_weights, served_model
 from tff_pdp.runtime.prepare import prepare_clients
 from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table
 from tff_pdp.runtime.train import read_metrics, train
@@ -173,3 +173,57 @@ def test_scaled_inputs_are_shifted_then_scaled():
         "dense_0/kernel": np.array([[1.0], [10.0]], np.float32),
     }
     np.testing.assert_array_equal(model.predict(weights, tf.constant([[1.0, 2.0]]))[0], [0.0, 34.0])
+
+
+USERS = {
+    "privacy.plan": "user",
+    "privacy.users_per_round": 2,
+    "privacy.budgets": {"epsilon": 8.0, "delta": 1e-3},
+    "model.seed": 3,
+    "training.test_only_seed": None,
+}
+
+
+@pytest.mark.parametrize("name", ["local_only", "mr_mtl"])
+def test_unknown_clients_get_nothing_of_users_personal_weights(tmp_path, name):
+    config = config_of(tmp_path, "linear", 2, **{**USERS, "algorithms": {name: {}}, "export.algorithm": name})
+    prepare_clients(config)
+    train(config, name, progress=False)
+    method, state = load_trained(config, name)
+    with experiment_engine(config):
+        before = served_model(method, state, config.model.seed)
+        columns = state.client_states.read(range(3))
+        others = tf.nest.map_structure(lambda column: column + np.float32(1), columns)
+        state.client_states.write(state.round_number + 1, range(3), others)
+        after = served_model(method, state, config.model.seed)
+    state.client_states.close()
+    for key, weights in before.global_weights.items():
+        np.testing.assert_array_equal(after.global_weights[key], weights)
+        for user in SIZES:
+            assert not np.array_equal(after.personal_weights[user][key], before.personal_weights[user][key])
+    kernel = before.global_weights["dense_0/kernel"]
+    assert not np.array_equal(kernel, method.model.init(0)["dense_0/kernel"])
+    assert np.array_equal(kernel, method.model.init(3)["dense_0/kernel"]) == (name == "local_only")
+
+
+def test_an_export_of_users_says_what_is_protected_from_whom(tmp_path):
+    methods = {"local_only": {"learning_rate": 0.1}, "mr_mtl": {"learning_rate": 0.1}}
+    config = config_of(tmp_path, "linear_svm", 2, **{**USERS, "algorithms": methods})
+    summary, version = run(config)
+    extra = version / "assets.extra"
+    report = json.loads((extra / "privacy_report.json").read_text())
+    card = json.loads((extra / "model_card.json").read_text())
+    assert (report["unit"], report["adjacency"]) == ("user", "add_or_remove_one")
+    assert report["claim"] == "formal-conditional"
+    assert report["epsilon"] == summary["algorithms"]["mr_mtl"]["epsilon_spent"] <= 8.0
+    assert (report["delta"], "silos" in report) == (1e-3, False)
+    assert card["client_ids"] == "in plain text, as in the client dataset"
+    assert card["unknown_clients"].startswith("answered by the global model")
+    for content in (report, card):
+        assert "joint differential privacy" in content["personal_models"]
+        assert "whoever holds it can learn about every user" in content["personal_models"]
+    alone = config_of(tmp_path, "linear_svm", 2, **{**USERS, "algorithms": methods, "export.algorithm": "local_only"})
+    extra = export_experiment(alone) / "assets.extra"
+    card = json.loads((extra / "model_card.json").read_text())
+    assert card["unknown_clients"].startswith("answered by the untrained initial model")
+    assert json.loads((extra / "privacy_report.json").read_text())["epsilon"] == 0.0

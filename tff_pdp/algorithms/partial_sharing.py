@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, GradFn, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.server_optimizer import ServerOptimizer
+from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
 
 # `(weights, client data, grad_fn, hparams) -> weights` after a client's round.
@@ -43,7 +44,18 @@ def build_partial_sharing(
       optimizer: the server's.
       release: `(body before, body after the client's round) -> update`; by default their difference.
       receive: `(the server's body, mean update) -> update` that the server goes on with.
+
+    Its `init_server` raises a ConfigError for a model that is all body or all head.
     """
+
+    def init_server(weights):
+        own, body = split(weights, head)
+        if not own or not body:
+            raise ConfigError(
+                f"algorithms.{name} shares the body of a model and not its head, but of {', '.join(weights)} "
+                f"{'none is' if body else 'all are'} of the head"
+            )
+        return {"weights": weights, "optimizer": optimizer.init(body)}
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         start = merge(broadcast["weights"], client_state["head"])
@@ -68,7 +80,7 @@ def build_partial_sharing(
         released={"update": "mean"},
         data_passes=1,
         step_hparams=step_hparams,
-        init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(split(weights, head)[1])},
+        init_server=init_server,
         broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"head": split(broadcast["weights"], head)[0]},
         client_update=client_update,
@@ -118,7 +130,12 @@ def head_then_body(
       head: names of the head's weights.
       local_momentum: of the body's steps.
       options: further arguments of `local_sgd` for the body, by the body's weights at the start of the round.
+
+    Raises:
+      ConfigError: the momentum is out of range.
     """
+    if not 0 <= local_momentum < 1:
+        raise ConfigError(f"local_momentum {local_momentum!r} must be in [0, 1)")
 
     def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:
         body = split(weights, head)[1]

@@ -13,14 +13,7 @@ from dp_accounting import dp_event
 
 from tff_pdp.privacy.accountants import poisson_gaussian_event
 from tff_pdp.privacy.plan import PrivacyPlan
-from tff_pdp.privacy.user_noise import (
-    AdaptiveClip,
-    FixedClip,
-    TreeNoise,
-    UserMechanism,
-    UserNoise,
-    rounds_per_epoch,
-)
+from tff_pdp.privacy.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism, UserNoise, rounds_per_epoch
 
 # The one scope of a user-level ledger.
 USERS = "all users"

@@ -1,4 +1,4 @@
-"""The thesis's figures, drawn from a reproduction: privacy against utility, lambda, and what privacy overhead costs."""
+"""A reproduction's figures, as the thesis has them: privacy against utility, lambda, and what privacy overhead costs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,12 +47,12 @@ def write_figures(report: Reported, folder: Path) -> list[Path]:
 
 
 def privacy_utility_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """The metric against epsilon, a line for each method, with the thesis's figures as stars (its figure 1.3)."""
+    """The metric against epsilon, a line for each method, with published figures as stars (figure 1.3)."""
     return _against_epsilon(variant, report, tuple(METHODS), f"{report.title}\n{variant.title}")
 
 
 def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """The same for those methods whose overhead the thesis discusses (its figure 1.4); None without such a method."""
+    """The same for those methods whose overhead the thesis discusses (figure 1.4); None without such a method."""
     shown = {mean.method for mean in variant.means}
     if not shown & {"ditto", "ifca", "ifca_fed_avg"}:
         return None
@@ -60,7 +60,7 @@ def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure 
 
 
 def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """The metric against lambda at each epsilon, local training and FedAvg as lines across (its figure 1.5)."""
+    """The metric against lambda at each epsilon, local training and FedAvg as lines across (figure 1.5)."""
     epsilons = sorted({mean.epsilon for mean in variant.grid})
     if not epsilons:
         return None
@@ -74,11 +74,7 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
                 _plot(axes, name, [mean.prox_weight or 0.0 for mean in points], points)
         for mean in variant.means:
             if mean.epsilon == epsilon and mean.method in _WITHOUT_LAMBDA:
-                style = _style(mean.method)
-                axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
-                if mean.deviation:
-                    low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
-                    axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
+                _draw_across(axes, mean)
         _scale_lambda(axes, sorted({mean.prox_weight or 0.0 for mean in variant.grid}))
         axes.set_title(f"ε = {plain(epsilon)}", fontsize=10)
         axes.set_xlabel("λ")
@@ -98,16 +94,20 @@ def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence
         points = sorted((mean for mean in drawn if mean.method == name), key=lambda mean: mean.epsilon)
         if points:
             _plot(axes, name, [mean.epsilon for mean in points], points)
+    for mean in variant.means:
+        if mean.is_at_every_epsilon and mean.method in methods:
+            _draw_across(axes, mean)
     shown = {(mean.method, mean.epsilon) for mean in drawn}
-    stated = [(epsilon, value, name) for (name, epsilon), value in report.paper.items() if (name, epsilon) in shown]
+    paper = variant.paper if report.is_paper_scale else {}
+    stated = [(epsilon, value, name) for (name, epsilon), value in paper.items() if (name, epsilon) in shown]
     for index, (epsilon, value, name) in enumerate(stated):
-        label = None if index else "stated in the paper's README"
+        label = None if index else "published"
         axes.plot(epsilon, value, "*", color=_style(name)["color"], markersize=13, label=label, zorder=5)
     axes.set_xscale("log")
     ticks = sorted({mean.epsilon for mean in drawn})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("ε of every silo")
+    axes.set_xlabel(f"ε of every {report.clients.one}")
     axes.set_ylabel(f"test {metric_text(report.metric).axis}")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, title=title)
@@ -131,6 +131,15 @@ def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean])
         low = [mean.mean - (mean.deviation or 0.0) for mean in means]
         high = [mean.mean + (mean.deviation or 0.0) for mean in means]
         axes.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0)
+
+
+def _draw_across(axes: Axes, mean: Mean) -> None:
+    """A line across, for what does not depend on the figure's horizontal axis."""
+    style = _style(mean.method)
+    axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
+    if mean.deviation:
+        low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
+        axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
 def _style(name: str) -> dict[str, Any]:

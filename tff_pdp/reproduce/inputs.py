@@ -7,17 +7,17 @@ from pathlib import Path
 
 import tff_pdp
 from tff_pdp.errors import DataError
-from tff_pdp.reproduce.setting import Setting
+from tff_pdp.reproduce.setting import Inputs
 
 DATA_VARIABLE = "TFF_PDP_DATA"
 _BLOCK = 2**20
 
 
-def find_input(setting: Setting, folder: str | None) -> Path:
-    """Returns a setting's raw data.
+def find_input(inputs: Inputs, folder: str | None) -> Path:
+    """Returns where raw data lie.
 
     Args:
-      setting: which data.
+      inputs: which data.
       folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names.
 
     Raises:
@@ -25,12 +25,19 @@ def find_input(setting: Setting, folder: str | None) -> Path:
     """
     named = folder or os.environ.get(DATA_VARIABLE)
     if not named:
-        raise DataError(f"give the folder that holds {setting.inputs[0]}: --data DIR, or set {DATA_VARIABLE}")
-    for name in setting.inputs:
+        raise DataError(f"give the folder that holds {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
+    for name in inputs.paths:
         path = Path(named) / name
         if path.exists():
             return path.absolute()
-    raise DataError(f"{named} holds none of: {', '.join(setting.inputs)} ({setting.origin})")
+    raise DataError(f"{named} holds none of: {', '.join(inputs.paths)} ({inputs.origin})")
+
+
+def digest_of_data(inputs: Inputs, path: Path) -> str:
+    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it."""
+    parts = [path, *filter(Path.exists, (path.parent / name for name in inputs.beside))]
+    digests = [digest_of(part) for part in parts]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def digest_of(path: Path, pattern: str = "*") -> str:

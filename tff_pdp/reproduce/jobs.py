@@ -28,7 +28,7 @@ class Job:
     Attributes:
       variant: name of a variant of the setting.
       method: a name in `METHODS`.
-      epsilon: every silo's budget; infinite for no privacy.
+      epsilon: every silo's budget, or that of all users; infinite for no privacy.
       seed: of batches and noise, and of the split where the setting says so.
       prox_weight: lambda of a run for the grid; None for a run with the configuration's.
     """
@@ -58,7 +58,7 @@ class Reproduction:
       scale_name: of one of its scales.
       variant_names: of its variants, in the order they are run.
       methods: names in `METHODS`.
-      epsilons: of every silo.
+      epsilons: of every silo, or of all users.
       seeds: number of repetitions.
       lambdas: the grid; empty for none.
       data_input: the raw data.
@@ -79,14 +79,17 @@ class Reproduction:
 
     def __post_init__(self):
         for name in self.methods:
-            if name not in METHODS:
-                raise ConfigError(f"--methods {name!r} is not known; known: {', '.join(METHODS)}")
+            if name not in self.setting.methods:
+                known = ", ".join(self.setting.methods)
+                raise ConfigError(f"--methods {name!r} is not one of {self.setting_name}'s: {known}")
         for epsilon in self.epsilons:
             if not epsilon > 0:
                 raise ConfigError(f"--epsilons {epsilon:g} must be positive; inf is for no privacy")
         for value in self.lambdas:
             if not 0 <= value < math.inf:
                 raise ConfigError(f"--grid {value:g} must be finite and not negative")
+        if self.lambdas and not set(self.methods) & set(GRID_METHODS):
+            raise ConfigError(f"--grid is for: {', '.join(GRID_METHODS)}")
         if self.seeds < 1:
             raise ConfigError(f"--seeds {self.seeds} must be at least 1")
 
@@ -105,11 +108,16 @@ class Reproduction:
         return next(variant for variant in self.setting.variants if variant.name == name)
 
     def jobs(self) -> list[Job]:
-        """Every job, those of the first variant and without a grid first."""
+        """Every job, those of the first variant and without a grid first.
+
+        What does not depend on epsilon is run once, without privacy.
+        """
         plain = [
-            Job(*parts)
-            for parts in itertools.product(self.variant_names, self.methods, self.epsilons, range(self.seeds))
-            if self._is_possible(*parts[:3])
+            Job(variant, method, epsilon, seed)
+            for variant, method in itertools.product(self.variant_names, self.methods)
+            for epsilon in ((math.inf,) if self.setting.is_same_at_every_epsilon(method) else self.epsilons)
+            for seed in range(self.seeds)
+            if self._is_possible(variant, method, epsilon)
         ]
         if not plain:
             raise ConfigError("nothing to run: the automatic lambda needs noise, and is not one of the paper's choices")
@@ -133,7 +141,7 @@ class Reproduction:
         Raises:
           ConfigError: the configuration, as it is overridden here, is not valid.
         """
-        base = self._base_config(job.variant, job.method, job.prox_weight)
+        base = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job))
         is_private = math.isfinite(job.epsilon)
         privacy = dataclasses.replace(
             base.privacy,
@@ -151,7 +159,7 @@ class Reproduction:
 
     def digest(self, job: Job) -> str:
         """A hash of all that decides a job's result besides the job itself: rows with another one are not its."""
-        content = self._base_config(job.variant, job.method, job.prox_weight).to_dict()
+        content = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job)).to_dict()
         for key in _NOT_DECISIVE:
             del content[key]
         for key in _NOT_DECISIVE_IN_TRAINING:
@@ -159,12 +167,20 @@ class Reproduction:
         del content["data"]["input"], content["privacy"]["budgets"]["epsilon"]
         return _digest([digest_of_sources(), self.data_digest, self.setting.seed_splits, content])
 
+    def _rounds(self, job: Job) -> int | None:
+        """The publication's rounds at the job's epsilon; None for the configuration's."""
+        return self.variant(job.variant).rounds.get(job.epsilon) if self.scale.takes_rounds else None
+
     @functools.cache  # noqa: B019 - a reproduction lives as long as its command.
-    def _base_config(self, variant_name: str, method: str, prox_weight: float | None) -> ExperimentConfig:
+    def _base_config(
+        self, variant_name: str, method: str, prox_weight: float | None, rounds: int | None
+    ) -> ExperimentConfig:
         """The configuration of one method, before epsilon and seed."""
         variant, swept = self.variant(variant_name), METHODS[method]
         path = self.setting.config_file
         overrides = {**self.scale.overrides, **variant.overrides, "data.input": str(self.data_input)}
+        if rounds is not None:
+            overrides["training.rounds"] = rounds
         whole = load_config(path, overrides)
         if swept.algorithm not in whole.algorithms:
             raise ConfigError(f"{path}: algorithms has no {swept.algorithm!r}, which {method!r} needs")

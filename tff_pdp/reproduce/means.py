@@ -1,8 +1,8 @@
-"""Result rows put together over seeds, and held against what the thesis says."""
+"""Result rows put together over seeds, and held against what a publication says."""
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_pdp.models.metrics import Metric
@@ -15,12 +15,15 @@ class Mean:
 
     Attributes:
       method: a name in `METHODS`.
-      epsilon: of every silo.
+      epsilon: of every silo, or of all users.
       prox_weight: lambda, for a point of the grid.
       mean: over seeds.
       deviation: sample standard deviation over seeds; None of one seed.
       seeds: how many.
-      epsilon_spent: the largest over silos and seeds.
+      epsilon_spent: the largest over clients and seeds.
+      worst_decile: mean over seeds of what the tenth of the clients gets that is served worst.
+      noise_to_signal: of users' noised means, as `UserPlan.noise_to_signal`; None where clients are silos.
+      is_at_every_epsilon: whether it was run once for all of them.
     """
 
     method: str
@@ -30,9 +33,17 @@ class Mean:
     deviation: float | None
     seeds: int
     epsilon_spent: float
+    worst_decile: float
+    noise_to_signal: float | None = None
+    is_at_every_epsilon: bool = False
 
 
-def means_over_seeds(rows: Iterable[Mapping[str, Any]], *, is_grid: bool = False) -> list[Mean]:
+def means_over_seeds(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    is_grid: bool = False,
+    is_at_every_epsilon: Callable[[str], bool] = lambda method: False,
+) -> list[Mean]:
     """One mean for each method, epsilon and, of a grid, lambda, in the order of their first rows."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -45,13 +56,16 @@ def means_over_seeds(rows: Iterable[Mapping[str, Any]], *, is_grid: bool = False
             deviation=statistics.stdev(row["value"] for row in group) if len(group) > 1 else None,
             seeds=len(group),
             epsilon_spent=max(float(row["epsilon_spent"]) for row in group),
+            worst_decile=statistics.fmean(row["worst_decile"] for row in group),
+            noise_to_signal=group[0].get("noise_to_signal"),
+            is_at_every_epsilon=is_at_every_epsilon(key[0]),
         )
         for key, group in groups.items()
     ]
 
 
 def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:
-    """For each method and epsilon of a grid the best lambda: chosen on test examples, as the thesis does it."""
+    """For each method and epsilon of a grid the best lambda: chosen on test examples, as is published."""
     best: dict[tuple[str, float], Mean] = {}
     for mean in means:
         key = (mean.method, mean.epsilon)
@@ -66,9 +80,13 @@ def is_better(one: float, other: float, metric: Metric) -> bool:
 
 
 def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool | None:
-    """Whether what the thesis says of two methods holds here; None where not both were run at its epsilon."""
-    values = {(mean.method, mean.epsilon): mean.mean for mean in means}
+    """Whether what is said of two methods holds here; None where not both were run at its epsilon."""
+    values: dict[Any, float] = {(mean.method, mean.epsilon): mean.mean for mean in means}
+    values |= {mean.method: mean.mean for mean in means if mean.is_at_every_epsilon}
     epsilons = {mean.epsilon for mean in means} if statement.epsilon is None else {statement.epsilon}
-    pairs = [(values.get((statement.better, epsilon)), values.get((statement.worse, epsilon))) for epsilon in epsilons]
+    pairs = [
+        [values.get((method, epsilon), values.get(method)) for method in (statement.better, statement.worse)]
+        for epsilon in epsilons
+    ]
     compared = [is_better(one, other, metric) for one, other in pairs if one is not None and other is not None]
     return all(compared) if compared else None

@@ -14,8 +14,9 @@ class SweptMethod:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-METHODS = {
-    "local_only": SweptMethod("Local", "local_only"),
+_LOCAL = {"local_only": SweptMethod("Local", "local_only")}
+_SILO_METHODS = {
+    **_LOCAL,
     "fed_avg": SweptMethod("FedAvg", "fed_avg"),
     "finetune": SweptMethod("Fine-tuning", "finetune"),
     "mr_mtl": SweptMethod("MR-MTL", "mr_mtl"),
@@ -28,6 +29,21 @@ METHODS = {
     "ifca_local": SweptMethod("IFCA, then local", "ifca_local"),
     "ifca_finetune": SweptMethod("IFCA, then fine-tuning", "ifca_finetune"),
 }
+_USER_METHODS = {
+    **_LOCAL,
+    "dp_fed_avg_ft": SweptMethod("DP-FedAvg, tuned heads", "dp_fed_avg_ft"),
+    "pp_sgd": SweptMethod("PP-SGD", "pp_sgd"),
+    "pmtl_ft": SweptMethod("PMTL, tuned heads", "pmtl_ft"),
+    "centaur": SweptMethod("CENTAUR", "centaur"),
+    "dp_pfed_dsu": SweptMethod("DP-pFedDSU", "dp_pfed_dsu"),
+    "udp_hypernet": SweptMethod("UDP-Alg", "udp_hypernet"),
+}
+METHODS = {**_SILO_METHODS, **_USER_METHODS}
+# By whose privacy is protected.
+SILO_METHODS = tuple(_SILO_METHODS)
+USER_METHODS = tuple(_USER_METHODS)
+# Nothing leaves a client: where users are protected from what the server releases, no epsilon matters.
+RELEASE_NOTHING = ("local_only",)
 # Whose figures are drawn against lambda.
 GRID_METHODS = ("mr_mtl", "ditto")
 # What selecting clusters and touching the data twice costs is seen in these.

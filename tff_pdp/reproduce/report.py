@@ -1,14 +1,15 @@
 """What a reproduction has to show, as plain data: what tables, figures and the command's JSON are made of."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tff_pdp.models.metrics import Metric
+from tff_pdp.reports.client_words import ClientWords
 from tff_pdp.reproduce.jobs import Reproduction
 from tff_pdp.reproduce.means import Mean, holds, means_over_seeds
 from tff_pdp.reproduce.results import ResultStore, is_a_grid_job
-from tff_pdp.reproduce.setting import Statement
+from tff_pdp.reproduce.setting import Published, Statement
 from tff_pdp.reproduce.settings import deviations
 from tff_pdp.reproduce.sweep import Failure
 
@@ -22,7 +23,8 @@ class VariantReport:
       title: for a reader.
       means: over seeds.
       grid: over seeds, for each lambda; empty where no grid was asked for.
-      deviations: what is unlike the thesis.
+      deviations: what is unlike the publication.
+      paper: what was published, by method and epsilon.
     """
 
     name: str
@@ -30,6 +32,7 @@ class VariantReport:
     means: tuple[Mean, ...]
     grid: tuple[Mean, ...]
     deviations: tuple[str, ...]
+    paper: Published = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +43,10 @@ class Reported:
       title: of the data set and the scale.
       metric: what was measured.
       variants: in the order they were run.
-      paper: what the thesis's released code is said to give, by method and epsilon.
-      statements: what the thesis says.
+      statements: what the publication says.
+      paper: what texts call the publication; empty for an experiment of our own.
+      is_paper_scale: whether the scale is that of the published figures.
+      clients: whose privacy is protected.
       infeasible: jobs whose budget allows no run, and why.
       failures: jobs that failed, and why.
     """
@@ -49,8 +54,10 @@ class Reported:
     title: str
     metric: Metric
     variants: tuple[VariantReport, ...]
-    paper: Mapping[tuple[str, float], float]
     statements: tuple[Statement, ...]
+    paper: str
+    is_paper_scale: bool
+    clients: ClientWords
     infeasible: tuple[tuple[str, str], ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
 
@@ -89,18 +96,20 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
             VariantReport(
                 name=name,
                 title=variant.title,
-                means=tuple(means_over_seeds(plain)),
+                means=tuple(means_over_seeds(plain, is_at_every_epsilon=setting.is_same_at_every_epsilon)),
                 grid=tuple(means_over_seeds(grid, is_grid=True)),
                 deviations=tuple(deviations(setting, scale, variant, reproduction.data_input)),
+                paper=setting.paper_values if variant.paper_values is None else variant.paper_values,
             )
         )
     return Reported(
         title=f"{setting.title} ({reproduction.scale_name} scale)",
         metric=setting.metric,
         variants=tuple(variants),
-        # Stated at the thesis's scale.
-        paper={} if scale.deviation else setting.paper_values,
         statements=setting.statements,
+        paper=setting.paper,
+        is_paper_scale=not scale.deviation,
+        clients=setting.clients,
         infeasible=tuple(
             (str(job), outcome.infeasible) for job, outcome in store.outcomes.items() if outcome.infeasible
         ),

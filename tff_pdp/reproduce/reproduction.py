@@ -10,7 +10,7 @@ from typing import Any
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
-from tff_pdp.reproduce.inputs import digest_of, find_input
+from tff_pdp.reproduce.inputs import digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.report import Reported, build_report
 from tff_pdp.reproduce.results import Outcome
@@ -82,7 +82,8 @@ def build_reproduction(options: argparse.Namespace) -> Reproduction:
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]
     variants = setting.chosen_variants(_words(options.variants), is_paper=options.paper)
-    data_input = find_input(setting, options.data)
+    inputs = scale.inputs or setting.inputs
+    data_input = find_input(inputs, options.data)
     grid = () if options.grid is None else tuple(options.grid) or scale.lambdas
     return Reproduction(
         setting_name=setting.name,
@@ -93,7 +94,7 @@ def build_reproduction(options: argparse.Namespace) -> Reproduction:
         seeds=scale.seeds if options.seeds is None else options.seeds,
         lambdas=grid,
         data_input=data_input,
-        data_digest=digest_of(data_input),
+        data_digest=digest_of_data(inputs, data_input),
         output=Path(options.output) if options.output else DEFAULT_OUTPUT / setting.name,
     )
 

@@ -31,19 +31,28 @@ class Outcome:
 
 
 def result_row(
-    job: Job, metric: str, value: float, epsilon_spent: float, settings: Mapping[str, float | int | str]
+    job: Job,
+    metric: str,
+    value: float,
+    epsilon_spent: float,
+    *,
+    mean_over_clients: float,
+    worst_decile: float,
+    settings: Mapping[str, float | int | str],
 ) -> dict[str, Any]:
     """A row of the results, every value a number or a word.
 
     Args:
       job: what was run.
       metric: `mse` or `accuracy`.
-      value: mean over silos of the personal models' test metric, weighted by numbers of test examples.
-      epsilon_spent: the largest over silos, by this project's accountants; infinite without privacy.
-      settings: of the method, such as `learning_rate` and `prox_weight`.
+      value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
+      epsilon_spent: the largest over clients, by this project's accountants; infinite without privacy.
+      mean_over_clients: the same mean with every client counting the same.
+      worst_decile: mean over the tenth of the clients that are served worst.
+      settings: of the method and its noise, such as `learning_rate` and `prox_weight`.
 
     Returns:
-      `method`, `epsilon`, `seed`, `metric`, `value`, then `epsilon_spent` and the settings. Infinity is the word "inf".
+      `method`, `epsilon`, `seed`, `metric`, `value`, then the others and the settings. Infinity is the word "inf".
     """
     return {
         "method": job.method,
@@ -52,6 +61,8 @@ def result_row(
         "metric": metric,
         "value": value,
         "epsilon_spent": _finite_or_word(epsilon_spent),
+        "mean_over_clients": mean_over_clients,
+        "worst_decile": worst_decile,
         **settings,
     }
 

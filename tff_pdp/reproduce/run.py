@@ -15,11 +15,13 @@ from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.errors import BudgetError
 from tff_pdp.privacy.plan import PrivacyPlan
+from tff_pdp.privacy.user_plan import UserPlan
 from tff_pdp.processes.compose import PersonalizedProcess
-from tff_pdp.reports.summary import mean_over_examples
+from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.results import Outcome, result_row
 from tff_pdp.runtime.client_values import ClientValues
+from tff_pdp.runtime.examples import Examples
 from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.prepare import prepare_clients
@@ -29,6 +31,9 @@ from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
 _ROW_SETTINGS = ("learning_rate", "prox_weight")
 # Data sets in memory: a seed may have one of its own.
 _KEPT_DATA = 8
+
+# All clients' examples stacked, where all take part in every round; otherwise a round's cohort is taken from them.
+Split = ClientValues | Examples
 
 
 class JobRunner:
@@ -46,7 +51,7 @@ class JobRunner:
         self._open = contextlib.ExitStack()
         self._has_engine = False
         self.computations: dict[Hashable, PersonalizedProcess] = {}
-        self._data: OrderedDict[Hashable, tuple[ClientValues, ClientValues]] = OrderedDict()
+        self._data: OrderedDict[Hashable, tuple[Split, Split]] = OrderedDict()
 
     def __call__(self, job: Job) -> Outcome:
         """Trains and tests.
@@ -61,10 +66,14 @@ class JobRunner:
             self._has_engine = True
         try:
             method = self._method(config)
-            value = self._test_metric(config, method)
+            values, num_examples = self._test_metrics(config, method)
         except BudgetError as error:
             return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
+        value = mean_over_examples(values, num_examples)
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the test metric is {value}: training diverged, or there are no test examples")
         (settings,) = config.algorithms.values()
+        shown = {name: settings[name] for name in _ROW_SETTINGS if name in settings}
         return Outcome(
             job,
             result_row(
@@ -72,7 +81,9 @@ class JobRunner:
                 self._reproduction.setting.row_metric,
                 value,
                 planned_epsilon(method.plan),
-                {name: settings[name] for name in _ROW_SETTINGS if name in settings},
+                mean_over_clients=mean_over_silos(values),
+                worst_decile=worst_decile(values, method.model.metric),
+                settings={**shown, **_noise_of(method.plan)},
             ),
         )
 
@@ -94,26 +105,28 @@ class JobRunner:
             method, process=self.computations.setdefault(_computations(config, method), method.process)
         )
 
-    def _test_metric(self, config: ExperimentConfig, method: Method) -> float:
+    def _test_metrics(self, config: ExperimentConfig, method: Method) -> tuple[list[float], list[int]]:
+        """Every client's test metric of its personal model, NaN without test examples, and how many of them it has."""
         train, test = self._splits(config, method)
         # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
         state = dataclasses.replace(first_state(method, config.training.test_only_seed), ledger=None)
         for round_number in range(1, config.training.rounds + 1):
             state = run_round(method, state, round_number, train)
-        metrics = evaluate_clients(method, state, test)
+        # Users may do something for themselves with their own examples before their model is used.
+        metrics = evaluate_clients(method, state, test, train if isinstance(train, Examples) else None)
         measured = method.model.metric.example_name
-        value = mean_over_examples(
+        return (
             [float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
             [method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
         )
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the test metric is {value}: training diverged, or there are no test examples")
-        return value
 
-    def _splits(self, config: ExperimentConfig, method: Method) -> tuple[ClientValues, ClientValues]:
-        key = (config.output, json.dumps(config.to_dict()["privacy"]["feature_scaling"], sort_keys=True))
+    def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:
+        content = config.to_dict()
+        decisive = [content["model"], content["privacy"]["feature_scaling"], method.user_plan is None]
+        key = (config.output, json.dumps(decisive, sort_keys=True))
         if key not in self._data:
-            self._data[key] = method.client_data("train"), method.client_data("test")
+            read = method.client_data if method.user_plan is None else method.examples
+            self._data[key] = read("train"), read("test")
             if len(self._data) > _KEPT_DATA:
                 self._data.popitem(last=False)
         self._data.move_to_end(key)
@@ -121,13 +134,25 @@ class JobRunner:
 
 
 def planned_epsilon(plan: PrivacyPlan) -> float:
-    """Epsilon of a whole planned training, the largest over silos; infinite without privacy."""
+    """Epsilon of a whole planned training, the largest over clients; infinite without privacy.
+
+    It is zero where users release nothing, whether or not there would be noise on it.
+    """
+    if isinstance(plan, UserPlan) and not plan.num_released:
+        return 0.0
     ledger = plan.build_ledger()
     if ledger is None:
         return math.inf
-    for client_id in plan.budgets:
-        ledger.append(client_id, plan.training_event(client_id))
-    return max(ledger.epsilon(client_id).best for client_id in plan.budgets)
+    for scope in plan.budgets:
+        ledger.append(scope, plan.training_event(scope))
+    return max(ledger.epsilon(scope).best for scope in plan.budgets)
+
+
+def _noise_of(plan: PrivacyPlan) -> dict[str, float]:
+    """What rows say of the noise on users' means."""
+    if not isinstance(plan, UserPlan):
+        return {}
+    return {"noise_multiplier": plan.mechanism.noise_multiplier, "noise_to_signal": plan.noise_to_signal}
 
 
 def _computations(config: ExperimentConfig, method: Method) -> Hashable:
@@ -142,6 +167,8 @@ def _computations(config: ExperimentConfig, method: Method) -> Hashable:
         "privacy": [content["privacy"]["sampler"], content["privacy"]["selection_loss_bound"]],
         "rounds": content["training"]["rounds"],
         "weighting": content["training"]["weighting"],
+        # Clip norm, noise and expected cohort are in the server's state.
+        "users": method.user_plan and [repr(method.user_sum), content["privacy"]["batch_size"]],
     }
     return json.dumps(decisive, sort_keys=True)
 

@@ -7,13 +7,31 @@ from typing import Any
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import MEAN_SQUARED_ERROR, Metric
-from tff_pdp.reproduce.methods import METHODS
+from tff_pdp.reports.client_words import SILOS, USERS, ClientWords
+from tff_pdp.reproduce.methods import METHODS, RELEASE_NOTHING, SILO_METHODS
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs" / "reproduce"
 LAMBDA_GRID = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 # Values of an experiment by dotted key, as `tff_pdp.config.load_config` takes them.
 Overrides = Mapping[str, Any]
+# A test metric by method and epsilon.
+Published = Mapping[tuple[str, float], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Raw data.
+
+    Attributes:
+      paths: where they may lie under the data folder, the best first.
+      origin: where they come from.
+      beside: what lies in the same folder and is read as well, where it is there.
+    """
+
+    paths: tuple[str, ...]
+    origin: str
+    beside: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +45,9 @@ class Variant:
       is_optional: whether it is run only when it is asked for by name.
       overrides: of the configuration.
       algorithm_settings: of methods of the configuration, by name.
-      deviations: what is unlike the thesis in this variant and not in every one.
+      rounds: the publication's, by epsilon, for scales that take them; with others, the configuration's.
+      paper_values: in place of the setting's; None for those.
+      deviations: what is unlike the publication in this variant and not in every one.
     """
 
     name: str
@@ -36,6 +56,8 @@ class Variant:
     is_optional: bool = False
     overrides: Overrides = dataclasses.field(default_factory=dict)
     algorithm_settings: Mapping[str, Overrides] = dataclasses.field(default_factory=dict)
+    rounds: Mapping[float, int] = dataclasses.field(default_factory=dict)
+    paper_values: Published | None = None
     deviations: tuple[str, ...] = ()
 
     def file_name(self, stem: str) -> str:
@@ -52,25 +74,29 @@ class Scale:
     """How much is run.
 
     Attributes:
-      epsilons: of each silo; infinite for no privacy.
+      epsilons: of each silo, or of all users; infinite for no privacy.
       seeds: how many repetitions.
-      methods: of `METHODS`.
+      methods: of the setting's, those that are run by default.
       lambdas: the grid of `--grid`.
       overrides: of the configuration.
-      deviation: how it falls short of the thesis; empty where it does not.
+      inputs: other raw data than the setting's; None for those.
+      takes_rounds: whether a variant's rounds by epsilon are taken.
+      deviation: how it falls short of the publication; empty where it does not.
     """
 
     epsilons: tuple[float, ...]
     seeds: int = 5
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = SILO_METHODS
     lambdas: tuple[float, ...] = LAMBDA_GRID
     overrides: Overrides = dataclasses.field(default_factory=dict)
+    inputs: Inputs | None = None
+    takes_rounds: bool = False
     deviation: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """What the thesis says of two methods: one is better, at one epsilon or at every one."""
+    """What a publication says of two methods: one is better, at one epsilon or at every one."""
 
     better: str
     worse: str
@@ -86,33 +112,37 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One data set of the thesis.
+    """One published experiment, or one of our own.
 
     Attributes:
       name: as the command knows it, and of its file under `configs/reproduce`.
       title: for a reader.
       metric: what is measured on test examples.
-      inputs: where the raw data may lie under the data folder, the best first.
-      origin: where they come from.
+      inputs: the raw data.
       seed_splits: whether a seed decides the division into training and test as well, or noise and batches alone.
       scales: by name.
       default_scale: the one run where none is named.
       variants: the default of each kind first.
-      paper_values: test metric by method and epsilon, as the released code's README states it.
-      statements: what the thesis says of methods' order.
-      deviations: what is unlike the thesis in every variant.
+      paper: what texts call the publication; empty for an experiment of our own.
+      clients: whose privacy is protected.
+      methods: names in `METHODS` that the configuration has settings for.
+      paper_values: as the publication, or its released code, states them at its own scale.
+      statements: what the publication says of methods' order.
+      deviations: what is unlike the publication in every variant.
     """
 
     name: str
     title: str
     metric: Metric
-    inputs: tuple[str, ...]
-    origin: str
+    inputs: Inputs
     seed_splits: bool
     scales: Mapping[str, Scale]
     default_scale: str
     variants: tuple[Variant, ...]
-    paper_values: Mapping[tuple[str, float], float] = dataclasses.field(default_factory=dict)
+    paper: str = ""
+    clients: ClientWords = SILOS
+    methods: tuple[str, ...] = SILO_METHODS
+    paper_values: Published = dataclasses.field(default_factory=dict)
     statements: tuple[Statement, ...] = ()
     deviations: tuple[str, ...] = ()
 
@@ -126,6 +156,10 @@ class Setting:
         """The experiment all runs are variations of."""
         return CONFIGS / f"{self.name}.yaml"
 
+    def is_same_at_every_epsilon(self, method: str) -> bool:
+        """Whether a method's results have nothing to do with epsilon."""
+        return self.clients == USERS and method in RELEASE_NOTHING
+
     def chosen_variants(self, names: tuple[str, ...] = (), *, is_paper: bool = False) -> tuple[Variant, ...]:
         """The variants of those names, or those run by default.
 
@@ -133,6 +167,8 @@ class Setting:
           ConfigError: there is no variant of that name.
         """
         known = {variant.name: variant for variant in self.variants if variant.is_paper == is_paper}
+        if not known:
+            raise ConfigError(f"--paper: {self.name} repeats no publication")
         for name in names:
             if name not in known:
                 raise ConfigError(f"--variants {name!r} is not one of {self.name}'s: {', '.join(known)}")

@@ -1,15 +1,20 @@
-"""The results as Markdown: a table a variant, the best of the grid, what the thesis says, and what is unlike it."""
+"""The results as Markdown: a table a variant, the best of the grid, what was published, and what is unlike it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tff_pdp.models.metrics import Metric
+from tff_pdp.reports.client_words import USERS
 from tff_pdp.reports.metric_texts import metric_text
 from tff_pdp.reports.numbers import MISSING, plain
 from tff_pdp.reproduce.means import Mean, best_of_grid, holds
 from tff_pdp.reproduce.methods import METHODS
 from tff_pdp.reproduce.report import Reported
-from tff_pdp.reproduce.setting import Statement
+from tff_pdp.reproduce.setting import Published, Statement
 
+_OF_USERS = (
+    "Worst decile: mean over the tenth of the users that are served worst. Noise to signal: expected length of the noise "
+    "on a round's mean over the longest mean there can be."
+)
 _VERDICTS = {True: "holds", False: "does not hold", None: "not run"}
 
 
@@ -20,18 +25,23 @@ def report_text(report: Reported) -> str:
         f"# {report.title}",
         "",
         f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. Each seed's is the mean over "
-        "silos, weighted by their numbers of test examples. Seeds are test-only ones: these figures are not private.",
+        f"{report.clients.many}, weighted by their numbers of test examples. Seeds are test-only ones: these figures are "
+        "not private.",
     ]
+    if report.clients == USERS:
+        lines += ["", _OF_USERS]
     for variant in report.variants:
-        lines += ["", f"## {variant.title} (`{variant.name}`)", "", *_means_table(variant.means, metric, report.paper)]
+        lines += ["", f"## {variant.title} (`{variant.name}`)", "", *_means_table(variant.means, report, variant.paper)]
+        lines += _at_every_epsilon(variant.means)
         if variant.grid:
             best = best_of_grid(variant.grid, metric)
-            lines += ["", "Best λ of the grid, chosen on the test examples as the thesis does it: too good."]
-            lines += ["", *_means_table(best, metric, {})]
+            lines += ["", f"Best λ of the grid, chosen on the test examples as {report.paper} does it: too good."]
+            lines += ["", *_means_table(best, report, {})]
         verdicts = _verdicts(report.statements, variant.means, metric)
         if verdicts:
-            lines += ["", "What the thesis says, of its scale and with its hyper-parameters:", "", *verdicts]
-        lines += ["", "Unlike the thesis:", "", *[f"* {deviation}" for deviation in variant.deviations]]
+            lines += ["", f"What {report.paper} says, of its scale and with its hyper-parameters:", "", *verdicts]
+        heading = f"Unlike {report.paper}:" if report.paper else "To know when reading this:"
+        lines += ["", heading, "", *[f"* {deviation}" for deviation in variant.deviations]]
     if report.infeasible:
         lines += ["", "## Not feasible", "", *[f"* {job}: {reason}" for job, reason in report.infeasible]]
     if report.failures:
@@ -49,12 +59,24 @@ def value_text(value: float, metric: Metric) -> str:
     return f"{100 * value:.2f} %" if metric.higher_is_better else f"{value:.5f}"
 
 
-def _means_table(means: Sequence[Mean], metric: Metric, paper: Mapping[tuple[str, float], float]) -> list[str]:
-    """Rows by epsilon, then by method; the thesis's columns only where there is a figure to compare with."""
+def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> list[str]:
+    """Rows by epsilon, then by method; published figures only where there is one, and compared only at their scale."""
+    metric = report.metric
     with_lambda = any(mean.prox_weight is not None for mean in means)
     with_paper = any((mean.method, mean.epsilon) in paper for mean in means)
-    headings = ["ε", "method", "λ", metric_text(metric).label, "seeds", "ε by our accountants", "paper", "difference"]
-    shown = [True, True, with_lambda, True, True, True, with_paper, with_paper]
+    of_users = report.clients == USERS
+    columns = {
+        "ε": True,
+        "method": True,
+        "λ": with_lambda,
+        metric_text(metric).label: True,
+        "worst decile": of_users,
+        "seeds": True,
+        "ε by our accountants": True,
+        "noise to signal": of_users,
+        "paper" if report.is_paper_scale else "paper, at its scale": with_paper,
+        "difference": with_paper and report.is_paper_scale,
+    }
     rows = []
     for mean in sorted(means, key=lambda mean: mean.epsilon):
         deviation = "" if mean.deviation is None else f" ± {value_text(mean.deviation, metric)}"
@@ -65,13 +87,22 @@ def _means_table(means: Sequence[Mean], metric: Metric, paper: Mapping[tuple[str
                 METHODS[mean.method].title,
                 MISSING if mean.prox_weight is None else f"{mean.prox_weight:g}",
                 f"{value_text(mean.mean, metric)}{deviation}",
+                value_text(mean.worst_decile, metric),
                 str(mean.seeds),
                 plain(mean.epsilon_spent),
+                plain(mean.noise_to_signal),
                 MISSING if stated is None else value_text(stated, metric),
                 MISSING if stated is None else f"{mean.mean - stated:+.5f}",
             ]
         )
-    return _markdown([headings, *rows], shown)
+    return _markdown([list(columns), *rows], list(columns.values()))
+
+
+def _at_every_epsilon(means: Sequence[Mean]) -> list[str]:
+    methods = dict.fromkeys(METHODS[mean.method].title for mean in means if mean.is_at_every_epsilon)
+    return [
+        line for method in methods for line in ("", f"{method}: nothing leaves a user; the row is that of every ε.")
+    ]
 
 
 def _markdown(rows: Sequence[Sequence[str]], shown: Sequence[bool]) -> list[str]:

@@ -14,7 +14,7 @@ from tff_pdp.processes.compose import hparam_dtype
 from tff_pdp.registry import ALGORITHMS
 
 # As many steps as make some epochs of whole batches.
-_EPOCHS = re.compile(r"([1-9][0-9]*)? ?epochs?")
+_EPOCHS = re.compile(r"epoch|([1-9][0-9]*) epochs?")
 # Set during training, from released models; for these methods.
 AUTO = "auto"
 _CAN_BE_AUTO = ("mr_mtl",)

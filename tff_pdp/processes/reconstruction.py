@@ -1,0 +1,148 @@
+"""Partial sharing without client state, through `tff.learning`: the head is made anew in every round and forgotten.
+
+Federated reconstruction (Singhal et al., "Federated Reconstruction: Partially Local Federated Learning", NeurIPS 2021)
+suits populations in which a user seldom takes part twice, and it is a `tff.learning.templates.LearningProcess`, for
+those who have a loop for these already. Methods with client state are composed by `tff_pdp.processes.compose`.
+"""
+
+import collections
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_privacy
+
+from tff_pdp import _tff
+from tff_pdp.algorithms.base import split
+from tff_pdp.models.base import Model
+from tff_pdp.privacy.user_plan import UserPlan
+
+
+def build_reconstruction(
+    model: Model,
+    *,
+    learning_rate: float = 0.1,
+    reconstruction_learning_rate: float = 0.1,
+    reconstruction_epochs: int = 1,
+    server_learning_rate: float = 1.0,
+    plan: UserPlan | None = None,
+    seeds: np.ndarray | None = None,
+) -> _tff.LearningProcess:
+    """Builds federated reconstruction of a model's head around a shared body.
+
+    In a round a client trains the head from its initial value with the body frozen, then the body for one epoch with
+    that head frozen, and releases how far the body moved. Clients' data are `tf.data.Dataset`s of batches,
+    `{x: float32 [batch, *input_shape], y: [batch]}`; use `client_batches` for arrays.
+
+    Guarantee: with a plan, all that the process returns is a function of the noised sums that the plan accounts for:
+      metrics of clients, which carry no noise, are left out.
+    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges its ledger; seeds are secret, and
+      so is the process, which holds them.
+
+    Args:
+      model: what is trained; its head is reconstructed.
+      learning_rate: of clients, for the body.
+      reconstruction_learning_rate: of clients, for the head.
+      reconstruction_epochs: how often a client goes through its examples for the head.
+      server_learning_rate: of the server.
+      plan: for user-level privacy; without it, the plain mean and TFF's own metrics.
+      seeds: int64 `[2, 2]` of the noise, as of `tff_pdp.runtime.run_key.RunKey.server_seeds`; with a plan.
+
+    Raises:
+      ValueError: there is a plan and no seeds.
+    """
+    if plan is not None and seeds is None:
+        raise ValueError("noise needs secret seeds: give those of a run key")
+    sgd = _tff.build_sgdm
+    return _tff.build_fed_recon(
+        lambda: _HeadReconstruction(model),
+        loss_fn=lambda: _loss(model),
+        server_optimizer_fn=sgd(server_learning_rate),
+        client_optimizer_fn=sgd(learning_rate),
+        reconstruction_optimizer_fn=sgd(reconstruction_learning_rate),
+        dataset_split_fn=_tff.ReconstructionModel.build_dataset_split_fn(recon_epochs=reconstruction_epochs),
+        client_weighting=_tff.ClientWeighting.UNIFORM,
+        model_aggregator_factory=_tff.UnweightedMeanFactory() if plan is None else _NoisedMeanFactory(plan, seeds),
+        **({} if plan is None else {"metrics_aggregator": _without_metrics}),
+    )
+
+
+def client_batches(model: Model, x: np.ndarray, y: np.ndarray, batch_size: int) -> tf.data.Dataset:
+    """One client's examples as `build_reconstruction` takes them; `x` `[n, *input_shape]`, `y` `[n]`."""
+    rows = collections.OrderedDict(x=np.asarray(x, np.float32), y=np.asarray(y, model.label_dtype))
+    return tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)
+
+
+class _HeadReconstruction(_tff.ReconstructionModel):
+    """A model whose head is local; TFF wants its weights as variables."""
+
+    def __init__(self, model: Model):
+        self._model = model
+        self._variables = collections.OrderedDict(
+            (name, tf.Variable(value, name=name.replace("/", "_"))) for name, value in model.init(0).items()
+        )
+        self._head, self._body = split(self._variables, model.head)
+
+    @property
+    def global_trainable_variables(self):
+        return list(self._body.values())
+
+    @property
+    def global_non_trainable_variables(self):
+        return []
+
+    @property
+    def local_trainable_variables(self):
+        return list(self._head.values())
+
+    @property
+    def local_non_trainable_variables(self):
+        return []
+
+    @property
+    def input_spec(self):
+        return collections.OrderedDict(
+            x=tf.TensorSpec([None, *self._model.input_shape], tf.float32),
+            y=tf.TensorSpec([None], tf.as_dtype(self._model.label_dtype)),
+        )
+
+    def forward_pass(self, batch_input, training=True):
+        del training
+        weights = collections.OrderedDict((name, variable.read_value()) for name, variable in self._variables.items())
+        return _tff.ReconstructionBatchOutput(
+            predictions=self._model.predict(weights, batch_input["x"]),
+            labels=batch_input["y"],
+            num_examples=tf.shape(batch_input["y"])[0],
+        )
+
+
+class _NoisedMeanFactory(_tff.UnweightedAggregationFactory):
+    """The plan's noised sum of all released values, over its constant cohort."""
+
+    def __init__(self, plan: UserPlan, seeds: Any):
+        self._plan, self._seeds = plan, seeds
+
+    def create(self, value_type: Any) -> _tff.AggregationProcess:
+        query = tensorflow_privacy.NormalizedQuery(
+            self._plan.build_query(self._seeds), self._plan.mechanism.expected_cohort
+        )
+        # The query's records are flat.
+        return _tff.concat_factory(_tff.DifferentiallyPrivateFactory(query)).create(value_type)
+
+
+def _without_metrics(finalizers: Any, unfinalized_type: Any) -> _tff.Computation:
+    """In place of clients' summed metrics, which no noise hides: nothing."""
+    del finalizers
+
+    @_tff.federated_computation(_tff.at_clients(unfinalized_type))
+    def nothing(metrics):
+        del metrics
+        return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
+
+    return nothing
+
+
+def _loss(model: Model) -> Any:
+    if model.num_classes:
+        return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return tf.keras.losses.MeanSquaredError()
