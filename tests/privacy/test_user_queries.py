@@ -24,6 +24,8 @@ from tff_pdp.privacy.user_queries import (
 )
 
 SEED = np.array([2**62 + 7, -(2**61)], np.int64)
+OTHER_SEED = np.array([2**62 + 7, -(2**61) + 1], np.int64)
+OTHER_KEY = np.array([2**62 + 8, -(2**61)], np.int64)
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
@@ -162,7 +164,7 @@ def test_other_seeds_draw_other_noise_and_the_same_seed_the_same_bits():
         return noise_of(SeededGaussianSumQuery(1.0, 1.0, np.asarray(seed, np.int64)), 4000, 3)
 
     np.testing.assert_array_equal(draws(SEED), draws(SEED))
-    kinds = np.concatenate([draws(SEED), draws(SEED + [1, 0]), draws(SEED + [0, 1]), draws(SEED[::-1])])
+    kinds = np.concatenate([draws(SEED), draws(OTHER_SEED), draws(OTHER_KEY), draws(SEED[::-1])])
     correlations = np.corrcoef(kinds)[np.triu_indices(len(kinds), 1)]
     assert np.abs(correlations).max() < 5 / math.sqrt(4000)
 
@@ -193,7 +195,7 @@ def test_the_event_of_a_sum_is_its_gaussian_mechanism():
 
 def adaptive(sum_noise_multiplier=0.0, count_stddev=0.0, clip_norm=1.0, quantile=0.5, rate=0.2, users=10.0):
     return SeededAdaptiveClipSumQuery(
-        clip_norm, sum_noise_multiplier, quantile, rate, count_stddev, users, (SEED, SEED + [0, 1])
+        clip_norm, sum_noise_multiplier, quantile, rate, count_stddev, users, (SEED, OTHER_SEED)
     )
 
 
@@ -349,7 +351,7 @@ def test_a_tree_starts_anew_and_repeats_for_the_same_seed():
     def noise(seed):
         return rounds_of(build_tree_query(500, 1.0, 1.0, np.asarray(seed, np.int64), 4), 500, 9)
 
-    same, other = noise(SEED), noise(SEED + [0, 1])
+    same, other = noise(SEED), noise(OTHER_SEED)
     np.testing.assert_array_equal(same, noise(SEED))
     # Rounds 1, 5 and 9 begin a tree.
     rows = np.concatenate([same[[0, 4, 8]], other[[0, 4, 8]]])

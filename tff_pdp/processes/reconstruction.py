@@ -36,8 +36,8 @@ def build_reconstruction(
 
     Guarantee: with a plan, all that the process returns is a function of the noised sums that the plan accounts for:
       metrics of clients, which carry no noise, are left out.
-    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges its ledger; seeds are secret, and
-      so is the process, which holds them.
+    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges its ledger; seeds are secret,
+      and so is the process, which holds them.
 
     Args:
       model: what is trained; its head is reconstructed.
@@ -54,6 +54,7 @@ def build_reconstruction(
     if plan is not None and seeds is None:
         raise ValueError("noise needs secret seeds: give those of a run key")
     sgd = _tff.build_sgdm
+    options: dict[str, Any] = {} if plan is None else {"metrics_aggregator": _without_metrics}
     return _tff.build_fed_recon(
         lambda: _HeadReconstruction(model),
         loss_fn=lambda: _loss(model),
@@ -63,13 +64,13 @@ def build_reconstruction(
         dataset_split_fn=_tff.ReconstructionModel.build_dataset_split_fn(recon_epochs=reconstruction_epochs),
         client_weighting=_tff.ClientWeighting.UNIFORM,
         model_aggregator_factory=_tff.UnweightedMeanFactory() if plan is None else _NoisedMeanFactory(plan, seeds),
-        **({} if plan is None else {"metrics_aggregator": _without_metrics}),
+        **options,
     )
 
 
 def client_batches(model: Model, x: np.ndarray, y: np.ndarray, batch_size: int) -> tf.data.Dataset:
     """One client's examples as `build_reconstruction` takes them; `x` `[n, *input_shape]`, `y` `[n]`."""
-    rows = collections.OrderedDict(x=np.asarray(x, np.float32), y=np.asarray(y, model.label_dtype))
+    rows: Any = collections.OrderedDict(x=np.asarray(x, np.float32), y=np.asarray(y, model.label_dtype))
     return tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)
 
 
@@ -79,7 +80,8 @@ class _HeadReconstruction(_tff.ReconstructionModel):
     def __init__(self, model: Model):
         self._model = model
         self._variables = collections.OrderedDict(
-            (name, tf.Variable(value, name=name.replace("/", "_"))) for name, value in model.init(0).items()
+            (name, tf.Variable(tf.constant(value), name=name.replace("/", "_")))
+            for name, value in model.init(0).items()
         )
         self._head, self._body = split(self._variables, model.head)
 
@@ -103,7 +105,7 @@ class _HeadReconstruction(_tff.ReconstructionModel):
     def input_spec(self):
         return collections.OrderedDict(
             x=tf.TensorSpec([None, *self._model.input_shape], tf.float32),
-            y=tf.TensorSpec([None], tf.as_dtype(self._model.label_dtype)),
+            y=tf.TensorSpec([None], tf.int64 if self._model.num_classes else tf.float32),
         )
 
     def forward_pass(self, batch_input, training=True):
@@ -123,9 +125,8 @@ class _NoisedMeanFactory(_tff.UnweightedAggregationFactory):
         self._plan, self._seeds = plan, seeds
 
     def create(self, value_type: Any) -> _tff.AggregationProcess:
-        query = tensorflow_privacy.NormalizedQuery(
-            self._plan.build_query(self._seeds), self._plan.mechanism.expected_cohort
-        )
+        cohort = self._plan.mechanism.expected_cohort
+        query = tensorflow_privacy.NormalizedQuery(self._plan.build_query(self._seeds), cohort)
         # The query's records are flat.
         return _tff.concat_factory(_tff.DifferentiallyPrivateFactory(query)).create(value_type)
 
