@@ -27,7 +27,7 @@ KEY_SENTENCES = [
     "standard deviation z·C once, with noise multiplier z = 1.5, and divides by the constant 50.",
     "A round in which nobody takes part is noised like any other.",
     "FedAvg 3 (d = 10,000), MR-MTL 3 (d = 10,000).",
-    "ε spent by one method is 1.99 for every user, whether or not that user was ever drawn; the target is 2, δ is 0.0001",
+    "ε spent by one method is 1.99 for every user, whether or not that user was ever drawn; the target is 2, δ is",
     "the table of methods has both. Local only: nothing leaves a user in training, which costs nothing.",
     "The guarantee is joint differential privacy",
     "A user's own examples are not protected in that user's own personal model.",

@@ -98,8 +98,8 @@ def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence
         if mean.is_at_every_epsilon and mean.method in methods:
             _draw_across(axes, mean)
     shown = {(mean.method, mean.epsilon) for mean in drawn}
-    paper = variant.paper if report.is_paper_scale else {}
-    stated = [(epsilon, value, name) for (name, epsilon), value in paper.items() if (name, epsilon) in shown]
+    published = variant.published if report.is_paper_scale else {}
+    stated = [(epsilon, value, name) for (name, epsilon), value in published.items() if (name, epsilon) in shown]
     for index, (epsilon, value, name) in enumerate(stated):
         label = None if index else "published"
         axes.plot(epsilon, value, "*", color=_style(name)["color"], markersize=13, label=label, zorder=5)

@@ -1,5 +1,6 @@
-"""Where a setting's raw data lie, and which data they are."""
+"""Where raw data lie, and which data they are."""
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -7,10 +8,36 @@ from pathlib import Path
 
 import tff_pdp
 from tff_pdp.errors import DataError
-from tff_pdp.reproduce.setting import Inputs
 
 DATA_VARIABLE = "TFF_PDP_DATA"
 _BLOCK = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Raw data.
+
+    Attributes:
+      paths: where they may lie under the data folder, the best first.
+      origin: where they come from.
+      beside: what lies in the same folder and is read as well, where it is there.
+    """
+
+    paths: tuple[str, ...]
+    origin: str
+    beside: tuple[str, ...] = ()
+
+
+CIFAR10 = Inputs(
+    ("cifar10/cifar-10-python.tar.gz", "cifar10/cifar-10-batches-py", "cifar10/cifar-10-python-subset.tar.gz"),
+    "the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
+)
+MNIST = Inputs(("mnist",), "the four idx.gz files of MNIST")
+MNIST_WRITERS = Inputs(
+    ("mnist",),
+    "the four idx.gz files of MNIST, with qmnist-train-labels-idx2-int.gz of QMNIST in it or in mnist_writers beside it",
+    beside=("mnist_writers",),
+)
 
 
 def find_input(inputs: Inputs, folder: str | None) -> Path:

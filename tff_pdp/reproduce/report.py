@@ -24,7 +24,7 @@ class VariantReport:
       means: over seeds.
       grid: over seeds, for each lambda; empty where no grid was asked for.
       deviations: what is unlike the publication.
-      paper: what was published, by method and epsilon.
+      published: figures by method and epsilon.
     """
 
     name: str
@@ -32,7 +32,7 @@ class VariantReport:
     means: tuple[Mean, ...]
     grid: tuple[Mean, ...]
     deviations: tuple[str, ...]
-    paper: Published = dataclasses.field(default_factory=dict)
+    published: Published = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
                 means=tuple(means_over_seeds(plain, is_at_every_epsilon=setting.is_same_at_every_epsilon)),
                 grid=tuple(means_over_seeds(grid, is_grid=True)),
                 deviations=tuple(deviations(setting, scale, variant, reproduction.data_input)),
-                paper=setting.paper_values if variant.paper_values is None else variant.paper_values,
+                published=setting.paper_values if variant.paper_values is None else variant.paper_values,
             )
         )
     return Reported(

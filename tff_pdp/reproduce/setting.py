@@ -8,6 +8,7 @@ from typing import Any
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.client_words import SILOS, USERS, ClientWords
+from tff_pdp.reproduce.inputs import Inputs
 from tff_pdp.reproduce.methods import METHODS, RELEASE_NOTHING, SILO_METHODS
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs" / "reproduce"
@@ -17,21 +18,6 @@ LAMBDA_GRID = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 Overrides = Mapping[str, Any]
 # A test metric by method and epsilon.
 Published = Mapping[tuple[str, float], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """Raw data.
-
-    Attributes:
-      paths: where they may lie under the data folder, the best first.
-      origin: where they come from.
-      beside: what lies in the same folder and is read as well, where it is there.
-    """
-
-    paths: tuple[str, ...]
-    origin: str
-    beside: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

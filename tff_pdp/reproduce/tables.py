@@ -31,7 +31,7 @@ def report_text(report: Reported) -> str:
     if report.clients == USERS:
         lines += ["", _OF_USERS]
     for variant in report.variants:
-        lines += ["", f"## {variant.title} (`{variant.name}`)", "", *_means_table(variant.means, report, variant.paper)]
+        lines += ["", f"## {variant.title} (`{variant.name}`)", "", *_means_table(variant.means, report, variant.published)]
         lines += _at_every_epsilon(variant.means)
         if variant.grid:
             best = best_of_grid(variant.grid, metric)

@@ -1,0 +1,37 @@
+"""Our own experiment with users, and what settings of user-level privacy have in common."""
+
+from tff_pdp.models.metrics import ACCURACY
+from tff_pdp.reports.client_words import USERS
+from tff_pdp.reproduce.inputs import MNIST_WRITERS
+from tff_pdp.reproduce.setting import Scale, Setting, Variant
+
+SEEDS = "seeds: batches, cohorts and noise are drawn from small test-only seeds, so these figures are NOT private"
+_METHODS = ("local_only", "dp_fed_avg_ft", "centaur", "dp_pfed_dsu", "udp_hypernet")
+
+MNIST_WRITERS_SETTING = Setting(
+    name="mnist_writers",
+    title="539 real writers, user-level DP",
+    metric=ACCURACY,
+    inputs=MNIST_WRITERS,
+    seed_splits=False,
+    clients=USERS,
+    methods=_METHODS,
+    scales={
+        "full": Scale(epsilons=(2.0, 4.0, 8.0, float("inf")), seeds=1, methods=_METHODS),
+        "small": Scale(
+            epsilons=(8.0,),
+            seeds=1,
+            methods=_METHODS,
+            overrides={"training.rounds": 10},
+            deviation="scale: 10 of 100 rounds, and one epsilon",
+        ),
+    },
+    default_scale="full",
+    variants=(Variant("default", "everyone who wrote MNIST's training images"),),
+    deviations=(
+        "data: MNIST's 60,000 training images by who wrote them, according to QMNIST; a part of every writer's images "
+        "is for test",
+        "ε: of each method alone; for all that is trained here together it is more",
+        SEEDS,
+    ),
+)
