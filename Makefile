@@ -1,6 +1,7 @@
 # make demo   sets up, then goes from raw data to served personal models
 # make test   sets up, then runs every gate
 # make bench  sets up, then measures seconds per round
+# make table-user-level  sets up, then compares methods of user-level DP on real writers
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ PEERS := .venv-bench
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock demo test lint types unit bazel bench bench-peers clean
+.PHONY: help setup lock demo test lint types unit bazel bench bench-peers table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -62,6 +63,9 @@ bench: setup  ## Seconds per round beside the floor, stock TFF and the peers tha
 	$(BIN)/python -m benchmarks.table
 
 bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)
+
+table-user-level: setup  ## Methods of user-level DP on 539 real writers; writes runs/table_user_level; DATA=<folder with mnist and mnist_writers>
+	$(BIN)/tff-pdp reproduce mnist_writers --output runs/table_user_level $(if $(DATA),--data "$(DATA)")
 
 $(PEERS)/%/.complete: benchmarks/peers/%.txt
 	rm -rf $(@D)

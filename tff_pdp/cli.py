@@ -144,7 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(demo)
     demo.set_defaults(run=_lazily("demo"))
 
-    reproduce = _command(commands, "reproduce", "Repeat a published experiment: methods x privacy budgets x seeds.")
+    reproduce = _command(commands, "reproduce", "Repeat an experiment: methods x privacy budgets x seeds.")
     _add_reproduce(reproduce)
     _add_json(reproduce)
     reproduce.set_defaults(run=_lazily("reproduce"))
@@ -193,13 +193,17 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("setting", choices=tuple(SETTINGS), help="which experiment of the MR-MTL thesis")
-    parser.add_argument("--paper", action="store_true", help="with the thesis's choices, unsound ones included")
-    parser.add_argument("--scale", choices=("small", "full"), help="full is the thesis's; small is the images' default")
+    parser.add_argument("setting", choices=tuple(SETTINGS), help="which experiment")
+    parser.add_argument("--paper", action="store_true", help="with the paper's choices, unsound ones included")
+    parser.add_argument("--scale", choices=("small", "full"), help="full is the paper's; small runs on two cores")
     parser.add_argument("--methods", nargs="+", action="extend", metavar="NAME", help="default: those of the scale")
-    parser.add_argument("--epsilons", nargs="+", action="extend", metavar="E", help="of every silo; inf: no privacy")
+    parser.add_argument(
+        "--epsilons", nargs="+", action="extend", metavar="E", help="of every silo or user; inf: no privacy"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="repetitions; default: those of the scale")
-    parser.add_argument("--variants", nargs="+", action="extend", metavar="NAME", help="such as default, silo_scaling")
+    parser.add_argument(
+        "--variants", nargs="+", action="extend", metavar="NAME", help="such as default, silo_scaling, classes_2"
+    )
     parser.add_argument("--grid", type=float, nargs="*", metavar="LAMBDA", help="sweep lambda too; default: its grid")
     parser.add_argument("--data", metavar="DIR", help="folder of the raw data; default: $TFF_PDP_DATA")
     parser.add_argument("--output", metavar="DIR", help="default runs/reproduce/SETTING; a stopped sweep goes on there")

@@ -198,17 +198,24 @@ def test_a_penalty_is_added_to_the_gradient_of_own_steps(count, expected):
 
 
 def test_a_penalty_is_of_the_trainable_weights():
+    asked = []
+
+    def penalty(current):
+        asked.append(list(current))
+        return {name: tf.ones_like(value) for name, value in current.items()}
+
     trained = local_sgd(
         two_weights(5.0, 2.0),
         NO_DATA,
         lambda current, data, index, scale, pull, trainable: {"b": scale * current["a"]},
         trainable=["b"],
-        penalty=lambda current: {name: tf.ones_like(value) for name, value in current.items()},
+        penalty=penalty,
         **hparams(learning_rate=0.5),
     )
     # 5 - 0.5 * (2 + 1)
     np.testing.assert_array_equal(trained["b"], [3.5])
     np.testing.assert_array_equal(trained["a"], [2.0])
+    assert set(map(tuple, asked)) == {("b",)}
 
 
 def test_gradients_are_numbered_on_from_the_first_index():
@@ -243,9 +250,7 @@ def test_a_first_index_as_number_or_tensor(first_index):
     def number(current, data, index, scale, pull=None, trainable=None):
         return {"w": -scale * tf.cast(index, tf.float32)[tf.newaxis]}
 
-    trained = local_sgd(
-        weights(0.0), NO_DATA, number, first_index=first_index, **hparams(2, 5, learning_rate=1.0)
-    )
+    trained = local_sgd(weights(0.0), NO_DATA, number, first_index=first_index, **hparams(2, 5, learning_rate=1.0))
     np.testing.assert_array_equal(trained["w"], [3 + 4])
 
 

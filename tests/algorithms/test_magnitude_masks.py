@@ -32,10 +32,9 @@ def test_of_each_layer_the_share_of_largest_magnitude():
     [
         ((3, 3, 4, 5), 0.05, 9),
         ((10, 10), 0.05, 5),
-        # Rounded up, and not by what float64 adds to 0.1 * 30.
+        # Rounded up, but not by what float64 adds to 0.07 * 100.
         ((5, 6), 0.05, 2),
-        ((5, 6), 0.1, 3),
-        ((7, 10), 0.1, 7),
+        ((10, 10), 0.07, 7),
         ((2, 2), 1e-6, 1),
         ((5, 6), 0.999, 30),
         ((5, 6), 1.0, 30),

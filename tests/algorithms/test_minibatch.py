@@ -36,13 +36,17 @@ def draw(num_examples, num_steps, batch_size):
     ]
 
 
-def gradient(weights, data, step, batch_size, scale=1.0):
+def named_gradient(weights, data, step, batch_size, scale=1.0, pull=None, trainable=None):
     estimator = build_minibatch(MODEL, batch_size)
     draws = estimator.draw(
         {}, data.num_examples[tf.newaxis], tf.shape(data.y)[0], tf.constant([step + 1]), tf.zeros([1, 2], tf.int64)
     )
     own = tf.nest.map_structure(lambda leaf: leaf[0], draws)
-    result = estimator.gradient({}, own, weights, data, tf.constant(step), tf.constant(scale))
+    return estimator.gradient({}, own, weights, data, tf.constant(step), tf.constant(scale), pull, trainable)
+
+
+def gradient(weights, data, step, batch_size, scale=1.0):
+    result = named_gradient(weights, data, step, batch_size, scale)
     assert list(result) == list(weights)
     return np.concatenate([np.ravel(tensor) for tensor in result.values()])
 
@@ -120,6 +124,47 @@ def test_an_example_shows_in_its_own_batch_alone():
     data = client_data([[math.inf, 0], [0, 1], [2, 2]], [3, 1, 8])
     assert not np.isfinite(gradient(weights_of(1, 2, 3), data, 0, batch_size=2)).all()
     np.testing.assert_array_equal(gradient(weights_of(1, 2, 3), data, 1, batch_size=2), [2.0, 2.0, 1.0])
+
+
+def test_the_mean_does_not_depend_on_how_often_all_examples_are_repeated():
+    once = client_data([[1, 0], [0, 1], [2, 2]], [3, 1, 8])
+    twice = client_data([[1, 0], [0, 1], [2, 2]] * 2, [3, 1, 8] * 2)
+    results = [gradient(weights_of(1, 2, 3), data, 0, batch_size=6) for data in (once, twice)]
+    np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+# r = 1 and 4, as above: by the kernel (0.5, 2), by the bias 2.5.
+DATA = client_data([[1, 0], [0, 1], [2, 2]], [3, 1, 8])
+BY_NAME = {"dense_0/kernel": [[0.5], [2.0]], "dense_0/bias": [2.5]}
+
+
+@pytest.mark.parametrize("names", [["dense_0/bias"], ["dense_0/kernel"], ["dense_0/bias", "dense_0/kernel"]])
+def test_the_gradient_of_trainable_weights_is_that_part_of_the_whole(names):
+    result = named_gradient(weights_of(1, 2, 3), DATA, 0, batch_size=2, trainable=names)
+    assert list(result) == names
+    for name in names:
+        np.testing.assert_array_equal(result[name], BY_NAME[name])
+
+
+def test_of_no_trainable_weights_there_is_no_gradient():
+    assert not named_gradient(weights_of(1, 2, 3), DATA, 0, batch_size=2, trainable=())
+
+
+def test_a_pull_is_of_the_trainable_weights_and_scaled_with_them():
+    pull = {"dense_0/bias": tf.constant([10.0])}
+    result = named_gradient(
+        weights_of(1, 2, 3), DATA, 0, batch_size=2, scale=0.5, pull=pull, trainable=["dense_0/bias"]
+    )
+    assert list(result) == ["dense_0/bias"]
+    np.testing.assert_array_equal(result["dense_0/bias"], [0.5 * (2.5 + 10)])
+
+
+def test_a_weight_that_the_loss_does_not_reach_has_zeros():
+    weights = collections.OrderedDict([("elsewhere", tf.ones([2, 3])), *weights_of(1, 2, 3).items()])
+    for names in (None, ["elsewhere", "dense_0/bias"]):
+        result = named_gradient(weights, DATA, 0, batch_size=2, trainable=names)
+        np.testing.assert_array_equal(result["elsewhere"], np.zeros([2, 3]))
+        np.testing.assert_array_equal(result["dense_0/bias"], [2.5])
 
 
 @pytest.mark.parametrize("parallelism", ["loop", "vectorized"])

@@ -111,9 +111,7 @@ def test_the_server_trains_the_body_and_keeps_the_public_head(name, server_optim
 
 @pytest.mark.parametrize("name", ["centaur", "fed_per"])
 def test_the_servers_rate_and_momentum_are_used(name):
-    algorithm = BUILDERS[name](
-        head=HEAD, server_optimizer="momentum", server_learning_rate=2.0, server_momentum=0.5
-    )
+    algorithm = BUILDERS[name](head=HEAD, server_optimizer="momentum", server_learning_rate=2.0, server_momentum=0.5)
     state = algorithm.init_server(two_weights(2.0, 7.0))
     for _ in range(2):
         state = algorithm.server_update(state, {"update": {"body": tf.constant([1.0])}})

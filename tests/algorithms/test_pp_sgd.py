@@ -49,9 +49,7 @@ def test_with_a_personal_rate_of_zero_it_is_dp_fed_avg_to_the_bit():
     plain = build_dp_fed_avg_ft(head=HEAD)
     given = {"learning_rate": 0.0123, "local_steps": (3, 5), "personal_rate": 0.0}
     result = update(own=0.0, target=6.1, **given)
-    expected = plain.client_update(
-        {"weights": two_weights(2.0, 1.0)}, {}, NO_DATA, product_to(6.1), hparams(**given)
-    )
+    expected = plain.client_update({"weights": two_weights(2.0, 1.0)}, {}, NO_DATA, product_to(6.1), hparams(**given))
     assert values(result.released["update"]) == values(expected.released["update"])
     assert_values(result.state["own"], head=0.0)
 

@@ -14,7 +14,7 @@ from tff_pdp.algorithms.udp_hypernet import build_udp_hypernet
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.hypernetwork import Hypernetwork
 
-SIZES = {"descriptor_size": 3, "hidden_units": (4,)}
+SIZES = {"descriptor_size": 3, "hidden_units": (8,)}
 SHAPES = {"kernel": (2, 2), "bias": (2,)}
 RATES = {"learning_rate": 0.25, "descriptor_learning_rate": 0.5}
 
@@ -43,9 +43,7 @@ def h(phi, descriptor):
     """The generated weights."""
     phi = {name: np.asarray(value, np.float64) for name, value in phi.items()}
     hidden = np.maximum(0, np.asarray(descriptor, np.float64) @ phi["hidden_0/kernel"] + phi["hidden_0/bias"])
-    return {
-        name: np.tensordot(hidden, phi[f"head/{name}/kernel"], 1) + phi[f"head/{name}/bias"] for name in SHAPES
-    }
+    return {name: np.tensordot(hidden, phi[f"head/{name}/kernel"], 1) + phi[f"head/{name}/bias"] for name in SHAPES}
 
 
 def trained(theta, steps, target=TARGET, rate=0.25):
@@ -123,6 +121,18 @@ def test_the_descriptor_is_not_released():
     assert np.all(results[0].state["descriptor"] != results[1].state["descriptor"])
 
 
+def test_by_default_all_layers_and_the_first_descriptor_have_something_to_learn():
+    algorithm = build_udp_hypernet()
+    server = algorithm.init_server(INITIAL)
+    message = algorithm.broadcast(server)
+    state = algorithm.init_client(message)
+    result = algorithm.client_update(message, state, NO_DATA, pull_to(TARGET), hparams(**RATES, local_steps=1))
+    assert list(result.released["update"]) == list(server["parameters"])
+    for value in result.released["update"].values():
+        assert np.any(value != 0)
+    assert np.all(result.state["descriptor"] != state["descriptor"])
+
+
 def test_without_a_learning_rate_nothing_moves():
     result = update(build(), learning_rate=0.0)
     for value in result.released["update"].values():
@@ -188,7 +198,7 @@ def test_a_personal_model_is_made_of_the_own_descriptor():
 
 def test_the_shared_model_is_that_of_the_public_first_descriptor():
     algorithm = build()
-    public = Hypernetwork(3, (4,), seed=1).init_descriptor()
+    public = Hypernetwork(3, (8,), seed=1).init_descriptor()
     message = algorithm.broadcast({"parameters": tensors(PHI)})
     np.testing.assert_array_equal(algorithm.init_client(message)["descriptor"], public)
     model = algorithm.global_model({"parameters": tensors(PHI)})
@@ -254,7 +264,8 @@ def test_without_privacy_it_is_the_same_computation():
     assert (plain.name, build().name) == ("hypernet", "udp_hypernet")
     np.testing.assert_equal(released(update(plain)), released(update(build())))
     for one, other in zip(
-        plain.init_server(INITIAL)["parameters"].values(), build().init_server(INITIAL)["parameters"].values(),
+        plain.init_server(INITIAL)["parameters"].values(),
+        build().init_server(INITIAL)["parameters"].values(),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)

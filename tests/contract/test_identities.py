@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.contract.contract_support import assert_close, assert_same, build, run
+from tests.contract.contract_support import MODEL, assert_close, assert_same, build, leaves, run
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +110,86 @@ def test_clusters_stay_once_selection_has_ended(engine):
         formed = [int(client["cluster"]) for client in clients]
         _, clients = run(process, algorithm, (2, 3), start=(server, list(clients)))
     assert [int(client["cluster"]) for client in clients] == formed
+
+
+@pytest.fixture(params=["loop", "native"])
+def own_engine(request, engines):
+    """Both that compute clients one by one."""
+    return engines[request.param]
+
+
+def trained(name, rounds=3, params=(), **arguments):
+    """The algorithm's server state and the clients' states, after rounds of clients with different numbers of steps."""
+    algorithm, process = build(name, **arguments)
+    steps = {**dict.fromkeys(algorithm.step_hparams, (2, 3, 1, 2)), "head_steps": (1, 2, 3, 2)}
+    given = {key: value for key, value in {**steps, **dict(params)}.items() if key in algorithm.hparams}
+    server, clients = run(process, algorithm, rounds, **given)
+    return server["algorithm"], list(clients)
+
+
+def test_dp_fed_avg_with_tuned_heads_trains_as_fed_avg_does(own_engine):
+    with own_engine.install():
+        assert_same(trained("dp_fed_avg_ft")[0]["weights"], trained("fed_avg")[0]["weights"])
+
+
+def test_pp_sgd_with_frozen_own_parts_is_dp_fed_avg(own_engine):
+    with own_engine.install():
+        server, clients = trained("pp_sgd", params={"personal_rate": 0.0})
+        assert_same(server, trained("dp_fed_avg_ft")[0])
+        moved, own = trained("pp_sgd")
+    assert_same(clients, [tf.nest.map_structure(np.zeros_like, client) for client in clients])
+    # With own parts that move it is not.
+    assert all(np.any(leaf) for client in own for leaf in leaves(client))
+    assert not any(np.array_equal(*pair) for pair in zip(leaves(server), leaves(moved), strict=True))
+
+
+def test_pmtl_without_a_pull_is_dp_fed_avg(own_engine):
+    with own_engine.install():
+        assert_same(trained("pmtl_ft", params={"prox_weight": 0.0})[0], trained("dp_fed_avg_ft")[0])
+
+
+def test_dsu_with_all_weights_and_no_penalty_is_centaur(own_engine):
+    shared = {"local_momentum": 0.5, "server_optimizer": "adam", "server_learning_rate": 0.5}
+    with own_engine.install():
+        centaur = trained("centaur", **shared)
+        assert_same(trained("dp_pfed_dsu", sparsity=1.0, norm_weight=0.0, **shared), centaur)
+
+
+def test_dsu_with_masks_of_all_weights_at_clients_is_centaur(engine):
+    with engine.install():
+        dsu = trained("dp_pfed_dsu", sparsity=1.0, norm_weight=0.0, mask_source="client")
+        assert_same(dsu, trained("centaur"))
+
+
+def test_fed_rep_is_centaur(engine):
+    with engine.install():
+        assert_same(trained("fed_rep"), trained("centaur"))
+
+
+def test_hypernetworks_with_privacy_and_without_are_the_same_computation(engine):
+    sizes = {"hidden_units": (16,)}
+    with engine.install():
+        server, clients = trained("udp_hypernet", **sizes)
+        assert_same((server, clients), trained("hypernet", **sizes))
+    # They did learn: descriptors are no longer the same.
+    assert len({client["descriptor"].tobytes() for client in clients}) == len(clients)
+
+
+@pytest.mark.parametrize("name", ["centaur", "fed_per"])
+def test_the_servers_head_is_the_public_initial_one(name, engine):
+    with engine.install():
+        server, clients = trained(name)
+    for weight in MODEL.head:
+        np.testing.assert_array_equal(server["weights"][weight], MODEL.init(0)[weight])
+        assert all(np.any(client["head"][weight] != MODEL.init(0)[weight]) for client in clients)
+    assert any(np.any(server["weights"][weight] != value) for weight, value in MODEL.init(0).items())
+
+
+def test_the_body_outside_of_the_servers_masks_stays_as_it_is(engine):
+    """Whatever gradients and their noise are."""
+    with engine.install():
+        server, _ = trained("dp_pfed_dsu", rounds=1, sparsity=0.25)
+    kernel, initial = server["weights"]["dense_0/kernel"], MODEL.init(0)["dense_0/kernel"]
+    largest = np.abs(initial) >= np.sort(np.abs(initial), axis=None)[-initial.size // 4]
+    np.testing.assert_array_equal(kernel != initial, largest)
+    assert np.all(server["weights"]["dense_0/bias"] != MODEL.init(0)["dense_0/bias"])

@@ -42,7 +42,8 @@ class BuildFakeRunner:
       fails: methods whose jobs raise.
       kills: methods whose jobs end the process.
       infeasible: methods whose budget allows no run.
-      slow: methods whose jobs take for ever.
+      slow: methods whose jobs take long.
+      seconds: how long.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class BuildFakeRunner:
     kills: tuple[str, ...] = ()
     infeasible: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
+    seconds: float = 600.0
 
     def __call__(self):
         return self.run
@@ -61,7 +63,7 @@ class BuildFakeRunner:
         if job.method in self.kills:
             os.kill(os.getpid(), signal.SIGKILL)
         if job.method in self.slow:
-            time.sleep(600)
+            time.sleep(self.seconds)
         if job.method in self.infeasible:
             return Outcome(job, row=None, infeasible=str(BudgetError("selection alone costs more")))
         return Outcome(job, fake_row(job))
@@ -88,4 +90,12 @@ def fake_row(job: Job) -> dict:
         if job.method in ("mr_mtl", "ditto")
         else {}
     )
-    return result_row(job, "mse", value, job.epsilon, {"learning_rate": 0.01, **settings})
+    return result_row(
+        job,
+        "mse",
+        value,
+        job.epsilon,
+        mean_over_clients=value + 0.001,
+        worst_decile=2 * value,
+        settings={"learning_rate": 0.01, **settings},
+    )

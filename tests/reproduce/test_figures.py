@@ -30,12 +30,23 @@ def test_privacy_against_utility_has_a_line_for_each_method_and_stars_for_the_pa
     figure = privacy_utility_figure(report.variants[0], report)
     (axes,) = figure.get_axes()
     lines = lines_of(axes)
-    assert set(lines) == {"Local", "MR-MTL", "stated in the paper's README"}
+    assert set(lines) == {"Local", "MR-MTL", "published"}
     xs, ys = lines["MR-MTL"].get_data()
     assert list(xs) == [1.0, 6.0]
     assert list(ys) == pytest.approx([0.02705, 0.026 + 0.00005 + 0.001 / 6])
     stars = [line.get_data() for line in axes.get_lines() if line.get_marker() == "*"]
     assert sorted((xs[0], ys[0]) for xs, ys in stars) == [(6.0, 0.02394), (6.0, 0.02628)]
+
+
+def test_what_is_the_same_at_every_epsilon_is_a_line_across(report_of):
+    report = report_of(
+        setting_name="mnist_writers", methods=("local_only", "centaur"), epsilons=(2.0, 8.0, float("inf"))
+    )
+    (axes,) = privacy_utility_figure(report.variants[0], report).get_axes()
+    lines = lines_of(axes)
+    assert list(lines["CENTAUR"].get_xdata()) == [2.0, 8.0]
+    assert len(set(lines["Local"].get_ydata())) == 1
+    assert axes.get_xlabel() == "ε of every user"
 
 
 def test_the_overhead_is_drawn_only_where_there_is_some(report_of):

@@ -8,9 +8,10 @@ import yaml
 from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.cli import build_parser
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.reproduce.inputs import digest_of, find_input
+from tff_pdp.reports.client_words import SILOS
+from tff_pdp.reproduce.inputs import digest_of, digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.methods import METHODS
+from tff_pdp.reproduce.methods import GRID_METHODS, METHODS, SILO_METHODS
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
 from tff_pdp.reproduce.settings import SETTINGS, deviations
 
@@ -31,8 +32,8 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         setting_name=name,
         scale_name=scale,
         variant_names=(variant,),
-        methods=tuple(METHODS),
-        lambdas=(0.5,),
+        methods=setting.methods,
+        lambdas=(0.5,) if setting.clients == SILOS else (),
         epsilons=setting.scales[scale].epsilons,
     )
     setting_variant = reproduction.variant(variant)
@@ -41,13 +42,21 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         config = reproduction.config(job)
         ((algorithm, settings),) = config.algorithms.items()
         assert algorithm == METHODS[job.method].algorithm
-        assert config.privacy.budgets["epsilon"] == job.epsilon
+        is_private = math.isfinite(job.epsilon)
+        assert config.privacy.budgets == ({"epsilon": job.epsilon, **config.privacy.budgets} if is_private else {})
         assert config.training.test_only_seed == job.seed
         if job.prox_weight is not None:
             assert settings["prox_weight"] == job.prox_weight
         digests.add(reproduction.digest(job))
-    # One for each method; those of the grid's two methods have another lambda. The automatic one is not the paper's.
-    assert len(digests) == len(METHODS) + 2 - setting_variant.is_paper
+    # One for each method and number of rounds; those of the grid's two methods have another lambda.
+    expected = len(setting.methods) + len(set(GRID_METHODS) & set(setting.methods))
+    if setting_variant.is_paper and "mr_mtl_auto" in setting.methods:
+        # The automatic lambda is not the paper's.
+        expected -= 1
+    if setting.scales[scale].takes_rounds:
+        # The method with a budget; local training has none.
+        expected += len({setting_variant.rounds[epsilon] for epsilon in setting.scales[scale].epsilons}) - 1
+    assert len(digests) == expected
 
 
 def test_the_papers_choices_are_those_of_its_text_and_code(tmp_path):
@@ -109,6 +118,8 @@ def test_the_digest_follows_what_decides_a_result_and_nothing_else(tmp_path):
         ({"epsilons": (0.0,)}, "--epsilons 0"),
         ({"seeds": 0}, "--seeds 0"),
         ({"lambdas": (-1.0,)}, "--grid -1"),
+        ({"lambdas": (1.0,), "methods": ("fed_avg",)}, "--grid is for: mr_mtl, ditto"),
+        ({"methods": ("centaur",)}, "--methods 'centaur' is not one of school's"),
     ],
 )
 def test_wrong_options_are_named(tmp_path, change, message):
@@ -126,7 +137,7 @@ def test_the_command_line_is_completed_by_the_scale(tmp_path):
     words = ("school", "--data", str(tmp_path))
     default = complete(options(*words))
     assert default.variant_names == ("default", "silo_scaling")
-    assert default.methods == tuple(METHODS)
+    assert default.methods == SILO_METHODS
     assert (default.seeds, default.lambdas) == (5, ())
     assert str(default.output) == "runs/reproduce/school"
     asked = complete(
@@ -161,19 +172,19 @@ def test_data_are_looked_for_where_they_are_said_to_be(tmp_path, monkeypatch):
     setting = SETTINGS["cifar10_heterogeneous"]
     monkeypatch.delenv("TFF_PDP_DATA", raising=False)
     with pytest.raises(DataError, match="--data"):
-        find_input(setting, None)
+        find_input(setting.inputs, None)
     monkeypatch.setenv("TFF_PDP_DATA", str(tmp_path))
     with pytest.raises(DataError, match="cifar-10-python"):
-        find_input(setting, None)
+        find_input(setting.inputs, None)
     subset = tmp_path / "cifar10" / "cifar-10-python-subset.tar.gz"
     subset.parent.mkdir()
     subset.write_bytes(b"a part")
-    assert find_input(setting, None) == subset
+    assert find_input(setting.inputs, None) == subset
     variant, scale = setting.variants[0], setting.scales["full"]
     assert any("a part of the images" in line for line in deviations(setting, scale, variant, subset))
     whole = subset.with_name("cifar-10-python.tar.gz")
     whole.write_bytes(b"all")
-    assert find_input(setting, None) == whole
+    assert find_input(setting.inputs, None) == whole
     assert not any("a part of the images" in line for line in deviations(setting, scale, variant, whole))
     assert digest_of(whole) != digest_of(subset) != digest_of(subset.parent)
 
@@ -184,13 +195,15 @@ def test_small_scales_and_the_papers_variants_say_how_they_differ():
             told = deviations(setting, setting.scales["small"], variant, setting.config_file)
             assert any(line.startswith("scale:") for line in told)
             assert any("NOT private" in line for line in told)
-            assert any(line.startswith("sampler:") for line in told) != variant.is_paper
+            if setting.clients == SILOS:
+                assert any(line.startswith("sampler:") for line in told) != variant.is_paper
+            assert ("thesis" in " ".join(told)) == (setting.paper == "the thesis")
 
 
 def test_configurations_stand_alone():
     for setting in SETTINGS.values():
         content = yaml.safe_load(setting.config_file.read_text())
-        assert {METHODS[name].algorithm for name in METHODS} == set(content["algorithms"])
+        assert {METHODS[name].algorithm for name in setting.methods} == set(content["algorithms"])
 
 
 def test_results_of_other_sources_are_not_reused(tmp_path, monkeypatch):
@@ -208,3 +221,65 @@ def test_a_digest_of_some_of_a_folders_files(tmp_path):
     assert digest_of(tmp_path, "*.py") == before
     (tmp_path / "module.py").write_text("two")
     assert digest_of(tmp_path, "*.py") != before
+
+
+def test_a_method_of_users_that_releases_nothing_is_run_once(tmp_path):
+    methods = ("local_only", "centaur")
+    users = build_reproduction(tmp_path, setting_name="mnist_writers", methods=methods, epsilons=(2.0, 8.0), seeds=1)
+    assert [(job.method, job.epsilon) for job in users.jobs()] == [
+        ("local_only", math.inf),
+        ("centaur", 2.0),
+        ("centaur", 8.0),
+    ]
+    silos = build_reproduction(tmp_path, methods=("local_only",), epsilons=(2.0, 8.0), seeds=1)
+    assert [job.epsilon for job in silos.jobs()] == [2.0, 8.0]
+
+
+def test_published_rounds_go_with_their_epsilon_at_the_publications_scale(tmp_path):
+    def config(scale, epsilon):
+        reproduction = build_reproduction(
+            tmp_path, setting_name="udp_cifar10", scale_name=scale, methods=("udp_hypernet",)
+        )
+        job = Job("default", "udp_hypernet", epsilon, 0)
+        return reproduction.config(job).training.rounds, reproduction.digest(job)
+
+    assert [config("full", epsilon)[0] for epsilon in (4.0, 10.0, math.inf, 7.0)] == [1801, 8692, 8692, 8692]
+    assert [config("small", epsilon)[0] for epsilon in (4.0, 10.0)] == [400, 400]
+    assert config("full", 4.0)[1] != config("full", 10.0)[1]
+    # The same training under less noise: what differs is the job.
+    assert config("small", 4.0)[1] == config("small", 10.0)[1]
+
+
+def test_a_scale_may_have_data_of_its_own(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"images")
+    small = complete(options("udp_femnist", "--data", str(tmp_path)))
+    assert small.data_input == tmp_path / "mnist"
+    assert small.config(small.jobs()[0]).data.source == "mnist_writers"
+    with pytest.raises(DataError, match=r"emnist_all\.sqlite"):
+        complete(options("udp_femnist", "--scale", "full", "--data", str(tmp_path)))
+    inputs = SETTINGS["mnist_writers"].inputs
+    assert small.data_digest == digest_of_data(inputs, tmp_path / "mnist")
+    # Who wrote them is part of what the data are.
+    (tmp_path / "mnist_writers").mkdir()
+    (tmp_path / "mnist_writers" / "table.gz").write_bytes(b"writers")
+    assert small.data_digest != digest_of_data(inputs, tmp_path / "mnist")
+
+
+def test_the_papers_mask_is_in_the_papers_variants_alone(tmp_path):
+    for variant in SETTINGS["pfed_dsu_cifar10"].variants:
+        reproduction = build_reproduction(
+            tmp_path, setting_name="pfed_dsu_cifar10", variant_names=(variant.name,), methods=("dp_pfed_dsu",)
+        )
+        config = reproduction.config(Job(variant.name, "dp_pfed_dsu", 1.0, 0))
+        assert config.algorithms["dp_pfed_dsu"].get("mask_source") == (
+            "paper_client_mask" if variant.is_paper else None
+        )
+        classes = variant.name.rpartition("classes_")[2]
+        assert config.data.arguments["classes_per_client"] == (int(classes) if classes.isdigit() else 5)
+
+
+def test_an_experiment_of_our_own_has_no_papers_choices(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    with pytest.raises(ConfigError, match="--paper: mnist_writers repeats no publication"):
+        complete(options("mnist_writers", "--paper", "--data", str(tmp_path)))

@@ -60,7 +60,7 @@ def test_without_noise_the_value_is_that_of_gradient_descent_by_hand(reproductio
     row = runner(job).row
     assert (row["epsilon"], row["epsilon_spent"]) == ("inf", "inf")
     clients = ClientDataset.open(reproduction.config(job).clients_folder)
-    squares = []
+    squares, silos = [], []
     for client_id in clients.client_ids:
         train, test = clients.load(client_id, "train"), clients.load(client_id, "test")
         mean, stddev = train.x.mean(0), train.x.std(0)
@@ -70,8 +70,12 @@ def test_without_noise_the_value_is_that_of_gradient_descent_by_hand(reproductio
             residuals = x @ weights + bias - train.y
             weights, bias = weights - 0.01 * residuals @ x / len(x), bias - 0.01 * residuals.mean()
         squares.extend(((test.x - mean) / stddev @ weights + bias - test.y) ** 2)
+        silos.append(np.mean(squares[-len(test.y) :]))
     assert len(squares) == 8 + 5 + 6
     assert row["value"] == pytest.approx(np.mean(squares), rel=1e-4)
+    assert row["mean_over_clients"] == pytest.approx(np.mean(silos), rel=1e-4)
+    # The tenth of three is one.
+    assert row["worst_decile"] == pytest.approx(max(silos), rel=1e-4)
 
 
 def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):

@@ -143,7 +143,7 @@ def test_two_sweeps_do_not_write_to_one_folder(output, build):
     assert runner.runs() == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "terminated", "killed"])
 def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, build, tmp_path, how):
     runner = build(slow=("mr_mtl",))
     script = tmp_path / "script.py"
@@ -167,7 +167,7 @@ def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, buil
     if how == signal.SIGINT:
         os.killpg(process.pid, how)
     else:
-        process.kill()
+        process.send_signal(how)
     _, printed = process.communicate(timeout=30)
     assert process.returncode != 0
     assert (b"KeyboardInterrupt" in printed) == (how == signal.SIGINT)

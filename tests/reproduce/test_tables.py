@@ -11,13 +11,15 @@ from tff_pdp.reproduce.tables import report_text
 
 
 def row(method, value, epsilon=6.0, **more):
-    return {"method": method, "epsilon": epsilon, "value": value, "epsilon_spent": epsilon, **more}
+    spent = {"epsilon_spent": epsilon, "worst_decile": value / 2}
+    return {"method": method, "epsilon": epsilon, "value": value, **spent, **more}
 
 
 def test_means_and_sample_deviations_over_seeds():
     rows = [row("mr_mtl", value) for value in (0.02, 0.03, 0.04)] + [row("fed_avg", 0.5), row("mr_mtl", 0.1, "inf")]
     mr_mtl, fed_avg, without_privacy = means_over_seeds(rows)
     assert (mr_mtl.mean, mr_mtl.deviation, mr_mtl.seeds) == (pytest.approx(0.03), pytest.approx(0.01), 3)
+    assert mr_mtl.worst_decile == pytest.approx(0.015)
     assert (fed_avg.mean, fed_avg.deviation, fed_avg.seeds) == (0.5, None, 1)
     assert without_privacy.epsilon == float("inf")
 
@@ -39,6 +41,15 @@ def test_a_statement_holds_fails_or_was_not_run():
     assert holds(Statement("mr_mtl", "fed_avg", "figure"), means, MEAN_SQUARED_ERROR) is False
     assert holds(Statement("mr_mtl", "ditto", "figure"), means, MEAN_SQUARED_ERROR) is None
     assert holds(Statement("mr_mtl", "fed_avg", "figure", 2.0), means, MEAN_SQUARED_ERROR) is None
+
+
+def test_what_is_the_same_at_every_epsilon_is_compared_at_each():
+    rows = [row("local_only", 0.5, "inf"), row("centaur", 0.4, 2.0), row("centaur", 0.6, 8.0)]
+    means = means_over_seeds(rows, is_at_every_epsilon=lambda method: method == "local_only")
+    assert [mean.is_at_every_epsilon for mean in means] == [True, False, False]
+    assert holds(Statement("centaur", "local_only", "figure", 8.0), means, ACCURACY) is True
+    assert holds(Statement("centaur", "local_only", "figure", 2.0), means, ACCURACY) is False
+    assert holds(Statement("centaur", "local_only", "figure"), means_over_seeds(rows), ACCURACY) is None
 
 
 @pytest.fixture
@@ -80,3 +91,36 @@ def test_the_report_is_plain_data_without_nulls(report):
     assert not any(value is None for mean in variant["means"] + variant["grid"] for value in mean.values())
     assert variant["deviations"]
     assert len(content["failures"]) == len(content["infeasible"]) == 1
+
+
+def users_report(tmp_path, **changes):
+    """Made-up figures of settings with users."""
+    reproduction = build_reproduction(tmp_path, methods=("local_only", "centaur"), seeds=1, **changes)
+    store = ResultStore(reproduction)
+    for job in reproduction.jobs():
+        store.add(Outcome(job, {**fake_row(job), "noise_to_signal": 12.5}))
+    return report_text(build_report(reproduction, store, []))
+
+
+def test_tables_of_users_have_the_worst_decile_and_the_noise_and_name_their_own_paper(tmp_path):
+    changes = {"setting_name": "pfed_dsu_cifar10", "epsilons": (0.5, 1.0)}
+    (tmp_path / "small").mkdir()
+    text = users_report(tmp_path, scale_name="full", **changes)
+    lines = text.splitlines()
+    (row_text,) = [line for line in lines if line.startswith("| 1 ") and "CENTAUR" in line]
+    cells = [cell.strip() for cell in row_text.strip("|").split("|")]
+    # 0.027 + 0.001, twice that, and 53.92 % as published.
+    assert cells == ["1", "CENTAUR", "2.80 %", "5.60 %", "1", "1", "12.5", "53.92 %", "-0.51120"]
+    assert [line.split("|")[1].strip() for line in lines if "| Local" in line] == ["∞"]
+    assert "Local: nothing leaves a user; the row is that of every ε." in lines
+    assert "Unlike the paper of DP-pFedDSU:" in lines
+    assert "thesis" not in text and "silo" not in text
+    small = users_report(tmp_path / "small", scale_name="small", **changes)
+    assert "| paper, at its scale |" in small
+    assert "difference" not in small
+
+
+def test_an_experiment_of_our_own_is_held_against_no_paper(tmp_path):
+    text = users_report(tmp_path, setting_name="mnist_writers", epsilons=(8.0,))
+    assert "To know when reading this:" in text
+    assert "thesis" not in text and "paper" not in text

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import signal
 import time
 from types import SimpleNamespace
 
@@ -84,6 +85,30 @@ def test_closing_ends_the_processes_at_work_and_those_that_wait(build, tmp_path)
         time.sleep(0.01)
     running.close()
     assert not any(is_running(process) for group in runner.processes().values() for process in group)
+
+
+class _Interrupting:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_inside_a_destructor_is_not_lost(build, tmp_path):
+    """Python ignores exceptions there, KeyboardInterrupt included; the loop would go on to wait for the slow job."""
+    runner = build(slow=("ditto",), seconds=20)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in run_jobs(jobs("local_only", "ditto", seeds=1), runner, 2, tmp_path / "log"):
+            _Interrupting()
+    assert not any(is_running(process) for group in runner.processes().values() for process in group)
+
+
+def test_ctrl_c_does_not_interrupt_the_loops_body(build, tmp_path):
+    """An outcome is kept as a whole or not at all, and no worker is left behind."""
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        for finished in run_jobs(jobs("local_only", "fed_avg"), build(), 1, tmp_path / "log"):
+            signal.raise_signal(signal.SIGINT)
+            kept.append(finished.job)
+    assert len(kept) == 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -186,7 +186,7 @@ USERS = {
 
 @pytest.mark.parametrize("name", ["local_only", "mr_mtl"])
 def test_unknown_clients_get_nothing_of_users_personal_weights(tmp_path, name):
-    config = config_of(tmp_path, "linear", 2, **{**USERS, "algorithms": {name: {}}, "export.algorithm": name})
+    config = config_of(tmp_path, "mlp", 2, **{**USERS, "algorithms": {name: {}}, "export.algorithm": name})
     prepare_clients(config)
     train(config, name, progress=False)
     method, state = load_trained(config, name)

@@ -94,7 +94,7 @@ def test_selection_is_charged_in_its_rounds(experiment):
         ({"mr_mtl": {"prox_inside_clip": 1}}, "algorithms.mr_mtl.prox_inside_clip"),
         ({"ditto": {"prox_weight": "auto"}}, "only for: mr_mtl"),
         ({"mocha": {"client_index": 3}}, "unknown key 'algorithms.mocha.client_index'"),
-        ({"mr_mtl": {"local_steps": "epochs"}}, "or 'epoch'"),
+        ({"mr_mtl": {"local_steps": "epochs"}}, "or such as '5 epochs', not 'epochs'"),
         ({"ifca": {"rounds": 3}}, "unknown key 'algorithms.ifca.rounds'"),
     ],
 )

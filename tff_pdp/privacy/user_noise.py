@@ -37,6 +37,10 @@ class FixedClip:
         del num_values
         return SeededGaussianSumQuery(mechanism.clip_norm, _stddev(mechanism), seeds[0])
 
+    def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
+        """That of the sum: the mechanism's own."""
+        return mechanism.noise_multiplier
+
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClip:
@@ -111,6 +115,10 @@ class TreeNoise:
         return build_tree_query(
             num_values, mechanism.clip_norm, _stddev(mechanism), seeds[0], rounds_per_epoch(mechanism.sampling_rate)
         )
+
+    def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
+        """That of the sum: of every node of the tree."""
+        return mechanism.noise_multiplier
 
 
 _KEY = "privacy.user_noise"

@@ -1,4 +1,4 @@
-"""A reproduction's figures, as the thesis has them: privacy against utility, lambda, and what privacy overhead costs."""
+"""A reproduction's figures, as the thesis has them: privacy against utility, lambda, what privacy overhead costs."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -35,7 +35,7 @@ CIFAR10 = Inputs(
 MNIST = Inputs(("mnist",), "the four idx.gz files of MNIST")
 MNIST_WRITERS = Inputs(
     ("mnist",),
-    "the four idx.gz files of MNIST, with qmnist-train-labels-idx2-int.gz of QMNIST in it or in mnist_writers beside it",
+    "the four idx.gz files of MNIST, and in it or in mnist_writers beside it QMNIST's qmnist-train-labels-idx2-int.gz",
     beside=("mnist_writers",),
 )
 

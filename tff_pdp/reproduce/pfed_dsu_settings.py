@@ -18,22 +18,23 @@ _ALL_METHODS = ("local_only", *_METHODS)
 _PAPER_FORM = {"dp_pfed_dsu": {"mask_source": "paper_client_mask"}}
 
 _SOUND = (
-    "mask: that of the shared body, the same for all users, with noise on all of it; the paper masks update and noise by "
-    "the user's own final weights, and whose data a coordinate comes from is then visible: no ε holds",
+    "mask: that of the shared body, the same for all users, with noise on all of it; the paper masks update and noise "
+    "by the user's own final weights, and whose data a coordinate comes from is then visible: no ε holds",
     "noise: added to the sum, which is divided by the constant qN; the paper's users add shares, which protect the sum "
     "alone and, where few masks overlap, add up to less, and divides by who took part",
 )
 _UNSOUND = (
-    "claim: none. A coordinate that no other user's mask has moves if and only if the user takes part; ε is that of the "
-    "same noise on all coordinates",
+    "claim: none. A coordinate that no other user's mask has moves if and only if the user takes part; ε is that of "
+    "the same noise on all coordinates",
 )
 _DEVIATIONS = (
     "targets: these tables cannot be any. At δ = 1e-5 and with all users in every round, the noise that ε = 1 asks for "
     "in 100 rounds of a ResNet20 is 970 times as long as the longest update there can be, so the published figures, "
     "nearly the same at every ε, are those of heads on an all but random body, or of less noise than described",
-    "not stated: δ (1e-5 here), users in a round (all), batch size (100, as in the code of CENTAUR), momentum (none), the "
-    "gradient through the mask (straight through), the accountant, repetitions",
-    "classes: a user's share of a class is drawn, as in the code of pFedHN; the paper follows FedRep, with equal shares",
+    "not stated: δ (1e-5 here), users in a round (all), batch size (100, as in the code of CENTAUR), momentum (none), "
+    "the gradient through the mask (straight through), the accountant, repetitions",
+    "classes: a user's share of a class is drawn, as in the code of pFedHN; the paper follows FedRep, with equal "
+    "shares",
     "normalisation: GroupNorm; BatchNorm's statistics would be averages of private data",
     "fine-tuning: of 15 epochs for the heads of every method before they are used, PP-SGD's included",
     SEEDS,
@@ -44,6 +45,8 @@ _SMALL_MODEL = {
     "data.arguments.shrink": 2,
     "privacy.batch_size": 32,
     "training.rounds": 20,
+    **{f"algorithms.{name}.learning_rate": 0.1 for name in _ALL_METHODS},
+    **{f"algorithms.{name}.head_learning_rate": 0.1 for name in _METHODS},
     "algorithms.local_only.local_steps": 20,
     **{f"algorithms.{name}.local_steps": 20 for name in _METHODS},
     **{f"algorithms.{name}.head_steps": 60 for name in ("centaur", "dp_pfed_dsu")},
@@ -52,8 +55,9 @@ _SMALL_MODEL = {
     "algorithms.dp_pfed_dsu.sparse_layers": 1,
 }
 _SMALL = (
-    "a CNN of two convolutions and no normalisation, one of them masked, 20 of {rounds} rounds with so much less noise, 20 "
-    "and 60 steps with batches of 32 for 5 and 15 epochs"
+    "a CNN of two convolutions and no normalisation, one of them masked, 20 of {rounds} rounds with so much less "
+    "noise, 20 and 60 steps with batches of 32 for 5 and 15 epochs, rates of 0.1 for 0.01 for so few steps without "
+    "normalisation"
 )
 
 
@@ -66,7 +70,7 @@ def _variants(values: Mapping[int, Published], default: int) -> tuple[Variant, .
     return tuple(
         Variant(
             "_".join([*["paper"] * is_paper, *([] if classes == default else ["classes", str(classes)])]) or "default",
-            f"{classes} classes each{', the paper\'s choices' if is_paper else ''}",
+            f"{classes} classes each{choices}",
             is_paper=is_paper,
             is_optional=classes != default,
             overrides={"data.arguments.classes_per_client": classes},
@@ -74,7 +78,7 @@ def _variants(values: Mapping[int, Published], default: int) -> tuple[Variant, .
             paper_values=published,
             deviations=_UNSOUND if is_paper else _SOUND,
         )
-        for is_paper in (False, True)
+        for is_paper, choices in ((False, ""), (True, ", the paper's choices"))
         for classes, published in sorted(values.items(), key=lambda item: item[0] != default)
     )
 
@@ -162,9 +166,9 @@ _EMNIST_SETTING = Setting(
         Statement("dp_fed_avg_ft", "pp_sgd", "table II"),
     ),
     deviations=(
-        "data: EMNIST's digits. Which split the paper takes is not stated; of those with more classes none can be divided "
-        "among 20 users with five classes each so that every class is as frequent. By the published figures, which fall "
-        "from 5 classes a user to 10, the paper's has more than ten",
+        "data: EMNIST's digits. Which split the paper takes is not stated; of those with more classes none can be "
+        "divided among 20 users with five classes each so that every class is as frequent. By the published figures, "
+        "which fall from 5 classes a user to 10, the paper's has more than ten",
         *_DEVIATIONS,
     ),
 )

@@ -12,8 +12,8 @@ from tff_pdp.reproduce.report import Reported
 from tff_pdp.reproduce.setting import Published, Statement
 
 _OF_USERS = (
-    "Worst decile: mean over the tenth of the users that are served worst. Noise to signal: expected length of the noise "
-    "on a round's mean over the longest mean there can be."
+    "Worst decile: mean over the tenth of the users that are served worst. Noise to signal: expected length of the "
+    "noise on a round's mean over the longest mean there can be."
 )
 _VERDICTS = {True: "holds", False: "does not hold", None: "not run"}
 
@@ -25,13 +25,14 @@ def report_text(report: Reported) -> str:
         f"# {report.title}",
         "",
         f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. Each seed's is the mean over "
-        f"{report.clients.many}, weighted by their numbers of test examples. Seeds are test-only ones: these figures are "
-        "not private.",
+        f"{report.clients.many}, weighted by their numbers of test examples. Seeds are test-only ones: these figures "
+        "are not private.",
     ]
     if report.clients == USERS:
         lines += ["", _OF_USERS]
     for variant in report.variants:
-        lines += ["", f"## {variant.title} (`{variant.name}`)", "", *_means_table(variant.means, report, variant.published)]
+        lines += ["", f"## {variant.title} (`{variant.name}`)", ""]
+        lines += _means_table(variant.means, report, variant.published)
         lines += _at_every_epsilon(variant.means)
         if variant.grid:
             best = best_of_grid(variant.grid, metric)

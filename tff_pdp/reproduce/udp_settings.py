@@ -27,33 +27,30 @@ _SOUND = (
 _PAPER_FORM = {"udp_hypernet": {"paper_server_descriptors": True}}
 _PAPER_DEVIATIONS = (
     "descriptors: what is computed is the same; what is claimed is less, for the server has to be trusted with them",
-    "weights: min(n / cap, 1), as if the numbers of examples were public; the cap is not stated, and the users' mean here",
+    "weights: min(n / cap, 1), as if the numbers of examples were public; the cap is not stated, and the users' mean "
+    "here",
 )
 _DEVIATIONS = (
     "updates: in the direction of descent, as in the code of pFedHN; the signs that the paper prints would ascend",
-    "not stated: local steps and batch size (50 and 64), size of the descriptors (1 + N / 4), both as in the code of "
-    "pFedHN; users' momentum (none here, 0.9 there), the rate of descriptors (that of the hypernetwork), rounds, "
-    "repetitions",
+    "not stated: local steps and batch size (50 and 64) and size of the descriptors (26 = 1 + N / 4 for 100 users), as "
+    "in the code of pFedHN; users' momentum (none here, 0.9 there), the rate of descriptors (that of the "
+    "hypernetwork), rounds, repetitions",
     "local training: as many steps in all as a user is expected to take; not in the paper",
     SEEDS,
 )
 _NOISE = (
-    "noise: calibrated for the planned rounds; in the paper z = {z} is fixed and ε grows with the rounds. By the paper's "
-    "accountant (RDP) that is {rounds}. For as many rounds our accountants, which bound ε more tightly, take z = {ours}; "
-    "z = {z} is --epsilons {exact}"
+    "noise: calibrated for the planned rounds; in the paper z = {z} is fixed and ε grows with the rounds. By the "
+    "paper's accountant (RDP) that is {rounds}. For as many rounds our accountants, which bound ε more tightly, take "
+    "z = {ours}; z = {z} is --epsilons {exact}"
 )
 
 
-def _cap(mean_size: int) -> dict[str, object]:
-    return {"training.weighting": "paper_capped_num_examples", "training.weight_cap": mean_size}
-
-
-def _variants(mean_size: int, default: Variant, *optional: Variant) -> tuple[Variant, ...]:
+def _variants(default: Variant, *optional: Variant) -> tuple[Variant, ...]:
     paper = Variant(
         "paper",
         "the paper's choices",
         is_paper=True,
-        overrides=_cap(mean_size),
+        overrides={"training.weighting": "paper_capped_num_examples"},
         algorithm_settings=_PAPER_FORM,
         rounds=default.rounds,
         deviations=(*_PAPER_DEVIATIONS, default.deviations[-1]),
@@ -81,7 +78,9 @@ _CIFAR10_SETTING = Setting(
                 "data.input_shape": [16, 16, 3],
                 "model.name": "cnn",
                 "model.arguments": {"channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
-                "training.rounds": 100,
+                "training.rounds": 400,
+                # Of the subset; of all images it would be 500.
+                "training.weight_cap": 80,
                 "algorithms.local_only.learning_rate": 0.05,
                 "algorithms.udp_hypernet.learning_rate": 0.05,
                 "algorithms.udp_hypernet.hidden_units": [16],
@@ -89,13 +88,13 @@ _CIFAR10_SETTING = Setting(
                 "algorithms.udp_hypernet.server_learning_rate": 0.3,
                 "algorithms.udp_hypernet.descriptor_learning_rate": 0.3,
             },
-            deviation="scale: images of 16 x 16 pixels, a target of 2,042 weights and a hypernetwork of one hidden layer "
-            "of 16, 100 rounds at every ε with so much less noise, local rate 0.05 and the server's 0.3 for so few rounds",
+            deviation="scale: images of 16 x 16 pixels, a target of 2,042 weights and a hypernetwork of one hidden "
+            "layer of 16, 400 rounds at every ε with so much less noise, local rate 0.05 and the server's 0.3 for so "
+            "few rounds",
         ),
     },
     default_scale="small",
     variants=_variants(
-        500,
         Variant(
             "default",
             "clip S = 0.1, noise σ = 0.05",
@@ -125,8 +124,8 @@ _CIFAR10_SETTING = Setting(
             paper_values={("udp_hypernet", 10.0): 0.6967},
             deviations=(
                 *_SOUND,
-                "noise: of the paper's z and q only q = 0.2 and z = 5 make its σ. The ε of its figure is not stated; it "
-                "stands beside ε = 10",
+                "noise: of the paper's z and q only q = 0.2 and z = 5 make its σ. The ε of its figure is not stated; "
+                "it stands beside ε = 10",
             ),
         ),
         Variant(
@@ -137,8 +136,8 @@ _CIFAR10_SETTING = Setting(
             paper_values={("udp_hypernet", 10.0): 0.2127},
             deviations=(
                 *_SOUND,
-                "noise: z = 10, which follows from the rounds of the full scale; with others this is the default. The ε of "
-                "the paper's figure is not stated; it stands beside ε = 10",
+                "noise: z = 10, which follows from the rounds of the full scale; with others this is the default. The "
+                "ε of the paper's figure is not stated; it stands beside ε = 10",
             ),
         ),
     ),
@@ -175,6 +174,7 @@ _FEMNIST_SETTING = Setting(
                 "model.arguments": {"channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
                 "privacy.users_per_round": 27,
                 "training.rounds": 100,
+                "training.weight_cap": 89,
                 "algorithms.local_only.learning_rate": 0.05,
                 "algorithms.udp_hypernet.learning_rate": 0.05,
                 "algorithms.udp_hypernet.hidden_units": [16],
@@ -183,14 +183,13 @@ _FEMNIST_SETTING = Setting(
                 "algorithms.udp_hypernet.descriptor_learning_rate": 1.0,
             },
             inputs=MNIST_WRITERS,
-            deviation="scale: the 539 writers of MNIST's digits in place of 3,400 of digits and letters, images of 14 x 14 "
-            "pixels, a target of 1,898 weights and a hypernetwork of one hidden layer of 16, 100 of 4,348 rounds with so "
-            "much less noise, local rate 0.05 and the server's 1 for so few rounds",
+            deviation="scale: the 539 writers of MNIST's digits in place of 3,400 of digits and letters, images of 14 "
+            "x 14 pixels, a target of 1,898 weights and a hypernetwork of one hidden layer of 16, 100 of 4,348 rounds "
+            "with so much less noise, local rate 0.05 and the server's 1 for so few rounds",
         ),
     },
     default_scale="small",
     variants=_variants(
-        177,
         Variant(
             "default",
             "clip S = 0.05, noise σ = 0.0015",
@@ -203,8 +202,8 @@ _FEMNIST_SETTING = Setting(
     ),
     deviations=(
         "published: at ε = 3 the accuracy is 5.31 points below that without noise; no accuracy is stated",
-        "data: Federated EMNIST of TensorFlow Federated has 671,585 training and 77,483 test images, the paper 600,000 and "
-        "150,000",
+        "data: Federated EMNIST of TensorFlow Federated has 671,585 training and 77,483 test images, the paper 600,000 "
+        "and 150,000",
         *_DEVIATIONS,
     ),
 )
