@@ -21,7 +21,7 @@ SIZES = (6, 9, 4, 3)
 ROWS = (9, 9, 4, 4)
 ROUNDS = 3
 # Where the default is large for so small a model.
-SMALLER = {"hypernet": {"hidden_units": (5,)}, "udp_hypernet": {"hidden_units": (5,)}}
+SMALLER = {"hypernet": {"hidden_units": (8,)}, "udp_hypernet": {"hidden_units": (8,)}}
 
 
 def client_data(seed=0, rows=ROWS, padding=0.0, padding_label=0):

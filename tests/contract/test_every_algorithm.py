@@ -73,7 +73,7 @@ def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, pr
         "noise_multiplier": (1.0, 2.0, 0.5, 0.0),
         "sampling_rate": (0.5, 0.9, 0.4, 1.0),
         **dict.fromkeys(algorithm.step_hparams, (2, 3, 1, 2)),
-        "learning_rate": 0.03,
+        **{name: 0.03 for name in algorithm.hparams if name.endswith("learning_rate")},
     }
     results = {}
     for name, engine in engines.items():

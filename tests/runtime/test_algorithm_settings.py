@@ -62,12 +62,12 @@ def test_numbers_of_steps_are_whole_and_positive(value):
         build("fed_per", {"adapt_steps": value})
 
 
-@pytest.mark.parametrize("given", [[5, 6], (5, 6)])
+@pytest.mark.parametrize("given", [[15, 16], (15, 16)])
 def test_a_sequence_of_whole_numbers(given):
     algorithm, settings = build("udp_hypernet", {"hidden_units": given, "descriptor_size": 7})
     parameters = algorithm.init_server(initial_weights(MODEL))["parameters"]
-    assert parameters["hidden_0/kernel"].shape == (7, 5)
-    assert parameters["hidden_1/kernel"].shape == (5, 6)
+    assert parameters["hidden_0/kernel"].shape == (7, 15)
+    assert parameters["hidden_1/kernel"].shape == (15, 16)
     assert "hidden_2/kernel" not in parameters
     # Fixed in the computation, so no hyper-parameter.
     assert "hidden_units" not in settings

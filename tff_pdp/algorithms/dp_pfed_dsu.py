@@ -49,6 +49,9 @@ def build_dp_pfed_dsu(
     """Builds DP-pFedDSU. Server state: weights, optimizer. Client state: its head. Released: the body's masked update,
     averaged.
 
+    The mask is there while the body is trained, which is all that the paper defines it for; heads are tuned on the
+    whole body, and models use it.
+
     Guarantee: with `mask_source` `server` the mask is a function of the shared body, so of earlier releases, and the
       same for all clients; with `client` a client masks what it computes with, and releases a dense update.
     Assumes: what is released is clipped and noised on all coordinates, as a user-level plan does.
@@ -59,7 +62,8 @@ def build_dp_pfed_dsu(
       sparse_layers: how many layers are masked, from the body's end; of each the kernel.
       mask_source: `server` masks by the shared body at the start of a round, `client` by the client's own weights at
         every step; `paper_client_mask` as the paper, which protects nobody.
-      mask_gradient: `straight_through` lets the gradient by a masked weight change it; `masked` freezes it.
+      mask_gradient: `straight_through` lets the gradient by a masked weight change it; `masked` freezes it. With
+        `mask_source` `server` it makes no difference: what the mask leaves out is neither seen nor released.
       norm_weight: of the penalty, lambda; 0 for none.
       norm_target: the norm that the penalty draws the update to: the clip norm.
       norm_penalty: `absolute` draws from both sides, `hinge` only from above.

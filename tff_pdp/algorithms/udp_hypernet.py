@@ -15,6 +15,7 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.errors import ConfigError
 from tff_pdp.models.hypernetwork import Hypernetwork
 
 _TRUSTED_SERVER = (
@@ -54,9 +55,14 @@ def build_udp_hypernet(
       server_momentum: of `momentum` and `adam`.
 
     Raises:
-      ConfigError: a size is not positive, or a value out of range.
+      ConfigError: a size is not positive, a value out of range, or descriptors would make no difference.
     """
     hypernetwork = Hypernetwork(descriptor_size, tuple(hidden_units), hypernet_seed, head_scale)
+    if not hypernetwork.starts_alive():
+        raise ConfigError(
+            f"hypernet_seed {hypernet_seed}: no unit of the last of hidden_units {list(hidden_units)} is active at the "
+            "start, so that descriptors would make no difference; take another seed, or more units"
+        )
     optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
 
     def generate(broadcast, client_state):

@@ -84,13 +84,20 @@ class Hypernetwork:
         """
         return self._draw([self.descriptor_size], 1.0, 0)
 
+    def starts_alive(self) -> bool:
+        """Whether the first model depends on the descriptor at all: some unit of the last hidden layer is active.
+
+        If none is, ReLU passes no gradient, and only the biases of heads ever learn: one model for everyone.
+        """
+        with tf.init_scope():
+            features = self._features(self.init({}), self.init_descriptor())
+            return bool(tf.reduce_any(features != 0.0))
+
     def generate(self, parameters: Weights, descriptor: tf.Tensor) -> Weights:
         """Returns `h(descriptor; parameters)`: the target's weights by name, in the order and shapes of its own."""
-        features = descriptor[tf.newaxis]
-        for index in range(len(self.hidden_units)):
-            features = tf.nn.relu(layers.dense(parameters, f"hidden_{index}", features))
+        features = self._features(parameters, descriptor)
         return collections.OrderedDict(
-            (name, tf.tensordot(features[0], parameters[f"head/{name}/kernel"], 1) + parameters[f"head/{name}/bias"])
+            (name, tf.tensordot(features, parameters[f"head/{name}/kernel"], 1) + parameters[f"head/{name}/bias"])
             for name in _target_names(parameters)
         )
 
@@ -119,6 +126,13 @@ class Hypernetwork:
             output_gradients=[cotangent[name] for name in generated],
         )
         return pulled_back
+
+    def _features(self, parameters: Weights, descriptor: tf.Tensor) -> tf.Tensor:
+        """What the heads see: float32 `[units of the last hidden layer]`."""
+        features = descriptor[tf.newaxis]
+        for index in range(len(self.hidden_units)):
+            features = tf.nn.relu(layers.dense(parameters, f"hidden_{index}", features))
+        return features[0]
 
     def _draw(self, shape: Sequence[int], stddev: float, stream: int) -> tf.Tensor:
         """Uniform values of mean zero, one stream for each tensor.

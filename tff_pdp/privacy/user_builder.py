@@ -85,6 +85,8 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
     sampling_rate = users_per_round / num_users
     is_tree = isinstance(noise, TreeNoise)
     weight = num_users if training.total_weight is None else training.total_weight
+    # An epoch has whole rounds, so that a tree's cohorts may be smaller than asked for.
+    share = 1 / rounds_per_epoch(sampling_rate) if is_tree else sampling_rate
     return UserPlan(
         unit="user",
         adjacency=Adjacency.REPLACE_SPECIAL if is_tree else Adjacency.ADD_OR_REMOVE_ONE,
@@ -92,7 +94,7 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
         claim_reason="privacy is switched off: no clipping, no noise",
         budgets={},
         rounds=training.rounds,
-        mechanism=UserMechanism(math.inf, 0.0, sampling_rate, sampling_rate * weight),
+        mechanism=UserMechanism(math.inf, 0.0, sampling_rate, weight * share),
         noise=noise,
         num_users=num_users,
         num_released=training.num_released,

@@ -6,6 +6,8 @@
     init_client : (server_state@SERVER -> client_state@SERVER), the state of a client that has not taken part yet
     next        : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
                   -> (server_state@SERVER, client_states@CLIENTS, metrics@SERVER)
+    next_of_nobody : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
+                  -> server_state@SERVER, of a round in which no client takes part; for users, who may all be left out
     adapt       : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
                   -> ready_states@CLIENTS, what clients do for themselves before their models are used; None where that
                   is nothing, and states are ready as they are
@@ -40,6 +42,7 @@ class PersonalizedProcess:
     initialize: _tff.Computation
     init_client: _tff.Computation
     next: _tff.Computation
+    next_of_nobody: _tff.Computation
     adapt: _tff.Computation | None
     personalise: _tff.Computation
     evaluate: _tff.Computation
@@ -142,6 +145,13 @@ def compose(
         )
         return new_server_state, result["state"], _tff.federated_map(release_norms, aggregates)
 
+    # TFF's worker cannot hand out clients' results where there are no clients: this one has none.
+    @_tff.federated_computation(
+        server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
+    )
+    def next_of_nobody(server_state, client_states, client_data, client_params):
+        return next_round(server_state, client_states, client_data, client_params)[0]
+
     adapt, ready_type = None, state_type
     if algorithm.adapt is not None:
         adapt = build_adapt(algorithm, estimator, server_state_type, broadcast, state_type, data_type, params_type)
@@ -151,6 +161,7 @@ def compose(
         initialize=initialize,
         init_client=init_client,
         next=next_round,
+        next_of_nobody=next_of_nobody,
         adapt=adapt,
         personalise=build_personalise(algorithm, server_state_type, broadcast, ready_type),
         evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, ready_type, data_type),

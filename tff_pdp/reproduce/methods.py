@@ -37,6 +37,9 @@ _USER_METHODS = {
     "centaur": SweptMethod("CENTAUR", "centaur"),
     "dp_pfed_dsu": SweptMethod("DP-pFedDSU", "dp_pfed_dsu"),
     "udp_hypernet": SweptMethod("UDP-Alg", "udp_hypernet"),
+    "udp_hypernet_ft": SweptMethod(
+        "UDP-Alg, fine-tuned", "udp_hypernet", {"fine_tune": True, "adapt_steps": "5 epochs"}
+    ),
 }
 METHODS = {**_SILO_METHODS, **_USER_METHODS}
 # By whose privacy is protected.

@@ -6,7 +6,7 @@ from tff_pdp.reproduce.inputs import MNIST_WRITERS
 from tff_pdp.reproduce.setting import Scale, Setting, Variant
 
 SEEDS = "seeds: batches, cohorts and noise are drawn from small test-only seeds, so these figures are NOT private"
-_METHODS = ("local_only", "dp_fed_avg_ft", "centaur", "dp_pfed_dsu", "udp_hypernet")
+_METHODS = ("local_only", "dp_fed_avg_ft", "centaur", "dp_pfed_dsu", "udp_hypernet", "udp_hypernet_ft")
 
 MNIST_WRITERS_SETTING = Setting(
     name="mnist_writers",
@@ -23,7 +23,7 @@ MNIST_WRITERS_SETTING = Setting(
             seeds=1,
             methods=_METHODS,
             overrides={"training.rounds": 10},
-            deviation="scale: 10 of 100 rounds, and one epsilon",
+            deviation="scale: 10 of 60 rounds, and one epsilon",
         ),
     },
     default_scale="full",

@@ -83,7 +83,9 @@ def hparam_columns(
         epochs = read_epochs(hparams[name])
         if epochs is not None:
             sizes = np.array(list(num_examples.values()))
-            columns[name] = (epochs * np.maximum(1, sizes // batch_size)).astype(np.int32)
+            steps = epochs * np.maximum(1, sizes // batch_size)
+            check_hparam(f"algorithms.{algorithm.name}.{name}", name, int(steps.max()), default)
+            columns[name] = steps.astype(np.int32)
         else:
             columns[name] = np.full(len(num_examples), hparams[name], hparam_dtype(default))
     return columns
@@ -116,7 +118,8 @@ def check_hparam(key: str, name: str, value: Any, default: float | int) -> None:
         return
     wanted = int if isinstance(default, int) else (int, float)
     lowest = 1 if counts_steps else 0
-    if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < math.inf:
+    highest = np.iinfo(np.int32).max if wanted is int else math.inf
+    if isinstance(value, bool) or not isinstance(value, wanted) or not lowest <= value < highest:
         word = " or such as '5 epochs'" if counts_steps else f" or {AUTO!r}" if name == "prox_weight" else ""
         raise ConfigError(f"{key!r} must be a finite number of at least {lowest}{word}, not {value!r}")
 

@@ -55,7 +55,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     staging = folder / f".{final.name}.tmp"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    # Of states that are computed from raw data, nobody else should read anything.
+    # Server states hold the seeds of the noise, client states are computed from raw data.
     staging.chmod(0o700)
     arrays: dict[str, np.ndarray] = {}
     structure = {
@@ -84,6 +84,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     with os.fdopen(descriptor, "w") as file:
         json.dump(key, file)
     for path in staging.iterdir():
+        path.chmod(0o600)
         sync(path)
     # A run stopped between this round's training and its successor's repeats the round to the same bits, so what is
     # already there under this name is the same checkpoint.

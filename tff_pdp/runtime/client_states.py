@@ -78,8 +78,7 @@ def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]
 def replace_states(states: Any, round_number: int, places: Places, new: Sequence[Any]) -> ClientStates:
     """The states after a round, with those of some clients replaced."""
     if is_store(states):
-        if len(places):
-            states.write(round_number, places, to_columns(new))
+        states.write(round_number, places, to_columns(new))
         return states
     if len(places) == len(states):
         return new

@@ -67,7 +67,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         fixed_events=releases.events,
         num_examples_are_noised=releases.num_examples_are_noised,
         unsound=algorithm.unsound or releases.unsound,
-        condition=algorithm.condition or (_COUNTS_ARE_PUBLIC if is_capped else ""),
+        condition="; ".join(filter(None, [algorithm.condition, _COUNTS_ARE_PUBLIC if is_capped else ""])),
         num_released=num_released(algorithm, model),
         num_noised=algorithm.noised_size(initial_weights(model)) if algorithm.noised_size else None,
         noise_on_own_support=algorithm.noise_on_own_support,

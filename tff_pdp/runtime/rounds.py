@@ -74,11 +74,14 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
         method.plan.charge_round(state.ledger, round_number)
     cohort = method.plan.cohort(round_number, state.client_ids, state.run_key.cohort_generator)
     is_everyone = len(cohort) == len(state.client_ids)
-    if not len(cohort) and method.user_plan is None:
-        return dataclasses.replace(state, round_number=round_number)
+    if not len(cohort):
+        if method.user_plan is None:
+            return dataclasses.replace(state, round_number=round_number)
+        # A cohort without anyone is noised like any other.
+        server_state = method.process.next_of_nobody(state.server_state, [], [], [])
+        return dataclasses.replace(state, round_number=round_number, server_state=server_state)
     changed = {"prox_weight": auto_prox.prox_weights(state.auto_prox)[cohort]} if method.auto_prox else {}
-    # A cohort without anyone is noised like any other.
-    params = method.client_params(state.run_key, round_number, cohort, changed=changed) if len(cohort) else []
+    params = method.client_params(state.run_key, round_number, cohort, changed=changed)
     own_data = data if is_everyone and isinstance(data, ClientValues) else data.select(cohort)
     own_states = select_states(state.client_states, cohort, method.client_state_type)
     server_state, new_states, _ = method.process.next(state.server_state, own_states, own_data, params)
