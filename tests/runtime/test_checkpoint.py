@@ -24,7 +24,7 @@ def make_checkpoint(round_number=3):
     return Checkpoint(
         round_number=round_number,
         server_state=collections.OrderedDict(
-            algorithm=collections.OrderedDict(weights=weights), aggregators=collections.OrderedDict(update=([], ()))
+            algorithm=collections.OrderedDict(weights=weights), aggregation=collections.OrderedDict(update=([], ()))
         ),
         client_ids=("a/b", ".."),
         client_states=[collections.OrderedDict(weights=weights), collections.OrderedDict()],
