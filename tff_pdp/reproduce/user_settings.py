@@ -27,7 +27,12 @@ MNIST_WRITERS_SETTING = Setting(
         ),
     },
     default_scale="full",
-    variants=(Variant("default", "everyone who wrote MNIST's training images"),),
+    variants=(
+        Variant("default", "everyone who wrote MNIST's training images"),
+        # At one epsilon, z is the same: the noise on a mean is as much less or more as the clip norm.
+        Variant("half_clip", "half the clip norm, 0.25", is_optional=True, overrides={"privacy.clip_norm": 0.25}),
+        Variant("double_clip", "twice the clip norm, 1", is_optional=True, overrides={"privacy.clip_norm": 1.0}),
+    ),
     deviations=(
         "data: MNIST's 60,000 training images by who wrote them, according to QMNIST; a part of every writer's images "
         "is for test",
