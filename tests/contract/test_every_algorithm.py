@@ -66,6 +66,8 @@ def test_same_seeds_give_the_same_bits(algorithm, process, engine):
 @pytest.mark.parametrize("model", [MODEL, LARGE], ids=["small", "large"])
 def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, process, engines, model, caplog):
     """Clients of different sizes, budgets and numbers of steps, two rounds, and what comes of the state after them."""
+    if model is LARGE and algorithm.adapt is not None:
+        pytest.skip("is for users, whose gradients carry no noise that could be drawn in another way")
     if model is LARGE:
         process = compose_with_dp_sgd(algorithm, LARGE)
     # Small steps: the last bit of a weight that noise has made large is no small part of one that is close to zero.

@@ -80,8 +80,8 @@ def test_nothing_is_learnt(name):
         # Two hidden layers over a descriptor of three values, and heads for all weights.
         (
             "udp_hypernet",
-            {"descriptor_size": 3, "hidden_units": [5, 4]},
-            (3 + 1) * 5 + (5 + 1) * 4 + (4 + 1) * (BODY + HEAD),
+            {"descriptor_size": 3, "hidden_units": [15, 14]},
+            (3 + 1) * 15 + (15 + 1) * 14 + (14 + 1) * (BODY + HEAD),
         ),
         # A row for each client, and which of them took part.
         ("mocha", {}, NUM_CLIENTS * (BODY + HEAD + 1)),

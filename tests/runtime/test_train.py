@@ -194,7 +194,7 @@ def test_unknown_names_are_listed_with_the_known_ones(experiment):
     with pytest.raises(ConfigError, match="fed_avg"):
         train(experiment(), "fedavg", progress=False)
     with pytest.raises(
-        ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, linear, linear_regression"
+        ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, lenet, linear, linear_regression"
     ):
         train(experiment(model__name="transformer"), "fed_avg", progress=False)
     with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
