@@ -111,11 +111,17 @@ def test_an_adaptive_clip_is_said_to_release_a_count():
     assert "noise of standard deviation 2.5; sum and count together cost what a sum with z = 1.5 costs." in mechanism
 
 
+def test_a_constant_number_of_users_takes_nothing_from_the_data():
+    statement = samples.sample_user_statement(sums=dataclasses.replace(samples.SUMS, is_constant=True))
+    public = paragraph(statement, "What is treated as public")
+    assert "is a public constant; the number of users in the data is not used" in public
+
+
 def test_what_else_is_public_or_unsound_is_named():
     sums = dataclasses.replace(samples.SUMS, is_constant=True, weight_cap=100, own_support=("DSU",))
     statement = samples.sample_user_statement(sums=sums)
     public, mechanism = paragraph(statement, "What is treated as public"), paragraph(statement, "Mechanism")
-    assert "is a public constant; the number of users in the data is not used" in public
+    assert "is a public constant. Public, too" in public
     assert "the number of training examples of every user, which sets how much the user counts" in public
     assert "number of its training examples over 100, at most one" in mechanism
     assert "Under DSU it is not the server that adds noise" in mechanism

@@ -184,7 +184,7 @@ USERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["local_only", "mr_mtl"])
+@pytest.mark.parametrize("name", ["local_only", "fed_per"])
 def test_unknown_clients_get_nothing_of_users_personal_weights(tmp_path, name):
     config = config_of(tmp_path, "mlp", 2, **{**USERS, "algorithms": {name: {}}, "export.algorithm": name})
     prepare_clients(config)
@@ -200,22 +200,23 @@ def test_unknown_clients_get_nothing_of_users_personal_weights(tmp_path, name):
     for key, weights in before.global_weights.items():
         np.testing.assert_array_equal(after.global_weights[key], weights)
         for user in SIZES:
-            assert not np.array_equal(after.personal_weights[user][key], before.personal_weights[user][key])
+            is_shared = name == "fed_per" and key not in method.model.head
+            assert np.array_equal(after.personal_weights[user][key], before.personal_weights[user][key]) == is_shared
     kernel = before.global_weights["dense_0/kernel"]
     assert not np.array_equal(kernel, method.model.init(0)["dense_0/kernel"])
     assert np.array_equal(kernel, method.model.init(3)["dense_0/kernel"]) == (name == "local_only")
 
 
 def test_an_export_of_users_says_what_is_protected_from_whom(tmp_path):
-    methods = {"local_only": {"learning_rate": 0.1}, "mr_mtl": {"learning_rate": 0.1}}
-    config = config_of(tmp_path, "linear_svm", 2, **{**USERS, "algorithms": methods})
+    methods = {"local_only": {"learning_rate": 0.1}, "fed_avg": {"learning_rate": 0.1}}
+    config = config_of(tmp_path, "linear_svm", 2, **{**USERS, "algorithms": methods, "export.algorithm": "fed_avg"})
     summary, version = run(config)
     extra = version / "assets.extra"
     report = json.loads((extra / "privacy_report.json").read_text())
     card = json.loads((extra / "model_card.json").read_text())
     assert (report["unit"], report["adjacency"]) == ("user", "add_or_remove_one")
     assert report["claim"] == "formal-conditional"
-    assert report["epsilon"] == summary["algorithms"]["mr_mtl"]["epsilon_spent"] <= 8.0
+    assert report["epsilon"] == summary["algorithms"]["fed_avg"]["epsilon_spent"] <= 8.0
     assert (report["delta"], "silos" in report) == (1e-3, False)
     assert card["client_ids"] == "in plain text, as in the client dataset"
     assert card["unknown_clients"].startswith("answered by the global model")

@@ -106,8 +106,8 @@ USERS_PRIVACY = {
     "users_per_round": 1.5,
     "budgets": {"epsilon": 5.0, "delta": 1e-3},
 }
-METHODS = {"local_only": {}, "mr_mtl": {"prox_weight": 0.1}}
-USERS = {**ONE, "algorithms": METHODS, "export__algorithm": "mr_mtl", "privacy": USERS_PRIVACY, "tuning": {}}
+METHODS = {"local_only": {}, "fed_avg": {}}
+USERS = {**ONE, "algorithms": METHODS, "export__algorithm": "fed_avg", "privacy": USERS_PRIVACY, "tuning": {}}
 
 
 def evaluate_users(experiment, **overrides):
@@ -124,9 +124,9 @@ def page_of(config):
 def test_a_user_level_run_has_one_epsilon_for_all(experiment):
     config, summary = evaluate_users(experiment)
     json.dumps(summary, allow_nan=False)
-    method, state = load_trained(config, "mr_mtl")
+    method, state = load_trained(config, "fed_avg")
     state.client_states.close()
-    row, alone = summary["algorithms"]["mr_mtl"], summary["algorithms"]["local_only"]
+    row, alone = summary["algorithms"]["fed_avg"], summary["algorithms"]["local_only"]
     # Half of the three users in each of six rounds.
     noise = method.plan.mechanism.noise_multiplier
     by_hand = epsilon_bounds(poisson_gaussian_event(0.5, noise, 6), 1e-3)
@@ -139,7 +139,7 @@ def test_a_user_level_run_has_one_epsilon_for_all(experiment):
     assert (summary["privacy"]["unit"], summary["privacy"]["claim"]) == ("user", "formal-conditional")
     # Local training releases nothing, so both together cost what one does.
     assert summary["privacy"]["composed"]["epsilon"] == pytest.approx(row["epsilon_spent"])
-    personal = [user["personal"]["mr_mtl"] for user in summary["users"]]
+    personal = [user["personal"]["fed_avg"] for user in summary["users"]]
     assert row["mean"] == pytest.approx(sum(personal) / 3)
     assert [user["id"] for user in summary["users"]] == list(method.clients.client_ids)
     table = summary_table(summary)
@@ -188,7 +188,7 @@ def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):
         assert summary["privacy"]["claim"] == "none"
         assert "not private" in page_of(config).lower()
         summary_table(summary)
-        method, state = load_trained(config, "mr_mtl")
+        method, state = load_trained(config, "fed_avg")
         state.client_states.close()
         report = _privacy_report(method, state)
         json.dumps(report, allow_nan=False)
@@ -198,9 +198,9 @@ def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):
 
 def test_noise_that_drowns_what_is_learnt_is_noted(experiment):
     tight = {**USERS_PRIVACY, "budgets": {"epsilon": 0.1, "delta": 1e-3}}
-    config, summary = evaluate_users(experiment, privacy=tight, algorithms={"mr_mtl": {}})
+    config, summary = evaluate_users(experiment, privacy=tight, algorithms={"fed_avg": {}})
     (note,) = summary["notes"]
-    assert note.startswith("MR-MTL: The noise on a round's mean is about")
+    assert note.startswith("FedAvg: The noise on a round's mean is about")
     assert note in html.unescape(page_of(config))
     assert f"note: {note}" in summary_table(summary)
 
@@ -208,7 +208,7 @@ def test_noise_that_drowns_what_is_learnt_is_noted(experiment):
 def test_sums_are_described_as_they_are_planned(experiment):
     def described(noise, **others):
         config = experiment(**{**USERS, "privacy": {**USERS_PRIVACY, "user_noise": noise}, **others})
-        method = build_method(config, "mr_mtl")
+        method = build_method(config, "fed_avg")
         return method, user_sums(config, [(build_method(config, "local_only"), None), (method, None)])
 
     method, sums = described({"kind": "adaptive_clip", "quantile": 0.8, "count_stddev": 2.0})

@@ -25,7 +25,7 @@ DEMO = Path(__file__).parent.parent.parent / "configs" / "demo.yaml"
 NUM_USERS = 12
 ALGORITHMS = {
     "fed_avg": {"learning_rate": 0.1, "local_steps": 2},
-    "mr_mtl": {"learning_rate": 0.1, "local_steps": 2},
+    "fed_per": {"learning_rate": 0.1, "local_steps": 2},
     "centaur": {"learning_rate": 0.1, "local_steps": 2, "head_steps": "2 epochs", "adapt_steps": 3},
     "dp_fed_avg_ft": {"local_steps": 2, "adapt_steps": "epoch"},
     "local_only": {"learning_rate": 0.1, "local_steps": 2},
@@ -126,7 +126,7 @@ def test_an_empty_cohort_is_noised_like_any_other(experiment, monkeypatch):
     assert abs(draws.std() / expected - 1) < 3 / math.sqrt(2 * len(draws))
 
 
-@pytest.mark.parametrize(("name", "parallelism"), [("centaur", "loop"), ("mr_mtl", "vectorized"), ("fed_avg", "loop")])
+@pytest.mark.parametrize(("name", "parallelism"), [("centaur", "loop"), ("fed_per", "vectorized"), ("fed_avg", "loop")])
 def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name, parallelism):
     settings = {"training__client_parallelism": parallelism}
     whole_config, config = experiment("whole", **settings), experiment("stopped", **settings)
@@ -211,7 +211,11 @@ def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
         ({"algorithms": {"mocha": {}}, "export__algorithm": "mocha"}, "mocha", "it is for silos"),
         ({"algorithms": {"ifca": {}}, "export__algorithm": "ifca"}, "ifca", "it is for silos"),
         ({"training__weighting": "num_examples"}, "fed_avg", "is for silos"),
-        ({"algorithms__mr_mtl__prox_weight": "auto"}, "mr_mtl", "give users a number"),
+        ({"algorithms": {"mr_mtl": {}}, "export__algorithm": "mr_mtl"}, "mr_mtl", "every client in every round"),
+        ({"algorithms": {"ditto": {}}, "export__algorithm": "ditto"}, "ditto", "every client in every round"),
+        ({"privacy__num_examples": {"kind": "noised", "epsilon": 0.1}}, "fed_avg", "public forms"),
+        ({"privacy__sampler": "paper_shuffled"}, "fed_avg", "is for silos"),
+        ({"privacy__noise_calibration": "paper_rdp"}, "fed_avg", "is for silos"),
         ({"privacy__plan": "silo_example"}, "fed_avg", "silos all take part"),
         ({"privacy__users_per_round": 13}, "fed_avg", "at most 12"),
         ({"algorithms__centaur__head_steps": "few epochs"}, "centaur", "5 epochs"),

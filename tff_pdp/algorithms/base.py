@@ -146,6 +146,8 @@ class Algorithm:
       noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
       noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
         then protects nobody; for a paper's variant only.
+      needs_everyone: the method is right only where every client takes part in every round, or leaves for good: the
+        server's state, or that of a client who comes late, assumes so. Users, of whom some are drawn, cannot have it.
       condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
       unsound: why nothing is guaranteed whatever the privacy plan is, if so.
     """
@@ -168,6 +170,7 @@ class Algorithm:
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
     noised_size: Callable[[Weights], int] | None = None
     noise_on_own_support: bool = False
+    needs_everyone: bool = False
     condition: str = ""
     unsound: str = ""
 

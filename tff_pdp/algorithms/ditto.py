@@ -47,4 +47,6 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
         },
         personalise=lambda broadcast, client_state: client_state["weights"],
         global_model=lambda state: state["weights"],
+        # A client who comes late would start from the initial weights.
+        needs_everyone=True,
     )

@@ -49,4 +49,6 @@ def build_finetune(*, rounds: int, federated_fraction: float = 0.5) -> Algorithm
             client_state["is_own"], client_state["weights"], broadcast["weights"]
         ),
         global_model=lambda state: state["weights"],
+        # Clients who are not asked in the last rounds would never fine-tune.
+        needs_everyone=True,
     )

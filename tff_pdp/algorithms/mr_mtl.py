@@ -48,4 +48,6 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
         },
         personalise=lambda broadcast, client_state: client_state["weights"],
         global_model=lambda state: state["mean"],
+        # The mean moves by the mean movement: it is that of all weights only where all move.
+        needs_everyone=True,
     )

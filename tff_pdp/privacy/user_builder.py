@@ -26,6 +26,13 @@ from tff_pdp.privacy.user_noise import (
 from tff_pdp.privacy.user_plan import USERS, UserPlan
 from tff_pdp.privacy.user_queries import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 
+# Settings that mean nothing to users, and what they are where they are left out.
+_FOR_SILOS = {
+    field.name: field.default
+    for field in dataclasses.fields(PrivacyConfig)
+    if field.name in ("noise_calibration", "sampler", "selection_share", "selection_loss_bound")
+}
+
 
 def build_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
     """Builds user-level DP: cohorts, clip and noise calibrated to one budget for all users.
@@ -85,8 +92,9 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
     sampling_rate = users_per_round / num_users
     is_tree = isinstance(noise, TreeNoise)
     weight = num_users if training.total_weight is None else training.total_weight
-    # An epoch has whole rounds, so that a tree's cohorts may be smaller than asked for.
-    share = 1 / rounds_per_epoch(sampling_rate) if is_tree else sampling_rate
+    if is_tree:
+        # An epoch has whole rounds, so that cohorts may be smaller than asked for.
+        sampling_rate = 1 / rounds_per_epoch(sampling_rate)
     return UserPlan(
         unit="user",
         adjacency=Adjacency.REPLACE_SPECIAL if is_tree else Adjacency.ADD_OR_REMOVE_ONE,
@@ -94,7 +102,7 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
         claim_reason="privacy is switched off: no clipping, no noise",
         budgets={},
         rounds=training.rounds,
-        mechanism=UserMechanism(math.inf, 0.0, sampling_rate, weight * share),
+        mechanism=UserMechanism(math.inf, 0.0, sampling_rate, weight * sampling_rate),
         noise=noise,
         num_users=num_users,
         num_released=training.num_released,
@@ -112,6 +120,9 @@ def _check(config: PrivacyConfig, training: PlannedTraining) -> None:
         raise ConfigError(
             "privacy.num_examples and privacy.feature_scaling may release nothing of single users: use public forms"
         )
+    for key, default in _FOR_SILOS.items():
+        if getattr(config, key) != default:
+            raise ConfigError(f"privacy.{key} is for silos: leave it out for users")
     if config.noise_multiplier is not None:
         raise ConfigError("privacy.noise_multiplier is for silos that leave; a user-level plan takes epsilon's noise")
 

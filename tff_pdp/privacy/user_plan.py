@@ -13,7 +13,7 @@ from dp_accounting import dp_event
 
 from tff_pdp.privacy.accountants import poisson_gaussian_event
 from tff_pdp.privacy.plan import PrivacyPlan
-from tff_pdp.privacy.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism, UserNoise, rounds_per_epoch
+from tff_pdp.privacy.user_noise import FixedClip, TreeNoise, UserMechanism, UserNoise, rounds_per_epoch
 
 # The one scope of a user-level ledger.
 USERS = "all users"
@@ -116,7 +116,8 @@ class UserPlan(PrivacyPlan):
     @property
     def noise_to_signal(self) -> float:
         """Expected norm of the noise on a round's mean over the clip norm: z sqrt(d) / qN; for trees, of one node's."""
-        return self._sum_noise_multiplier * math.sqrt(self.num_noised) / self.mechanism.expected_cohort
+        noise_multiplier = self.noise.sum_noise_multiplier(self.mechanism)
+        return noise_multiplier * math.sqrt(self.num_noised) / self.mechanism.expected_cohort
 
     @property
     def warning(self) -> str:
@@ -125,21 +126,14 @@ class UserPlan(PrivacyPlan):
         if ratio <= MOST_NOISE_TO_SIGNAL:
             return ""
         users = math.ceil(self.num_users * ratio / MOST_NOISE_TO_SIGNAL)
+        noise_multiplier = self.noise.sum_noise_multiplier(self.mechanism)
         return (
             f"The noise on a round's mean is about {ratio:.3g} times as long as the longest mean there can be "
-            f"(z sqrt(d) / qN, with z = {self._sum_noise_multiplier:.3g}, d = {self.num_noised:,} values, "
+            f"(z sqrt(d) / qN, with z = {noise_multiplier:.3g}, d = {self.num_noised:,} values, "
             f"qN = {self.mechanism.expected_cohort:g} users): little will be learnt. With the same budget, sampling "
             f"rate and rounds it takes some {users:,} users to bring that down to {MOST_NOISE_TO_SIGNAL:g}; or share "
             "fewer values, plan fewer rounds, or raise epsilon."
         )
-
-    @property
-    def _sum_noise_multiplier(self) -> float:
-        """That of the sum alone, where the clip norm adapts and a count is released besides."""
-        noise = self.noise
-        if isinstance(noise, AdaptiveClip):
-            return noise.sum_noise_multiplier(self.mechanism)
-        return self.mechanism.noise_multiplier
 
     def _round_event(self) -> dp_accounting.DpEvent:
         return poisson_gaussian_event(self.mechanism.sampling_rate, self.mechanism.noise_multiplier, 1)

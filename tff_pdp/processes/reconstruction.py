@@ -37,7 +37,8 @@ def build_reconstruction(
     Guarantee: with a plan, all that the process returns is a function of the noised sums that the plan accounts for:
       metrics of clients, which carry no noise, are left out.
     Assumes: the caller draws every round's clients by the plan's `cohort`, and charges its ledger; seeds are secret,
-      and so is the process, which holds them.
+      and so is the process, which holds them; and they serve one training: a second one from the same process, or
+      from a state of the past with other clients, would repeat the noise.
 
     Args:
       model: what is trained; its head is reconstructed.
@@ -49,8 +50,10 @@ def build_reconstruction(
       seeds: int64 `[2, 2]` of the noise, as of `tff_pdp.runtime.run_key.RunKey.server_seeds`; with a plan.
 
     Raises:
-      ValueError: there is a plan and no seeds.
+      ValueError: there is a plan and no seeds, or one whose noise users add by themselves.
     """
+    if plan is not None and plan.noise_on_own_support:
+        raise ValueError("this plan's noise is in users' own records, which are made elsewhere")
     if plan is not None and seeds is None:
         raise ValueError("noise needs secret seeds: give those of a run key")
     sgd = _tff.build_sgdm

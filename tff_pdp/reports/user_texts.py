@@ -19,7 +19,8 @@ _ROWS = (
 )
 NO_NOISE = "no noise was added to what users release"
 NOT_COVERED = (
-    "validation and test examples and their metrics, the choice of hyper-parameters, other methods trained beside it"
+    "metrics of personal models, which depend on their users' own training examples without noise; validation and "
+    "test examples; the choice of hyper-parameters, other methods trained beside it"
 )
 
 
@@ -162,7 +163,9 @@ def public_text(sums: UserSums) -> str:
     """What an observer is assumed to know anyway."""
     number = f"The number of users (N = {sums.num_users:,})"
     text = (
-        f"{number} is a public constant; the number of users in the data is not used. Public, too, are"
+        f"{number} is a public constant"
+        + ("" if sums.weight_cap is not None else "; the number of users in the data is not used")
+        + ". Public, too, are"
         if sums.is_constant
         else f"{number} is treated as public: it sets sampling rate and divisor. So are"
     )
@@ -174,7 +177,7 @@ def public_text(sums: UserSums) -> str:
         text += " So is the number of training examples of every user, which sets how much the user counts."
     return text + (
         " Training does not release which users there are, nor who took part in which round; this report and the "
-        "exported file name all users."
+        "exported file name all users, and how long rounds took, which is on record too, tells how many took part."
     )
 
 
@@ -193,7 +196,10 @@ def unprotected_text() -> str:
 
 def held_out_text() -> str:
     """What carries no guarantee at all."""
-    return not_private_text("training examples only", USERS)
+    return not_private_text("training examples only", USERS) + (
+        " Personal models are made of their users' own training examples without noise, and so are all metrics of "
+        "personal models here: none of them is covered, for any example of the user."
+    )
 
 
 def who_sees(claim: str) -> list[dict[str, str]]:
@@ -216,7 +222,7 @@ def who_sees(claim: str) -> list[dict[str, str]]:
         simulation_row(USERS),
         {
             "who": "Readers of this report",
-            "sees": "names of users, and their results on held-out examples",
+            "sees": "names of users, and results of models made of their own training examples, on held-out ones",
             "guarantee": "Not private: these numbers carry no noise.",
         },
     ]

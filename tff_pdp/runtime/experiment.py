@@ -16,9 +16,11 @@ from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.feature_scaling import parse_feature_scaling
 from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.selection import build_selector
 from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
+from tff_pdp.privacy.silo_statistics import parse_num_examples
 from tff_pdp.processes.aggregation import UserSum
 from tff_pdp.processes.compose import compose
 from tff_pdp.registry import MODELS, PLANS, lookup
@@ -53,6 +55,11 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
     checked = {other: build_algorithm(other, given, **from_experiment) for other, given in config.algorithms.items()}
     algorithm, settings = checked[name]
+    # Before silos release anything.
+    if config.privacy.plan == "user" or config.privacy.users_per_round is not None:
+        _check_for_users(algorithm, config)
+    else:
+        _check_for_silos(algorithm, config.training.weighting)
     search = build_search(config, algorithm, settings, model, clients)
     releases = release_before_training(config, clients)
     hparams = hparam_columns(algorithm, settings, releases.num_examples, config.privacy.batch_size)
@@ -74,12 +81,8 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
         search=search,
     )
-    is_auto = settings.get("prox_weight") == AUTO
-    if config.privacy.plan == "user" or config.privacy.users_per_round is not None:
-        _check_for_users(algorithm, weighting, is_auto=is_auto)
-    else:
-        _check_for_silos(algorithm, weighting)
     plan = build_plan(config.privacy, training)
+    is_auto = settings.get("prox_weight") == AUTO
     if isinstance(plan, SiloExamplePlan):
         user_sum, estimator = None, build_dp_sgd(model, plan.sampler)
     else:
@@ -184,15 +187,23 @@ def _check_for_silos(algorithm: Algorithm, weighting: str) -> None:
         raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
 
 
-def _check_for_users(algorithm: Algorithm, weighting: str, *, is_auto: bool) -> None:
-    """Raises a ConfigError where a method or weighting is for silos."""
+def _check_for_users(algorithm: Algorithm, config: ExperimentConfig) -> None:
+    """Raises a ConfigError where a method, weighting or release is for silos."""
+    scaling = parse_feature_scaling(config.privacy.feature_scaling, config.data.input_shape)
+    if parse_num_examples(config.privacy.num_examples) is not None or scaling.moments is not None:
+        raise ConfigError(
+            "privacy.num_examples and privacy.feature_scaling may release nothing of single users: use public forms"
+        )
     if set(algorithm.released.values()) - {"mean"} or algorithm.candidates is not None:
         raise ConfigError(
             f"algorithms.{algorithm.name} selects clusters or releases values of single clients: it is for silos"
         )
-    if is_auto:
-        raise ConfigError("prox_weight: auto is set from the noise of silos' own releases; give users a number")
-    if weighting == "num_examples":
+    if algorithm.needs_everyone:
+        raise ConfigError(
+            f"algorithms.{algorithm.name} needs every client in every round: it is for silos. Methods for users share "
+            "a part of the model, or tune it before it is used, such as centaur, udp_hypernet and dp_fed_avg_ft"
+        )
+    if config.training.weighting == "num_examples":
         raise ConfigError(
             "training.weighting num_examples is for silos: users count the same, or as paper_capped_num_examples"
         )

@@ -1,5 +1,6 @@
 """A trained method -> one SavedModel that holds every client's personal model."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ def export_experiment(config: ExperimentConfig) -> Path:
       ServingError: the export failed its checks; nothing was published.
     """
     method, state = load_trained(config, config.export.algorithm)
-    with experiment_engine(config):
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_states, state.client_states)
+        stack.enter_context(experiment_engine(config))
         served = served_model(method, state, config.model.seed)
-    close_states(state.client_states)
     privacy_report = _privacy_report(method, state)
     model_card = {
         "title": config.title,

@@ -1,5 +1,6 @@
 """Test metrics of trained methods, and the report made of them."""
 
+import contextlib
 import datetime
 import json
 import math
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tff_pdp.config import ExperimentConfig
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import replace_text
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report
 from tff_pdp.reports.html import write_report
@@ -50,6 +51,9 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
     if method.user_plan is not None:
         store = ClientStore.open(folder / releases.STORE)
+        if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):
+            store.close()
+            raise DataError(f"{store.folder} holds the states of another run: restore it, or train again")
         state = checkpoints.with_store(state, method.clients.client_ids, store)
     return method, state
 
@@ -60,12 +64,14 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     Raises:
       ConfigError: a method has not been trained.
     """
-    trained = {name: load_trained(config, name) for name in names or config.algorithms}
-    metrics = {}
-    with experiment_engine(config):
+    trained, metrics = {}, {}
+    with contextlib.ExitStack() as stack:
+        for name in names or config.algorithms:
+            trained[name] = load_trained(config, name)
+            stack.callback(close_states, trained[name][1].client_states)
+        stack.enter_context(experiment_engine(config))
         for name, (method, state) in trained.items():
             metrics[name] = evaluate_clients(method, state, method.examples("test"), method.examples("train"))
-            close_states(state.client_states)
     report = _report(config, list(trained.values()), metrics)
     write_report(report, Path(config.output) / "report.html")
     summary = summary_content(report)

@@ -62,8 +62,7 @@ def train(
     choices = read_choices(folder) if resume else {}
     saved_choices = dict(choices)
     with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-        state = _start_or_resume(config, method, folder, engine.device, resume)
-        stack.callback(close_states, state.client_states)
+        state = _start_or_resume(config, method, folder, engine.device, resume, stack)
         train_data, validation_data = method.examples("train"), method.examples("validation")
         warn(method)
         rounds = range(state.round_number + 1, config.training.rounds + 1)
@@ -84,7 +83,10 @@ def train(
     return state
 
 
-def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool) -> Checkpoint:
+def _start_or_resume(
+    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool, stack: contextlib.ExitStack
+) -> Checkpoint:
+    """The state to go on from; the stack closes its store."""
     saved = checkpoints.load_latest(folder / "checkpoints")
     if saved is None:
         if (folder / releases.SEARCH).exists():
@@ -94,6 +96,7 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
         # A run that was killed before its first checkpoint has left one without anything in it.
         shutil.rmtree(store_folder, ignore_errors=True)
         first = first_state(method, config.training.test_only_seed, store_folder)
+        stack.callback(close_states, first.client_states)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         save(folder, first)
         return first
@@ -105,8 +108,9 @@ def _start_or_resume(config: ExperimentConfig, method: Method, folder: Path, dev
     if saved.ledger is not None:
         method.plan.precheck_rest(saved.ledger)
     if method.user_plan is not None:
-        saved = checkpoints.with_store(saved, method.clients.client_ids, ClientStore.open(folder / releases.STORE))
-        saved.client_states.rewind(saved.round_number)
+        store = stack.enter_context(ClientStore.open(folder / releases.STORE))
+        store.rewind(saved.round_number)
+        saved = checkpoints.with_store(saved, method.clients.client_ids, store)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
