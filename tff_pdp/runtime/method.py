@@ -93,6 +93,10 @@ class Method:
         """Every client's examples of one split, in the order of `clients.client_ids`."""
         return self.examples(split).all()
 
+    def round_data(self, split: str) -> Examples | ClientValues:
+        """What rounds take clients' examples from: silos' stay where the engine computes, users' come by cohorts."""
+        return self.client_data(split) if self.user_plan is None else self.examples(split)
+
     def client_params(
         self,
         run_key: RunKey,

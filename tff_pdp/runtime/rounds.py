@@ -93,7 +93,7 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 
 
 def ready_states(
-    method: Method, state: Checkpoint, train_data: Examples | None
+    method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
     """Every client's state as its model is used, some clients at a time: places, and states. Needs an engine.
 
@@ -118,7 +118,7 @@ def ready_states(
 
 
 def evaluate_clients(
-    method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | None = None
+    method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, Mapping[str, Any]]:
     """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine.
 

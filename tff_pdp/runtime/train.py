@@ -21,6 +21,7 @@ from tff_pdp.runtime import releases
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.client_states import close_states, is_store
 from tff_pdp.runtime.client_store import ClientStore
+from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.examples import Examples
 from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.method import Method
@@ -63,7 +64,7 @@ def train(
     saved_choices = dict(choices)
     with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
         state = _start_or_resume(config, method, folder, engine.device, resume, stack)
-        train_data, validation_data = method.examples("train"), method.examples("validation")
+        train_data, validation_data = method.round_data("train"), method.round_data("validation")
         warn(method)
         rounds = range(state.round_number + 1, config.training.rounds + 1)
         total, done = config.training.rounds, state.round_number
@@ -179,7 +180,9 @@ def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
     return content
 
 
-def _validation_metrics(method: Method, state: Checkpoint, data: Examples, train_data: Examples) -> dict[str, Any]:
+def _validation_metrics(
+    method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues
+) -> dict[str, Any]:
     metric = method.model.metric
     clients = evaluate_clients(method, state, data, train_data).values()
     mean = mean_over_silos(float(client["personal"][metric.example_name]) for client in clients)
