@@ -60,13 +60,13 @@ def test_missing_or_unfinished(copy, tmp_path):
 
 def test_other_version_and_damaged_manifest(copy):
     manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "format_version": 2}))
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "format_version": 3}))
     with pytest.raises(DataError, match="format version 2"):
         ClientDataset.open(copy)
     (copy / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="unreadable manifest"):
         ClientDataset.open(copy)
-    (copy / "manifest.json").write_text(json.dumps({"format_version": 1}))
+    (copy / "manifest.json").write_text(json.dumps({"format_version": 2}))
     with pytest.raises(DataError, match="malformed manifest"):
         ClientDataset.open(copy)
 

@@ -2,7 +2,8 @@
 
 <dataset>/
   shards/part-00000-of-00008.tfrecord   tf.Example records, sorted by (client id, split, example id)
-  index.parquet                         client_id, split, shard, offset, nbytes, num_examples
+  index.parquet                         client_id, split, shard, offset, nbytes, num_examples; one row for each extent,
+                                        of which a client's split has one or, in ascending order, several
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
   _SUCCESS                              written last; a dataset without it is not a dataset
@@ -15,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.data.row_influence import RowInfluence
 from tff_pdp.errors import DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "validation", "test")
 
 SHARD_FOLDER = "shards"
@@ -31,7 +33,9 @@ SUCCESS_FILE = "_SUCCESS"
 class FeatureSpec:
     """Shape and type of one example: `x` has `shape` and `x_dtype`, `y` is a scalar of `y_dtype`.
 
-    Labels are int64 in `[0, num_classes)`. `num_classes` is 0 for a regression, whose labels are float32.
+    Values of `x` are stored as float32, or as bytes (`x_dtype` is `uint8`) that stand for themselves over 255; read,
+    they are float32 in both cases. Labels are int64 in `[0, num_classes)`. `num_classes` is 0 for a regression, whose
+    labels are float32.
     """
 
     shape: tuple[int, ...]
@@ -40,9 +44,9 @@ class FeatureSpec:
     y_dtype: str
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], num_classes: int) -> "FeatureSpec":
+    def of(cls, shape: tuple[int, ...], num_classes: int, x_dtype: str = "float32") -> "FeatureSpec":
         """The types that examples of this shape, with so many classes, are stored in."""
-        return cls(shape, num_classes, x_dtype="float32", y_dtype="int64" if num_classes else "float32")
+        return cls(shape, num_classes, x_dtype, y_dtype="int64" if num_classes else "float32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Manifest:
       clients: examples of each client in each split.
       shards: the shard files, in order; the index refers to them by position.
       index: the index file.
+      row_influence: how many rows one person can change, where rows are made of a contact graph; None where examples
+        are independent.
       format_version: version of this layout.
     """
 
@@ -101,6 +107,7 @@ class Manifest:
     clients: Mapping[str, Mapping[str, int]]
     shards: tuple[FileRecord, ...]
     index: FileRecord
+    row_influence: RowInfluence | None = None
     format_version: int = FORMAT_VERSION
 
     def save(self, dataset: Path) -> None:
@@ -148,5 +155,6 @@ class Manifest:
             "dropped": {reason: Tally(**tally) for reason, tally in fields["dropped"].items()},
             "shards": tuple(FileRecord(**record) for record in fields["shards"]),
             "index": FileRecord(**fields["index"]),
+            "row_influence": RowInfluence.from_fields(fields["row_influence"]),
         }
         return cls(**{**fields, **nested})
