@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from tff_pdp.errors import UserError
 
+EXCHANGES = ("files", "runner")
+
 _EPILOG = """\
 flags that are not listed here go to Beam, for example:
   --direct_num_workers=2 --direct_running_mode=multi_processing
@@ -59,12 +61,19 @@ def build_parser() -> argparse.ArgumentParser:
     add("--test_fraction", type=float, default=0.2, metavar="F", help="expected share of test examples; default 0.2")
     add("--validation_fraction", type=float, default=0.2, metavar="F", help="the same for validation; default 0.2")
     add("--exact_split", action="store_true", help="make each client's shares exact, rounded up to whole examples")
+    add("--split_by", default="sample", choices=("sample", "user"), help="divide examples of each client, or clients")
     add("--min_examples_per_client", type=int, default=10, metavar="N", help="smaller clients are dropped; default 10")
     add("--num_shards", type=int, default=8, metavar="N", help="shard files; one must fit a worker's memory; default 8")
     add("--seed", type=int, default=0, metavar="N", help="keys the split; same seed, same bytes; default 0")
     add("--max_bad_fraction", type=float, default=0.01, metavar="F", help="fail above this bad share; default 0.01")
     add("--dead_letters", metavar="DIR", help="where a failing job keeps bad records; default OUTPUT.dead_letters")
     add("--overwrite", action="store_true", help="replace a dataset that was prepared differently")
+    add(
+        "--exchange",
+        default="files",
+        choices=EXCHANGES,
+        help="files: bounded memory; runner: one pipeline, for clusters",
+    )
     add("--runner", default="FnApiRunner", metavar="NAME", help="Beam runner; default FnApiRunner (in this process)")
     return parser
 

@@ -3,11 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-from beam_pipelines.client_dataset_job import ClientDatasetOptions, Summary, run_client_dataset_job
+from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
+from beam_pipelines.job import Summary
 from beam_pipelines.leaf import leaf_images
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FemnistOptions(ClientDatasetOptions):
     """What to prepare, and how: `input` is the folder of LEAF's unsplit `.json` or `.json.gz` files."""
 

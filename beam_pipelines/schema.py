@@ -108,33 +108,6 @@ def raw_excerpt(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
-    """One valid example.
-
-    Attributes:
-      example_id: made from `x` and `y` alone.
-      x: float32 `[values]`, flat.
-      y: a class (int), or the value of a regression (float).
-      is_test: whether it is a test example, where the source says so; None leaves it to the job.
-    """
-
-    example_id: bytes
-    x: np.ndarray
-    y: int | float
-    is_test: bool | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientSplit:
-    """One client's examples of one split as framed TFRecords, ready to be appended to a shard."""
-
-    client: str
-    split: str
-    records: bytes
-    num_examples: int
-
-
-@dataclasses.dataclass(frozen=True)
 class IndexRow:
     """Where one client's examples of one split lie: one row of `index.parquet`."""
 

@@ -5,7 +5,9 @@ import fractions
 import hashlib
 import math
 
-from beam_pipelines.schema import Example
+import numpy as np
+
+from tff_pdp.data.manifest import SPLITS
 
 
 def keyed_hash(seed: int, purpose: str, content: bytes) -> int:
@@ -25,48 +27,64 @@ class SplitRule:
     Then one example more or less may move up to two others between the splits, and identical examples may lie on both
     sides. A privacy guarantee for the training examples is then one for the training examples as they were divided.
 
+    By user, all of a client's examples are in one split, which depends on the seed and the client's name alone: the
+    test examples are those of people who no training example is of.
+
     Attributes:
       test_fraction: share for test; not used for a client whose source says which examples are for test.
       validation_fraction: share for validation: of all examples, or of those that the source says are not for test.
       exact: make every client's shares exact, rounded up to whole examples, instead of expected.
       seed: keys the hash.
+      by_user: the shares are of clients.
     """
 
     test_fraction: float
     validation_fraction: float
     exact: bool
     seed: int
+    by_user: bool = False
 
-    def divide(self, examples: list[Example]) -> dict[str, list[Example]]:
-        """Returns the examples of each split, in the order of their ids."""
-        is_stated = any(example.is_test is not None for example in examples)
-        test_fraction = 0.0 if is_stated else self.test_fraction
-        splits = {"train": [], "validation": [], "test": [example for example in examples if example.is_test]}
-        rest = [example for example in examples if not example.is_test]
-        divide = self._by_rank if self.exact else self._by_hash
-        for split, members in divide(rest, test_fraction).items():
-            splits[split] += members
-        return {split: sorted(members, key=lambda example: example.example_id) for split, members in splits.items()}
+    def divide(self, client: str, ids: np.ndarray, is_test: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Returns the places of each split's examples, in the order of their ids: int64 by split.
 
-    def _by_hash(self, examples: list[Example], test_fraction: float) -> dict[str, list[Example]]:
-        splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
-        for example in examples:
-            position = self._hash(example) / 2**64
-            if position < test_fraction:
-                splits["test"].append(example)
-            else:
-                is_validation = position < test_fraction + self.validation_fraction
-                splits["validation" if is_validation else "train"].append(example)
-        return splits
+        Args:
+          client: whose examples.
+          ids: bytes `[n]`, the examples' names.
+          is_test: bool `[n]`, where the source says so.
+        """
+        everyone = np.argsort(ids, kind="stable")
+        if self.by_user:
+            nobody = everyone[:0]
+            own = self._split_at(keyed_hash(self.seed, "split", client.encode()), self.test_fraction)
+            return {split: everyone if split == own else nobody for split in SPLITS}
+        stated = np.zeros(len(ids), bool) if is_test is None else is_test
+        test_fraction = self.test_fraction if is_test is None else 0.0
+        rest = everyone[~stated[everyone]]
+        hashes = [keyed_hash(self.seed, "split", name) for name in ids[rest].tolist()]
+        splits = (
+            self._names_by_rank(hashes, test_fraction)
+            if self.exact
+            else [self._split_at(number, test_fraction) for number in hashes]
+        )
+        names = np.full(len(ids), "test", "<U10")
+        names[rest] = splits
+        return {split: everyone[names[everyone] == split] for split in SPLITS}
 
-    def _by_rank(self, examples: list[Example], test_fraction: float) -> dict[str, list[Example]]:
-        ranked = sorted(examples, key=lambda example: (self._hash(example), example.example_id))
-        first = _share_of(test_fraction, len(ranked))
-        second = first + _share_of(self.validation_fraction, len(ranked))
-        return {"test": ranked[:first], "validation": ranked[first:second], "train": ranked[second:]}
+    def _split_at(self, number: int, test_fraction: float) -> str:
+        position = number / 2**64
+        if position < test_fraction:
+            return "test"
+        return "validation" if position < test_fraction + self.validation_fraction else "train"
 
-    def _hash(self, example: Example) -> int:
-        return keyed_hash(self.seed, "split", example.example_id)
+    def _names_by_rank(self, hashes: list[int], test_fraction: float) -> list[str]:
+        """The split of each example, by the rank of its hash; `hashes` are in the order of the ids, which ends ties."""
+        first = _share_of(test_fraction, len(hashes))
+        second = first + _share_of(self.validation_fraction, len(hashes))
+        names = ["train"] * len(hashes)
+        for rank, place in enumerate(sorted(range(len(hashes)), key=lambda place: (hashes[place], place))):
+            if rank < second:
+                names[place] = "test" if rank < first else "validation"
+        return names
 
 
 def _share_of(fraction: float, count: int) -> int:

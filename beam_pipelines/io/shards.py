@@ -1,16 +1,16 @@
-"""Sinks of a client dataset: shards, their index, and dead letters, all byte-deterministic."""
+"""Files of a client dataset: shards, their index, and dead letters, all byte-deterministic."""
 
 import dataclasses
-import os
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
-import apache_beam as beam
 import pyarrow
 import pyarrow.parquet
 
-from beam_pipelines.schema import ClientSplit, DeadLetter, IndexRow
+from beam_pipelines.io.atomic import atomic_file, write_atomically
+from beam_pipelines.io.staging import INDEX_FOLDER
+from beam_pipelines.schema import DeadLetter, IndexRow
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, INDEX_FILE, SHARD_FOLDER
 
 _INDEX_SCHEMA = pyarrow.schema(
@@ -30,59 +30,78 @@ def shard_name(shard: int, num_shards: int) -> str:
     return f"{SHARD_FOLDER}/part-{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
-class WriteShard(beam.DoFn):
-    """`(shard, [client's splits, ...])` -> the shard's file, and an `IndexRow` for each client and split in it."""
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """Examples of one client and split as framed TFRecords, to be appended to a shard."""
 
-    def __init__(self, dataset: Path, num_shards: int):
-        self._dataset = dataset
-        self._num_shards = num_shards
-
-    def process(self, element: tuple[int, Iterable[list[ClientSplit]]]) -> Iterator[IndexRow]:
-        """Writes one shard."""
-        shard, clients = element
-        splits = sorted((part for parts in clients for part in parts), key=lambda part: (part.client, part.split))
-        _write(self._dataset / shard_name(shard, self._num_shards), (part.records for part in splits))
-        offset = 0
-        for part in splits:
-            yield IndexRow(part.client, part.split, shard, offset, len(part.records), part.num_examples)
-            offset += len(part.records)
+    client: str
+    split: str
+    records: bytes
+    num_examples: int
 
 
-class WriteIndex(beam.DoFn):
-    """All index rows -> `index.parquet`, sorted by client and split."""
+def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Extent]) -> None:
+    """Writes a shard as its extents are made, and where they lie.
 
-    def __init__(self, dataset: Path):
-        self._dataset = dataset
-
-    def process(self, element: tuple[None, Iterable[IndexRow]]) -> None:
-        """Writes the index."""
-        rows = sorted(element[1], key=lambda row: (row.client_id, row.split))
-        table = pyarrow.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=_INDEX_SCHEMA)
-        sink = pyarrow.BufferOutputStream()
-        pyarrow.parquet.write_table(table, sink)
-        _write(self._dataset / INDEX_FILE, [sink.getvalue().to_pybytes()])
-
-
-class WriteDeadLetters(beam.DoFn):
-    """`(shard, dead letters)` -> one JSON-lines file."""
-
-    def __init__(self, dataset: Path, num_shards: int):
-        self._dataset = dataset
-        self._num_shards = num_shards
-
-    def process(self, element: tuple[int, Iterable[DeadLetter]]) -> None:
-        """Writes the dead letters of the clients of one shard."""
-        shard, letters = element
-        lines = sorted(letter.to_json() + "\n" for letter in letters)
-        path = self._dataset / DEAD_LETTER_FOLDER / f"part-{shard:05d}-of-{self._num_shards:05d}.jsonl"
-        _write(path, (line.encode() for line in lines))
+    Args:
+      staging: the job's staging folder.
+      shard: its number.
+      num_shards: of the dataset.
+      extents: sorted by client and split.
+    """
+    rows, offset = [], 0
+    with atomic_file(staging / shard_name(shard, num_shards)) as file:
+        for extent in extents:
+            file.write(extent.records)
+            size = len(extent.records)
+            rows.append(IndexRow(extent.client, extent.split, shard, offset, size, extent.num_examples))
+            offset += size
+    _write_rows(staging / INDEX_FOLDER / f"{shard:05d}.parquet", _index_table(rows))
 
 
-def _write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Writes a file under a name of its own and renames it: a runner may try one bundle twice, even at once."""
-    attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    with open(attempt, "wb") as file:
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
-    attempt.rename(path)
+def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
+    """Makes one index of those of all shards, sorted by client, split and shard."""
+    parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
+    order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
+    index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()
+    _write_rows(staging / INDEX_FILE, index)
+    return index
+
+
+class DeadLetterFile:
+    """The dead letters of one task. A context manager; there is no file where there is no letter."""
+
+    def __init__(self, staging: Path, stage: str, task: int):
+        """Letters of a stage's task, for the folder `staging`."""
+        self._path = staging / DEAD_LETTER_FOLDER / f"{stage}-{task:05d}.jsonl"
+        self._lines: list[str] = []
+
+    def add(self, letter: DeadLetter) -> None:
+        """Adds a letter."""
+        self._lines.append(letter.to_json())
+
+    def add_all(self, letters: Iterable[DeadLetter]) -> None:
+        """Adds letters."""
+        for letter in letters:
+            self.add(letter)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None and self._lines:
+            write_atomically(self._path, (f"{line}\n".encode() for line in sorted(self._lines)))
+
+
+def _index_table(rows: list[IndexRow]) -> pyarrow.Table:
+    return pyarrow.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=_INDEX_SCHEMA)
+
+
+def _write_rows(path: Path, table: pyarrow.Table) -> None:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink)
+    write_atomically(path, _chunks(sink.getvalue()))
+
+
+def _chunks(buffer: pyarrow.Buffer) -> Iterator[bytes]:
+    yield buffer.to_pybytes()

@@ -4,23 +4,29 @@ import contextlib
 import fcntl
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
+from beam_pipelines.io.reports import REPORT_FOLDER
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE
-from tff_pdp.errors import DataError
+from tff_pdp.errors import DataError, UserError
 
-_SOURCE_REPORTS = ".sources"
+# Index rows of one shard each, until there is one index.
+INDEX_FOLDER = ".index"
+_RESUME_FILE = ".resume"
+_PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 
 
 @contextlib.contextmanager
-def staging_folder(output: Path) -> Iterator[Path]:
-    """An empty hidden folder beside `output`, locked for this process and removed at the end.
+def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
+    """A hidden folder beside `output`, locked for this process and removed once the job has ended.
 
-    What a killed job left in it is cleared by the next job for the same output.
+    What a killed job left in it is there again for the next job with the same key, and cleared for any other. A job
+    that ends with an error of its input leaves nothing.
+
+    Args:
+      output: what the job will write.
+      resume_key: equal for jobs that may go on with what the other has done; empty for one that begins anew.
 
     Raises:
       DataError: another job is writing the same output.
@@ -36,82 +42,64 @@ def staging_folder(output: Path) -> Iterator[Path]:
     except (BlockingIOError, FileNotFoundError) as error:
         os.close(descriptor)
         raise DataError(f"{output}: another job is writing it; wait for that, or choose another --output") from error
+    keeps = False
     try:
-        for leftover in staging.iterdir():
-            _remove(leftover)
-        for name in (SHARD_FOLDER, DEAD_LETTER_FOLDER, _SOURCE_REPORTS):
-            (staging / name).mkdir()
+        _clear_unless(staging, resume_key)
         yield staging
+    except UserError:
+        raise
+    except BaseException:
+        keeps = bool(resume_key)
+        raise
     finally:
         # Once published, the name may already belong to the next job.
-        if staging.exists() and os.path.samestat(os.fstat(descriptor), staging.stat()):
+        if not keeps and staging.exists() and os.path.samestat(os.fstat(descriptor), staging.stat()):
             shutil.rmtree(staging, ignore_errors=True)
         os.close(descriptor)
 
 
 def publish(staging: Path, output: Path) -> None:
     """Marks a dataset as finished and gives it its name, replacing what stands there."""
-    shutil.rmtree(staging / _SOURCE_REPORTS)
+    published = {*_PUBLISHED_FOLDERS}
+    for leftover in list(staging.iterdir()):
+        if (leftover.is_dir() and leftover.name not in published) or leftover.name == _RESUME_FILE:
+            remove(leftover)
     (staging / SUCCESS_FILE).touch()
     if output.exists():
         # Renamed first: a half-removed dataset under the output's name must not look complete.
         replaced = output.with_name(f".{output.name}.replaced")
-        _remove(replaced)
+        remove(replaced)
         output.rename(replaced)
         staging.rename(output)
-        _remove(replaced)
+        remove(replaced)
     else:
         staging.rename(output)
 
 
 def keep_dead_letters(staging: Path, destination: Path) -> None:
     """Moves the dead letters of a failing job out of the staging folder, replacing those of an earlier job."""
-    _remove(destination)
+    remove(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(staging / DEAD_LETTER_FOLDER, destination)
 
 
-def report_source(staging: Path, source: str, error: str) -> None:
-    """Records that a worker has dealt with a source file; a non-empty `error` says why it could not be used."""
-    (staging / _SOURCE_REPORTS / source).write_text(error, encoding="utf-8")
-
-
-def source_errors(staging: Path) -> list[str]:
-    """The errors of all source files that could not be used, in the order of the files' names."""
-    reports = sorted((staging / _SOURCE_REPORTS).iterdir())
-    return [error for error in (report.read_text(encoding="utf-8") for report in reports) if error]
-
-
-@contextlib.contextmanager
-def progress_bar(staging: Path, num_sources: int, num_shards: int) -> Iterator[None]:
-    """Shows how many files are read and shards written, from what lies in the staging folder.
-
-    A runner blocks until the job is over and its workers may be other processes, so the disk is what can be watched.
-    """
-    finished = threading.Event()
-    with tqdm(total=num_sources + num_shards, desc="read and write", unit="file") as bar:
-
-        def watch() -> None:
-            while not finished.wait(0.2):
-                refresh()
-
-        def refresh() -> None:
-            shards = sum(1 for _ in (staging / SHARD_FOLDER).glob("*.tfrecord"))
-            bar.n = sum(1 for _ in (staging / _SOURCE_REPORTS).iterdir()) + shards
-            bar.refresh()
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            finished.set()
-            watcher.join()
-            refresh()
-
-
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, a link, or a folder with all that is in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _clear_unless(staging: Path, resume_key: str) -> None:
+    """Prepares the folder, and removes what lies there unless it was left under the same key."""
+    # Files between stages are not flushed to disk: after a restart of the machine they may be there and be empty.
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    key = f"{resume_key} {boot.read_text().strip() if boot.exists() else ''}"
+    path = staging / _RESUME_FILE
+    if not (resume_key and path.is_file() and path.read_text() == key):
+        for leftover in staging.iterdir():
+            remove(leftover)
+        path.write_text(key)
+    for name in (*_PUBLISHED_FOLDERS, INDEX_FOLDER, REPORT_FOLDER):
+        (staging / name).mkdir(exist_ok=True)

@@ -48,16 +48,25 @@ def test_every_example_comes_back(write_leaf, options):
     assert Manifest.load(summary.output) == summary.manifest
 
 
-@pytest.mark.parametrize(
-    "pipeline_args", [(), ("--direct_num_workers=2", "--direct_running_mode=multi_threading")], ids=["same", "threads"]
-)
-def test_same_bytes_again(write_leaf, options, tmp_path, pipeline_args):
+ENGINES = {
+    "same": {},
+    "threads": {"pipeline_args": ("--direct_num_workers=2", "--direct_running_mode=multi_threading")},
+    "one pipeline": {"exchange": "runner"},
+    "processes": {
+        "exchange": "runner",
+        "pipeline_args": ("--direct_num_workers=2", "--direct_running_mode=multi_processing"),
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+def test_same_bytes_on_every_engine(write_leaf, options, tmp_path, engine):
     bad = make_user(9)
     bad["y"][3] = 7
     write_leaf(make_leaf({name: make_user(seed) for seed, name in enumerate("abcd")}))
     write_leaf(make_leaf({"e": bad}), "all_data_1.json.gz")
     first = run_femnist(options())
-    second = run_femnist(options(output=tmp_path / "again", pipeline_args=pipeline_args))
+    second = run_femnist(options(output=tmp_path / "again", **engine))
     assert contents(first.output) == contents(second.output)
 
 

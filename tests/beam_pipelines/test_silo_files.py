@@ -38,7 +38,8 @@ def prepare(tmp_path):
         reader = SiloFileReader(num_classes, label_shift, label_scale)
         fields = {"min_examples_per_client": 1, "num_shards": 2, "max_bad_fraction": 1.0, "test_fraction": 0.0}
         fields |= {"validation_fraction": 0.0, **changes}
-        options = ClientDatasetOptions(path, tmp_path / "clients", input_shape, num_classes, overwrite=True, **fields)
+        fields |= {"input_shape": input_shape, "num_classes": num_classes, "overwrite": True}
+        options = ClientDatasetOptions(path, tmp_path / "clients", **fields)
         raw = RawData("silo_files", folder, files, reader, are_images=False)
         run_client_dataset_job(raw, options)
         return ClientDataset.open(tmp_path / "clients", verify=True)

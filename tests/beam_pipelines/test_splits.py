@@ -5,13 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from beam_pipelines.schema import Example
 from beam_pipelines.splits import SplitRule, keyed_hash
 
 
-def examples(count, is_test=None):
-    stated = is_test or [None] * count
-    return [Example(b"%04d" % number, np.zeros(1, np.float32), 0, flag) for number, flag in enumerate(stated)]
+def names(count):
+    return np.array([b"%04d" % number for number in range(count)], "S32")
+
+
+def divide(rule, ids, is_test=None, client="someone"):
+    """The names in each split."""
+    places = rule.divide(client, ids, None if is_test is None else np.array(is_test))
+    return {split: ids[members].tolist() for split, members in places.items()}
 
 
 def sizes(splits):
@@ -32,34 +36,31 @@ def sizes(splits):
 )
 def test_exact_shares_are_rounded_up(count, test_fraction, validation_fraction, expected):
     rule = SplitRule(test_fraction, validation_fraction, exact=True, seed=0)
-    assert sizes(rule.divide(examples(count))) == expected
+    assert sizes(divide(rule, names(count))) == expected
 
 
 def test_exact_shares_go_by_keyed_hash():
-    given = examples(10)
-    by_hash = sorted(given, key=lambda example: keyed_hash(3, "split", example.example_id))
-    splits = SplitRule(0.2, 0.3, exact=True, seed=3).divide(given[::-1])
+    given = names(10)
+    by_hash = sorted(given.tolist(), key=lambda name: keyed_hash(3, "split", name))
+    splits = divide(SplitRule(0.2, 0.3, exact=True, seed=3), given[::-1])
     for split, members in (("test", by_hash[:2]), ("validation", by_hash[2:5]), ("train", by_hash[5:])):
-        assert {example.example_id for example in splits[split]} == {example.example_id for example in members}
+        assert set(splits[split]) == set(members)
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_every_example_is_in_one_split_and_the_seed_decides(exact):
-    divided = [SplitRule(0.3, 0.2, exact, seed).divide(examples(100)) for seed in (0, 0, 1)]
-    identifiers = [
-        {split: [example.example_id for example in members] for split, members in splits.items()} for splits in divided
-    ]
-    assert identifiers[0] == identifiers[1] != identifiers[2]
-    for splits in identifiers:
-        assert sorted(itertools.chain(*splits.values())) == [example.example_id for example in examples(100)]
+    divided = [divide(SplitRule(0.3, 0.2, exact, seed), names(100)) for seed in (0, 0, 1)]
+    assert divided[0] == divided[1] != divided[2]
+    for splits in divided:
+        assert sorted(itertools.chain(*splits.values())) == names(100).tolist()
         assert all(members == sorted(members) for members in splits.values())
 
 
 @pytest.mark.parametrize(("exact", "validation"), [(True, 30), (False, None)])
 def test_stated_test_examples_stay_and_validation_is_a_share_of_the_others(exact, validation):
     stated = [number % 3 == 0 for number in range(450)]
-    splits = SplitRule(0.9, 0.1, exact, seed=0).divide(examples(450, stated))
-    assert [example.example_id for example in splits["test"]] == [b"%04d" % number for number in range(0, 450, 3)]
+    splits = divide(SplitRule(0.9, 0.1, exact, seed=0), names(450), stated)
+    assert splits["test"] == [b"%04d" % number for number in range(0, 450, 3)]
     if validation is not None:
         assert len(splits["validation"]) == validation
     # By hash: 300 draws with probability 0.1, within four standard deviations.
@@ -69,6 +70,17 @@ def test_stated_test_examples_stay_and_validation_is_a_share_of_the_others(exact
 
 def test_by_hash_no_example_moves_when_others_leave():
     rule = SplitRule(0.2, 0.2, exact=False, seed=0)
-    everyone, fewer = rule.divide(examples(200)), rule.divide(examples(200)[::2])
+    everyone, fewer = divide(rule, names(200)), divide(rule, names(200)[::2])
     for split, members in fewer.items():
-        assert members and {x.example_id for x in members} <= {x.example_id for x in everyone[split]}
+        assert members and set(members) <= set(everyone[split])
+
+
+def test_by_user_all_of_a_clients_examples_are_in_one_split():
+    rule = SplitRule(0.3, 0.2, exact=False, seed=0, by_user=True)
+    counted = dict.fromkeys(("train", "validation", "test"), 0)
+    for client in range(500):
+        (split,) = (split for split, members in divide(rule, names(3), client=str(client)).items() if members)
+        assert len(divide(rule, names(3), client=str(client))[split]) == 3
+        counted[split] += 1
+    # Within four standard deviations of 250, 100 and 150.
+    assert abs(counted["train"] - 250) < 45 and abs(counted["validation"] - 100) < 36

@@ -1,16 +1,17 @@
-"""Reads a client dataset: any client's examples by one positioned read, alone or stacked with other clients'."""
+"""Reads a client dataset: any client's examples by positioned reads, alone or stacked with other clients'."""
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 
-from tff_pdp.data import tfrecord
+from tff_pdp.data.client_index import ClientIndex, Extent
+from tff_pdp.data.example_codec import decode_examples
 from tff_pdp.data.manifest import INDEX_FILE, SPLITS, FileRecord, Manifest
+from tff_pdp.data.shard_files import ShardFiles
+from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
 
 
@@ -44,14 +45,6 @@ class StackedClients:
         return np.arange(self.y.shape[1]) < self.num_examples[:, np.newaxis]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Location:
-    shard: str
-    offset: int
-    nbytes: int
-    num_examples: int
-
-
 class ClientDataset:
     """A finished client dataset, as `beam_pipelines` writes it. Safe to share between threads.
 
@@ -61,11 +54,13 @@ class ClientDataset:
       client_ids: every client, sorted.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, locations: dict[tuple[str, str], _Location]):
+    def __init__(self, path: Path, manifest: Manifest, index: ClientIndex):
         self.path = path
         self.manifest = manifest
         self.client_ids: tuple[str, ...] = tuple(sorted(manifest.clients))
-        self._locations = locations
+        self._files = ShardFiles(path, [shard.name for shard in manifest.shards])
+        self._index = index
+        self._positions = {client_id: position for position, client_id in enumerate(self.client_ids)}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], verify: bool = False) -> "ClientDataset":
@@ -82,7 +77,8 @@ class ClientDataset:
         manifest = Manifest.load(root)
         for expected in (manifest.index, *(manifest.shards if verify else ())):
             _check_file(root, expected)
-        return cls(root, manifest, _read_index(root, manifest))
+        index = ClientIndex.read(root / INDEX_FILE, sorted(manifest.clients), len(manifest.shards))
+        return cls(root, manifest, index)
 
     def num_examples(self, client_id: str, split: str) -> int:
         """How many examples `client_id` has in `split`.
@@ -90,8 +86,7 @@ class ClientDataset:
         Raises:
           DataError: no such client or split.
         """
-        location = self._locate(client_id, split)
-        return location.num_examples if location else 0
+        return self._index.num_examples(self._position(client_id, split), split)
 
     def load(self, client_id: str, split: str) -> ClientExamples:
         """Reads one client's examples of one split, in the dataset's order.
@@ -99,7 +94,16 @@ class ClientDataset:
         Raises:
           DataError: no such client or split, or its records are corrupt (names file and offset).
         """
-        return self._parse(self._read_records(client_id, split))
+        extents = self._index.extents(self._position(client_id, split), split)
+        parts = [self._read(client_id, extent) for extent in extents]
+        if len(parts) == 1:
+            return parts[0]
+        features = self.manifest.features
+        empty = ClientExamples(np.zeros((0, *features.shape), np.float32), np.zeros((0,), features.y_dtype))
+        return ClientExamples(
+            np.concatenate([empty.x, *(part.x for part in parts)]),
+            np.concatenate([empty.y, *(part.y for part in parts)]),
+        )
 
     def stack(self, client_ids: Sequence[str], split: str) -> StackedClients:
         """Reads several clients' examples of one split into dense arrays, padded to the largest client.
@@ -107,58 +111,55 @@ class ClientDataset:
         Raises:
           DataError: no such client or split, or a record is corrupt (names file and offset).
         """
-        records = [self._read_records(client_id, split) for client_id in client_ids]
-        num_examples = np.array([len(client_records) for client_records in records], np.int32)
+        num_examples = np.array([self.num_examples(client_id, split) for client_id in client_ids], np.int32)
         longest = int(num_examples.max(initial=0))
-        x = np.zeros((len(records), longest, *self.manifest.features.shape), np.float32)
-        y = np.zeros((len(records), longest), self.manifest.features.y_dtype)
-        stacked = StackedClients(tuple(client_ids), x, y, num_examples)
-        # One parse for the whole cohort: the cost of a call is the same for one record as for thousands.
-        examples = self._parse([record for client_records in records for record in client_records])
-        x[stacked.mask] = examples.x
-        y[stacked.mask] = examples.y
-        return stacked
+        x = np.zeros((len(num_examples), longest, *self.manifest.features.shape), np.float32)
+        y = np.zeros((len(num_examples), longest), self.manifest.features.y_dtype)
+        for position, client_id in enumerate(client_ids):
+            examples = self.load(client_id, split)
+            x[position, : len(examples.y)] = examples.x
+            y[position, : len(examples.y)] = examples.y
+        return StackedClients(tuple(client_ids), x, y, num_examples)
 
-    def _locate(self, client_id: str, split: str) -> _Location | None:
+    def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Reads all examples of a split once, in a uniformly random order: pairs of `x` and `y`, as in `load`.
+
+        This pools clients, which federated training never does. It is for simulations that have everyone's data in one
+        place: pretraining on public data, baselines of central training, a look at the data. Nothing made of it is
+        private.
+
+        Args:
+          split: which.
+          batch_size: examples in a batch; the last one may have fewer.
+          seed: decides the order.
+
+        Raises:
+          ConfigError: `batch_size` is not positive.
+          DataError: no such split, or, now or at a batch, a record is corrupt (names file and offset).
+        """
+        self._check_split(split)
+        return shuffled_epoch(self.manifest.features, self._files, self._index.split_extents(split), batch_size, seed)
+
+    def _check_split(self, split: str) -> None:
         if split not in SPLITS:
             raise DataError(f"{self.path}: no split {split!r}; choose one of {', '.join(SPLITS)}")
-        if client_id not in self.manifest.clients:
+
+    def _position(self, client_id: str, split: str) -> int:
+        self._check_split(split)
+        if client_id not in self._positions:
             raise DataError(f"{self.path}: no client {client_id!r} among its {len(self.client_ids)} clients")
-        return self._locations.get((client_id, split))
+        return self._positions[client_id]
 
-    def _read_records(self, client_id: str, split: str) -> list[bytes]:
-        location = self._locate(client_id, split)
-        if location is None:
-            return []
-        path = self.path / location.shard
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
+    def _read(self, client_id: str, extent: Extent) -> ClientExamples:
+        path = self._files.path(extent.shard)
+        buffer = self._files.read(extent.shard, extent.offset, extent.nbytes)
+        x, y = decode_examples(self.manifest.features, buffer, path, extent.offset)
+        if len(buffer) != extent.nbytes or len(y) != extent.num_examples:
             raise DataError(
-                f"{path}: cannot be read ({error.strerror}); restore it or prepare the data again"
-            ) from error
-        try:
-            buffer = os.pread(descriptor, location.nbytes, location.offset)
-        finally:
-            os.close(descriptor)
-        records = tfrecord.unframe(buffer, str(path), location.offset)
-        if len(buffer) != location.nbytes or len(records) != location.num_examples:
-            raise DataError(
-                f"{path}: client {client_id!r} has {len(records)} records at byte {location.offset}, but the index "
-                f"promises {location.num_examples}; restore the file or prepare the data again"
+                f"{path}: client {client_id!r} has {len(y)} records at byte {extent.offset}, but the index "
+                f"promises {extent.num_examples}; restore the file or prepare the data again"
             )
-        return records
-
-    def _parse(self, records: list[bytes]) -> ClientExamples:
-        shape, y_dtype = self.manifest.features.shape, self.manifest.features.y_dtype
-        if not records:
-            return ClientExamples(np.zeros((0, *shape), np.float32), np.zeros((0,), y_dtype))
-        # Imported late: listing clients and counting examples should not cost TensorFlow's start-up.
-        import tensorflow as tf
-
-        features = {"x": tf.io.FixedLenFeature(shape, tf.float32), "y": tf.io.FixedLenFeature((), y_dtype)}
-        parsed = tf.io.parse_example(tf.constant(records, tf.string), features)
-        return ClientExamples(parsed["x"].numpy(), parsed["y"].numpy())
+        return ClientExamples(x, y)
 
 
 def _check_file(root: Path, expected: FileRecord) -> None:
@@ -171,16 +172,3 @@ def _check_file(root: Path, expected: FileRecord) -> None:
             f"{root / expected.name}: differs from the manifest (sha256 {actual.sha256[:12]}…, {actual.nbytes} bytes; "
             f"expected {expected.sha256[:12]}…, {expected.nbytes} bytes); restore it or prepare the data again"
         )
-
-
-def _read_index(root: Path, manifest: Manifest) -> dict[tuple[str, str], _Location]:
-    try:
-        rows = pyarrow.parquet.read_table(root / INDEX_FILE).to_pylist()
-        return {
-            (row["client_id"], row["split"]): _Location(
-                manifest.shards[row["shard"]].name, row["offset"], row["nbytes"], row["num_examples"]
-            )
-            for row in rows
-        }
-    except (pyarrow.ArrowInvalid, KeyError, IndexError) as error:
-        raise DataError(f"{root / INDEX_FILE}: unusable index ({error!r}); prepare the data again") from error

@@ -74,6 +74,15 @@ class Tally:
 
 
 @dataclasses.dataclass(frozen=True)
+class RecordCounts:
+    """How many rows of an input table were read, kept, and left out by reason; these add up."""
+
+    read: int = 0
+    kept: int = 0
+    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """Everything a reader or a reviewer needs to know about a client dataset, without opening its shards.
 
@@ -92,6 +101,7 @@ class Manifest:
       index: the index file.
       row_influence: how many rows one person can change, where rows are made of a contact graph; None where examples
         are independent.
+      rows: what became of the rows of input tables, by table, where users and examples are made of such.
       format_version: version of this layout.
     """
 
@@ -108,6 +118,7 @@ class Manifest:
     shards: tuple[FileRecord, ...]
     index: FileRecord
     row_influence: RowInfluence | None = None
+    rows: Mapping[str, RecordCounts] = dataclasses.field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def save(self, dataset: Path) -> None:
@@ -156,5 +167,6 @@ class Manifest:
             "shards": tuple(FileRecord(**record) for record in fields["shards"]),
             "index": FileRecord(**fields["index"]),
             "row_influence": RowInfluence.from_fields(fields["row_influence"]),
+            "rows": {table: RecordCounts(**counts) for table, counts in fields["rows"].items()},
         }
         return cls(**{**fields, **nested})

@@ -6,11 +6,13 @@ A record is `length (uint64) | masked crc32c of length | payload | masked crc32c
 import struct
 
 import google_crc32c
+import numpy as np
 
 from tff_pdp.errors import DataError
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
+HEADER_SIZE, FOOTER_SIZE = _HEADER.size, _FOOTER.size
 
 
 def frame(payload: bytes) -> bytes:
@@ -42,6 +44,13 @@ def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
         payloads.append(payload)
         position += _HEADER.size + len(payload) + _FOOTER.size
     return payloads
+
+
+def payload_checksums(buffer: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Masked checksums of the payloads of records that begin at `starts` and end before `stops`: uint32 `[n]`."""
+    bounds = zip((starts + HEADER_SIZE).tolist(), (stops - FOOTER_SIZE).tolist(), strict=True)
+    checksums = np.array([google_crc32c.value(buffer[start:stop]) for start, stop in bounds], np.uint32)
+    return ((checksums >> 15) | (checksums << 17)) + np.uint32(0xA282EAD8)
 
 
 def _payload_at(buffer: bytes, position: int) -> bytes | None:

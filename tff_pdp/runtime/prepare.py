@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from beam_pipelines.client_dataset_job import ClientDatasetOptions, Summary, run_client_dataset_job
+from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
+from beam_pipelines.job import Summary
 from tff_pdp.config import ExperimentConfig, check_arguments
 from tff_pdp.registry import DATASETS, lookup
 

@@ -1,0 +1,1 @@
+"""Runs a job's stages."""

@@ -1,0 +1,109 @@
+"""Runs stages on a Beam runner and watches them."""
+
+import contextlib
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from tqdm import tqdm
+
+from beam_pipelines.engine.one_pipeline import add_stages
+from beam_pipelines.engine.staged import add_stage, remove_used_pieces
+from beam_pipelines.io.reports import count_done, stage_counts, stage_errors
+from beam_pipelines.stages import Stage
+from tff_pdp.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Where stages are run.
+
+    Attributes:
+      runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
+      pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
+      is_staged: whether stages are pipelines of their own with files between them; otherwise they are one pipeline, and
+        what lies between is the runner's business.
+    """
+
+    runner: str = "FnApiRunner"
+    pipeline_args: tuple[str, ...] = ()
+    is_staged: bool = True
+
+
+def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter[str]:
+    """Runs stages and returns the sums of what their tasks counted.
+
+    Args:
+      stages: each takes tables of, and comes after, earlier ones.
+      engine: where they are run.
+      folder: the staging folder, which every worker sees under this name. Of stages that were run there before, in
+        files, only the tasks that are left are run.
+
+    Raises:
+      DataError: a task found input that the job cannot do with.
+    """
+    names = [f"--runner={engine.runner}", *engine.pipeline_args]
+    if engine.is_staged:
+        for place, stage in enumerate(stages):
+            pipeline = beam.Pipeline(options=PipelineOptions(names))
+            if add_stage(pipeline, stages, place, folder):
+                _run(pipeline, [stage], folder)
+            _check_errors([stage], folder)
+            remove_used_pieces(stages, place, folder)
+    else:
+        pipeline = beam.Pipeline(options=PipelineOptions(names))
+        add_stages(pipeline, stages, folder)
+        _run(pipeline, stages, folder)
+        _check_errors(stages, folder)
+    total: Counter[str] = Counter()
+    for stage in stages:
+        total.update(stage_counts(folder, stage.name))
+    return total
+
+
+def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
+    with _progress_bar(stages, folder):
+        pipeline.run().wait_until_finish()
+    for stage in stages:
+        left = len(stage.tasks) - count_done(folder, stage.name)
+        if left:
+            raise RuntimeError(f"the runner says it is done, but {left} tasks of stage {stage.name} have not been run")
+
+
+def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
+    errors = [error for stage in stages for error in stage_errors(folder, stage.name)]
+    if errors:
+        more = f" (and {len(errors) - 1} more errors of this kind)" if len(errors) > 1 else ""
+        raise DataError(errors[0] + more)
+
+
+@contextlib.contextmanager
+def _progress_bar(stages: Sequence[Stage], folder: Path) -> Iterator[None]:
+    """Shows how many tasks have ended, from what lies in the staging folder.
+
+    A runner blocks until the job is over and its workers may be other processes, so the disk is what can be watched.
+    """
+    finished = threading.Event()
+    total = sum(len(stage.tasks) for stage in stages)
+    with tqdm(total=total, desc=" and ".join(stage.name.replace("_", " ") for stage in stages), unit="task") as bar:
+
+        def refresh() -> None:
+            bar.n = sum(count_done(folder, stage.name) for stage in stages)
+            bar.refresh()
+
+        def watch() -> None:
+            while not finished.wait(0.5):
+                refresh()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            finished.set()
+            watcher.join()
+            refresh()

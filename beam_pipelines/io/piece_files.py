@@ -1,0 +1,96 @@
+"""Pieces as bytes, between the steps of one pipeline, and in files, between pipelines.
+
+The bytes of a piece are an Arrow IPC stream of one batch, whose schema says which table it belongs to and where it was
+made. A file has the pieces of one task, then a table of contents `int64 [pieces, 4]` (number of the table in the
+stage's `gives`, partition, offset, length), then the number of pieces as int64.
+"""
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow
+
+from beam_pipelines.io.atomic import atomic_file
+from beam_pipelines.stages import Piece
+
+_TABLE, _ORIGIN = b"table", b"origin"
+
+
+class Origin(NamedTuple):
+    """Where a piece was made, which decides its place among those of a partition."""
+
+    stage: int
+    task: int
+    order: int
+
+
+def encode_piece(piece: Piece, origin: Origin) -> pyarrow.Buffer:
+    """The bytes of a piece."""
+    metadata = {_TABLE: piece.table.encode(), _ORIGIN: ".".join(map(str, origin))}
+    batch = piece.batch.replace_schema_metadata(metadata)
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatch]]:
+    """The batches by table, each table's in the order of their origins. Empty bytes stand for nothing."""
+    found: list[tuple[Origin, str, pyarrow.RecordBatch]] = []
+    for content in encoded:
+        if content:
+            with pyarrow.ipc.open_stream(pyarrow.py_buffer(content)) as stream:
+                batch = stream.read_next_batch()
+            metadata = batch.schema.metadata
+            origin = Origin(*map(int, metadata[_ORIGIN].split(b".")))
+            found.append((origin, metadata[_TABLE].decode(), batch.replace_schema_metadata()))
+    tables: dict[str, list[pyarrow.RecordBatch]] = {}
+    for _, table, batch in sorted(found, key=lambda item: item[0]):
+        tables.setdefault(table, []).append(batch)
+    return tables
+
+
+def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, gives: Sequence[str]) -> None:
+    """Writes a task's pieces as they are made."""
+    contents: list[tuple[int, int, int, int]] = []
+    offset = 0
+    # Only for the stages that follow, of which a power cut leaves none either.
+    with atomic_file(path, is_durable=False) as file:
+        for order, piece in enumerate(pieces):
+            encoded = encode_piece(piece, Origin(stage, task, order))
+            file.write(encoded)
+            contents.append((gives.index(piece.table), piece.partition, offset, encoded.size))
+            offset += encoded.size
+        file.write(np.array(contents, "<i8").tobytes())
+        file.write(np.array([len(contents)], "<i8").tobytes())
+
+
+def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[bytes]:
+    """Reads those pieces of a file that are for one partition of some tables, given by number."""
+    status = path.stat()
+    contents = _contents(path, status.st_ino, status.st_mtime_ns)
+    chosen = contents[(contents[:, 1] == partition) & np.isin(contents[:, 0], list(tables))]
+    if not len(chosen):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _, _, offset, length in chosen.tolist():
+            yield os.pread(descriptor, length, offset)
+    finally:
+        os.close(descriptor)
+
+
+@functools.lru_cache(maxsize=8192)
+def _contents(path: Path, *version: int) -> np.ndarray:
+    """A file's table of contents, kept: a stage has many tasks that all look into the same files."""
+    del version
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(size - 8)
+        (count,) = np.frombuffer(file.read(8), "<i8").tolist()
+        file.seek(size - 8 - 32 * count)
+        return np.frombuffer(file.read(32 * count), "<i8").reshape(count, 4)

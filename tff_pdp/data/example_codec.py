@@ -1,0 +1,307 @@
+"""Writes and reads many examples at once: framed `tf.Example` records, filled in and taken apart by NumPy.
+
+A record's bytes are those of `tf.train.Example(...).SerializeToString(deterministic=True)` with the features
+`example_id` (32 hex characters), `x` and `y`. Fields of one size stand at one place in every record, so a record is a
+template in which three ranges of bytes are filled in. Only the varint of an integer label changes its size: there is a
+template for each size it can have.
+
+Layout of the messages: tensorflow/core/example/example.proto and protobuf.dev/programming-guides/encoding.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.data import tfrecord
+from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.errors import DataError
+
+EXAMPLE_ID_SIZE = 32
+
+# Examples are encoded and decoded in parts of so many bytes: of a larger part, every step reads from memory again.
+_PART_BYTES = 2**19
+
+# Fields of tf.train.Feature.
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+# Labels from which on a varint has one byte more.
+_VARINT_BOUNDS = np.array([1 << (7 * size) for size in range(1, 10)], np.uint64)
+
+
+def encode_examples(features: FeatureSpec, x: np.ndarray, y: np.ndarray, example_ids: np.ndarray) -> bytes:
+    """Encodes examples as TFRecords, one after another in their order.
+
+    Args:
+      features: shape and types of an example; `d` is the product of its shape.
+      x: float32 `[n, d]`, or uint8 `[n, d]` where `features.x_dtype` is `uint8`.
+      y: int64 `[n]`, or float32 `[n]` for a regression.
+      example_ids: dtype `S32` `[n]`, 32 hex characters each.
+
+    Raises:
+      ValueError: an array has another shape or dtype.
+    """
+    x, y, ids = _checked(features, x, y, example_ids)
+    return b"".join(_encode_part(features, x[part], y[part], ids[part]) for part in _parts(features, len(y)))
+
+
+def record_lengths(features: FeatureSpec, y: np.ndarray) -> np.ndarray:
+    """Bytes of each example's record, framing included: int64 `[n]`, for labels `y` `[n]`."""
+    by_label_size = np.array([layout.length for layout in _layouts(features)], np.int64)
+    if features.y_dtype != "int64":
+        return np.full(len(y), by_label_size[0])
+    return by_label_size[np.searchsorted(_VARINT_BOUNDS, np.asarray(y, np.int64).view(np.uint64), side="right")]
+
+
+def decode_examples(
+    features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0, *, as_stored: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes records that `encode_examples` wrote, checking every checksum.
+
+    Args:
+      features: shape and types of an example.
+      buffer: the bytes of `n` whole records.
+      file_name: where the buffer was read, for error messages.
+      offset: position of the buffer in that file, for error messages.
+      as_stored: leave values of a data set of bytes as they are, instead of dividing them by 255.
+
+    Returns:
+      `x`, float32 `[n, *shape]` (uint8 as stored), and `y` `[n]`, int64 or, for a regression, float32.
+
+    Raises:
+      DataError: a record is cut short, fails its checksum, or is laid out in another way; names the file and the
+        record's offset.
+    """
+    starts, lengths = record_extents(features, buffer, file_name, offset)
+    x_dtype = features.x_dtype if as_stored else np.float32
+    x = np.empty((len(starts), math.prod(features.shape)), x_dtype)
+    y = np.empty(len(starts), features.y_dtype)
+    for part in _parts(features, len(starts)):
+        if not _decode_part(features, buffer, starts[part], lengths[part], x[part], y[part]):
+            raise _error(features, buffer, file_name, offset)
+    return x.reshape(len(y), *features.shape), y
+
+
+def record_extents(
+    features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where the records of a buffer start, and how long they are: int64 `[n]` each. Checks their headers alone.
+
+    Raises:
+      DataError: as `decode_examples`.
+    """
+    lengths_by_header = _lengths_by_header(features)
+    length = lengths_by_header.get(buffer[: tfrecord.HEADER_SIZE], 0)
+    if length and len(buffer) % length == 0:
+        headers = np.frombuffer(buffer, np.uint8).reshape(-1, length)[:, : tfrecord.HEADER_SIZE]
+        if (headers == headers[0]).all():
+            return np.arange(0, len(buffer), length), np.full(len(headers), length)
+    starts = []
+    position = 0
+    while position < len(buffer):
+        length = lengths_by_header.get(buffer[position : position + tfrecord.HEADER_SIZE])
+        if length is None or position + length > len(buffer):
+            raise _error(features, buffer, file_name, offset)
+        starts.append(position)
+        position += length
+    starts = np.array(starts, np.int64)
+    return starts, np.diff(starts, append=len(buffer))
+
+
+def _parts(features: FeatureSpec, num_examples: int) -> Iterator[slice]:
+    """Ranges of examples whose records stay in the processor's cache from the first step to the last."""
+    size = max(1, _PART_BYTES // _layouts(features)[0].length)
+    return (slice(start, start + size) for start in range(0, num_examples, size))
+
+
+def _encode_part(features: FeatureSpec, x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> bytes:
+    """Records of one or more examples, whose `x` and ids are given as bytes: uint8 `[n, size]`."""
+    lengths = record_lengths(features, y)
+    stops = np.cumsum(lengths)
+    starts = stops - lengths
+    records = np.empty(stops[-1], np.uint8)
+    for layout, members, rows in _groups(features, starts, lengths):
+        windows = _windows(records, layout.length)
+        windows[rows] = layout.template
+        windows[rows, layout.example_id] = ids[members]
+        windows[rows, layout.x] = x[members]
+        windows[rows, layout.y] = _label_bytes(y[members], layout)
+    checksums = tfrecord.payload_checksums(records.tobytes(), starts, stops)
+    _windows(records, tfrecord.FOOTER_SIZE)[stops - tfrecord.FOOTER_SIZE] = checksums[:, np.newaxis].view(np.uint8)
+    return records.tobytes()
+
+
+def _decode_part(
+    features: FeatureSpec, buffer: bytes, starts: np.ndarray, lengths: np.ndarray, x: np.ndarray, y: np.ndarray
+) -> bool:
+    """Fills in `x` `[n, d]` and `y` `[n]` from one or more records; tells whether these are intact, and ours."""
+    content = np.frombuffer(buffer, np.uint8)
+    checksums = tfrecord.payload_checksums(buffer, starts, starts + lengths)
+    intact = True
+    for layout, members, rows in _groups(features, starts, lengths):
+        records = _windows(content, layout.length)[rows]
+        stored = np.ascontiguousarray(records[:, layout.y.stop :]).view(np.uint32)
+        intact = intact and np.array_equal(stored.ravel(), checksums[members]) and layout.fits(records)
+        values = np.ascontiguousarray(records[:, layout.x]).view(features.x_dtype)
+        if x.dtype == values.dtype:
+            x[members] = values
+        else:
+            x[members] = np.divide(values, np.float32(255), dtype=np.float32)
+        y[members] = _labels(records[:, layout.y], y.dtype)
+    return intact
+
+
+def _checked(
+    features: FeatureSpec, x: np.ndarray, y: np.ndarray, example_ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The three arrays: `x` and the ids as bytes, uint8 `[n, size]`, and the labels."""
+    expected = {
+        "x": (x, (len(y), math.prod(features.shape)), features.x_dtype),
+        "y": (y, (len(y),), features.y_dtype),
+        "example_ids": (example_ids, (len(y),), f"S{EXAMPLE_ID_SIZE}"),
+    }
+    for name, (array, shape, dtype) in expected.items():
+        if array.shape != shape or array.dtype != np.dtype(dtype):
+            raise ValueError(f"{name} must be {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}")
+    x_bytes = np.ascontiguousarray(x).view(np.uint8).reshape(len(y), x.itemsize * x.shape[1])
+    ids = np.ascontiguousarray(example_ids).view(np.uint8).reshape(len(y), EXAMPLE_ID_SIZE)
+    return x_bytes, np.ascontiguousarray(y), ids
+
+
+def _error(features: FeatureSpec, buffer: bytes, file_name: str, offset: int) -> DataError:
+    """What is wrong with a buffer: its first corrupt record or, where there is none, the first of another layout."""
+    position = 0
+    for payload in tfrecord.unframe(buffer, file_name, offset):
+        record = np.frombuffer(tfrecord.frame(payload), np.uint8)
+        if not any(layout.length == len(record) and layout.fits(record[np.newaxis]) for layout in _layouts(features)):
+            break
+        position += len(record)
+    return DataError(
+        f"{file_name}: the record at byte {offset + position} is not laid out as an example of shape {features.shape} "
+        f"with {features.x_dtype} values and an {features.y_dtype} label; prepare the data again"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """A framed record in which three values and the payload's checksum are to be filled in.
+
+    `mask` tells which bits of the template are in every record: all of the bytes around the values, and, of the bytes
+    of a varint, the highest bit, which says whether another byte follows.
+    """
+
+    template: np.ndarray
+    example_id: slice
+    x: slice
+    y: slice
+    mask: np.ndarray
+
+    @property
+    def length(self) -> int:
+        return len(self.template)
+
+    def fits(self, records: np.ndarray) -> bool:
+        """Whether what lies around the values of `records`, uint8 `[n, length]`, is the template's; headers aside."""
+        around = (
+            slice(tfrecord.HEADER_SIZE, self.example_id.start),
+            slice(self.example_id.stop, self.x.start),
+            slice(self.x.stop, self.y.stop),
+        )
+        return not any(((records[:, part] ^ self.template[part]) & self.mask[part]).any() for part in around)
+
+
+@functools.lru_cache(maxsize=64)
+def _layouts(features: FeatureSpec) -> tuple[_Layout, ...]:
+    """One for each size a label can have, from the smallest."""
+    sizes = range(1, 11) if features.y_dtype == "int64" else (4,)
+    return tuple(_layout(features, size) for size in sizes)
+
+
+def _layout(features: FeatureSpec, label_size: int) -> _Layout:
+    num_values = math.prod(features.shape)
+    if features.x_dtype == "uint8":
+        x_size, x_list = num_values, _field(_BYTES_LIST, _field(1, bytes(num_values)))
+    else:
+        # An empty packed list is left out.
+        x_size, x_list = 4 * num_values, _field(_FLOAT_LIST, _field(1, bytes(4 * num_values)) if num_values else b"")
+    y_list = _INT64_LIST if features.y_dtype == "int64" else _FLOAT_LIST
+    id_entry = _map_entry(b"example_id", _field(_BYTES_LIST, _field(1, bytes(EXAMPLE_ID_SIZE))))
+    x_entry = _map_entry(b"x", x_list)
+    y_entry = _map_entry(b"y", _field(y_list, _field(1, bytes(label_size))))
+    template = np.frombuffer(bytearray(tfrecord.frame(_field(1, id_entry + x_entry + y_entry))), np.uint8)
+    # Each value is the end of its entry, and the entries are the end of the payload.
+    y_stop = len(template) - tfrecord.FOOTER_SIZE
+    x_stop = y_stop - len(y_entry)
+    id_stop = x_stop - len(x_entry)
+    example_id, x, y = (
+        slice(stop - size, stop) for stop, size in ((id_stop, EXAMPLE_ID_SIZE), (x_stop, x_size), (y_stop, label_size))
+    )
+    mask = np.full(len(template), 255, np.uint8)
+    mask[example_id] = mask[x] = mask[y] = 0
+    if features.y_dtype == "int64":
+        mask[y] = template[y.start : y.stop - 1] = 128
+    return _Layout(template, example_id, x, y, mask)
+
+
+def _map_entry(key: bytes, feature: bytes) -> bytes:
+    return _field(1, _field(1, key) + _field(2, feature))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A length-delimited field."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    high, low = divmod(value, 128)
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
+@functools.lru_cache(maxsize=64)
+def _lengths_by_header(features: FeatureSpec) -> dict[bytes, int]:
+    """A record's header, length and checksum of the length, tells which layout it has."""
+    return {layout.template[: tfrecord.HEADER_SIZE].tobytes(): layout.length for layout in _layouts(features)}
+
+
+def _groups(features: FeatureSpec, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[_Layout, Any, Any]]:
+    """The layouts that occur, with an index of their records among all, and of their first bytes in the buffer."""
+    if (lengths == lengths[0]).all():
+        # Slices instead of arrays of numbers: views instead of copies.
+        layout = next(layout for layout in _layouts(features) if layout.length == lengths[0])
+        return [(layout, slice(None), slice(starts[0], starts[-1] + 1, layout.length))]
+    members = [np.flatnonzero(lengths == layout.length) for layout in _layouts(features)]
+    return [
+        (layout, chosen, starts[chosen])
+        for layout, chosen in zip(_layouts(features), members, strict=True)
+        if len(chosen)
+    ]
+
+
+def _windows(content: np.ndarray, length: int) -> np.ndarray:
+    """The ranges of `length` bytes that start at each byte, as a view; much faster than `sliding_window_view`."""
+    return np.ndarray((len(content) - length + 1, length), np.uint8, content, strides=(1, 1))  # pyright: ignore
+
+
+def _label_bytes(y: np.ndarray, layout: _Layout) -> np.ndarray:
+    """Labels as they are stored: uint8 `[n, size of a label]`."""
+    if y.dtype == np.float32:
+        return y.astype("<f4")[:, np.newaxis].view(np.uint8)
+    size = layout.y.stop - layout.y.start
+    digits = (y.view(np.uint64)[:, np.newaxis] >> _shifts(size)).astype(np.uint8)
+    digits[:, :-1] |= 128
+    digits[:, -1] &= 127
+    return digits
+
+
+def _labels(stored: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The inverse of `_label_bytes`."""
+    if dtype == np.float32:
+        return np.ascontiguousarray(stored).view("<f4").ravel()
+    digits = (stored & 127).astype(np.uint64) << _shifts(stored.shape[1])
+    return np.bitwise_or.reduce(digits, axis=1).view(np.int64)
+
+
+def _shifts(size: int) -> np.ndarray:
+    return np.arange(0, 7 * size, 7, dtype=np.uint64)
