@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import hashlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,21 +26,55 @@ class Reason(enum.StrEnum):
     PIXEL_COUNT = "wrong_pixel_count"
     PIXEL_NOT_FINITE = "pixel_not_finite"
     PIXEL_RANGE = "pixel_outside_0_1"
+    UNREADABLE_IMAGE = "image_missing_or_damaged"
+    IMAGE_WITHOUT_CLASS = "image_without_class"
+    IMAGE_OF_SEVERAL_CLASSES = "image_in_several_classes"
+    IMAGE_OF_SEVERAL_USERS = "image_of_several_users"
     FEATURES_NOT_NUMBERS = "features_not_a_list_of_numbers"
     FEATURE_COUNT = "wrong_feature_count"
     FEATURE_NOT_FINITE = "feature_not_finite"
     LABEL_NOT_INTEGER = "label_not_an_integer"
     LABEL_RANGE = "label_out_of_range"
     LABEL_NOT_FINITE = "label_not_a_finite_number"
+    ROW_LENGTH = "row_of_another_length"
+    ROW_VALUES = "row_with_missing_or_wrong_value"
+    UNKNOWN_PERSON = "row_of_unknown_person"
+    UNKNOWN_PLACE = "row_of_unknown_household_or_place"
+    CONFLICTING_ROWS = "rows_of_same_id_differ"
+    CONTRADICTORY_STATES = "states_of_disease_go_back"
+    OWN_CONTACT = "contact_with_oneself"
+    TIME_RANGE = "time_or_duration_out_of_range"
     # Sound records left out by a rule of the job: counted, and no sign of bad input.
     IDENTICAL_USER = "identical_copy_of_user"
     TOO_FEW_EXAMPLES = "client_below_min_examples"
     EMPTY_TRAIN_SPLIT = "client_without_train_examples"
+    CLASS_NOT_CHOSEN = "class_not_chosen"
+    IMAGE_WITHOUT_USER = "image_without_user"
+    IDENTICAL_ROW = "identical_row_of_same_id"
+    OUTSIDE_GROUP = "contact_between_silos_or_groups"
 
     @property
     def is_bad_input(self) -> bool:
         """Whether records with this reason are dead letters."""
-        return self not in (Reason.IDENTICAL_USER, Reason.TOO_FEW_EXAMPLES, Reason.EMPTY_TRAIN_SPLIT)
+        return self not in _LEFT_OUT
+
+
+_LEFT_OUT = (
+    Reason.IDENTICAL_USER,
+    Reason.TOO_FEW_EXAMPLES,
+    Reason.EMPTY_TRAIN_SPLIT,
+    Reason.CLASS_NOT_CHOSEN,
+    Reason.IMAGE_WITHOUT_USER,
+    Reason.IDENTICAL_ROW,
+    Reason.OUTSIDE_GROUP,
+)
+
+
+class Unusable(NamedTuple):
+    """What a source has instead of an example, or of a user, that it finds to be unusable: what a dead letter says."""
+
+    reason: Reason
+    found: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +84,14 @@ class UserRecord:
     Attributes:
       client: the user's name.
       source: name of the file.
-      x: a list of examples: float32 vectors, or the raw JSON value of what is not a flat list of numbers.
-        Anything but a list is malformed; None means the file lists the user but has no data for it.
+      x: a list of examples: float32 vectors, what makes one `Unusable`, or the raw JSON value of what is not a flat
+        list of numbers. Anything but a list is malformed; None means the file lists the user but has no data for it.
       y: a list of labels as JSON has them; anything but a list is malformed.
       num_samples: the count the file states; None if the file does not list the user.
       repeated_key: whether a key was repeated inside the user's object.
       is_test: for each example whether it is a test example, where the source says so; None leaves it to the job.
+      is_validation: the same for validation; None leaves those that are not for test to the job.
+      problem: why none of it can be used, where the source knows more than `x` and `y` show.
     """
 
     client: str
@@ -65,6 +101,8 @@ class UserRecord:
     num_samples: Any
     repeated_key: bool = False
     is_test: list[bool] | None = None
+    is_validation: list[bool] | None = None
+    problem: Unusable | None = None
 
     @property
     def num_examples(self) -> int:
@@ -78,7 +116,8 @@ class UserRecord:
 
     def fingerprint(self) -> bytes:
         """A digest of everything but the source: equal for copies with the same content."""
-        digest = hashlib.sha256(json.dumps([self.num_samples, self.repeated_key, self.is_test, self.y]).encode())
+        stated = [self.num_samples, self.repeated_key, self.is_test, self.is_validation, self.problem, self.y]
+        digest = hashlib.sha256(json.dumps(stated).encode())
         for x in self.x if isinstance(self.x, list) else [self.x]:
             packed = isinstance(x, np.ndarray)
             content = x.tobytes() if packed else json.dumps(x).encode()

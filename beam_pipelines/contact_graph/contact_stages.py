@@ -1,0 +1,205 @@
+"""The stages that make rows of contacts: read and give them to both ends, then sample and write."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from beam_pipelines.accounting import count_kept, count_read, count_rows
+from beam_pipelines.contact_graph.degree import DegreeBound
+from beam_pipelines.contact_graph.exchange import gather, scatter
+from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
+from beam_pipelines.contact_graph.keyed_hash import hexadecimal_names, keyed_uint64
+from beam_pipelines.contact_graph.people import People, PlaceLookup
+from beam_pipelines.contact_graph.people_stages import ORDER, count_read_rows, drop_rows
+from beam_pipelines.contact_graph.person_features import SECONDS_PER_DAY
+from beam_pipelines.contact_graph.rows import RowLayout, build_rows
+from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
+from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES
+from beam_pipelines.io.shards import DeadLetterFile, Extent, write_shard
+from beam_pipelines.schema import Reason
+from beam_pipelines.stages import Piece, Stage, TaskContext, partition_stage
+from tff_pdp.data.example_codec import encode_examples
+from tff_pdp.data.manifest import SPLITS, FeatureSpec
+
+READ, WRITE = "read_contacts", "write_rows"
+CONTACT_COLUMNS = ("pid1", "pid2", "start_time", "duration", "activity1", "activity2")
+_TABLE = "population_network"
+_END = {"owner": np.int32, "other": np.int32, "start": np.int32, "duration": np.int32, "activity": np.int8}
+# Rows encoded at a time.
+_BLOCK_ROWS = 1 << 15
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRules:
+    """What decides what rows are made of contacts.
+
+    Attributes:
+      layout: of a row.
+      features: of the examples written.
+      degree_bound: checked, and may leave contacts out.
+      num_days: how many days were observed, from day 0.
+      prediction_days: whether somebody falls ill in so many days is the label.
+      num_windows: how many rows each person has for training or validation.
+      seed: keys windows and sampling.
+      num_shards: of the dataset, and partitions of people.
+    """
+
+    layout: RowLayout
+    features: FeatureSpec
+    degree_bound: DegreeBound
+    num_days: int
+    prediction_days: int
+    num_windows: int
+    seed: int
+    num_shards: int
+
+
+def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
+    """Builds the stages, to be run after those of people."""
+    return (
+        Stage(READ, tuple(chunks), _ReadContacts(rules.num_shards), gives=("contacts",), after=(ORDER,)),
+        partition_stage(WRITE, rules.num_shards, _WriteRows(rules), takes=("contacts",), after=(ORDER,)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReadContacts:
+    """A chunk of contacts -> each, seen from both ends, to the partitions of both, unless it is between groups."""
+
+    num_partitions: int
+
+    def __call__(self, task: Chunk, context: TaskContext) -> Iterator[Piece]:
+        people, lookup = People.load(context.folder), PlaceLookup(context.folder)
+        with DeadLetterFile(context.folder, READ, context.number) as letters:
+            for rows in read_chunk(task, CONTACT_COLUMNS):
+                count_read_rows(context, _TABLE, rows, letters)
+                yield from self._both_ends(rows, people, lookup, context, letters)
+
+    def _both_ends(
+        self, rows: InputRows, people: People, lookup: PlaceLookup, context: TaskContext, letters: DeadLetterFile
+    ) -> Iterator[Piece]:
+        columns = rows.columns
+        first, second = lookup.places(columns["pid1"]), lookup.places(columns["pid2"])
+        is_known = (first >= 0) & (second >= 0)
+        is_own = columns["pid1"] == columns["pid2"]
+        is_sound = (columns["duration"] >= 0) & (columns["start_time"] >= 0)
+        is_sound &= columns["start_time"] < SECONDS_PER_DAY
+        for name in ("activity1", "activity2"):
+            is_sound &= (columns[name] >= 1) & (columns[name] <= len(ACTIVITY_NAMES))
+        for reason, is_bad in (
+            (Reason.OWN_CONTACT, is_own),
+            (Reason.UNKNOWN_PERSON, ~is_own & ~is_known),
+            (Reason.TIME_RANGE, ~is_own & is_known & ~is_sound),
+        ):
+            drop_rows(_TABLE, reason, columns["pid1"][is_bad], context, letters)
+        usable = is_known & is_sound & ~is_own
+        first, second = first[usable], second[usable]
+        is_inside = (people.silo[first] == people.silo[second]) & (people.group[first] == people.group[second])
+        count_rows(context, _TABLE, Reason.OUTSIDE_GROUP, int(len(first) - is_inside.sum()))
+        count_rows(context, _TABLE, "kept", int(is_inside.sum()))
+        first, second = first[is_inside].astype(np.int32), second[is_inside].astype(np.int32)
+        kept = {name: columns[name][usable][is_inside] for name in CONTACT_COLUMNS[2:]}
+        ends = {
+            "owner": np.concatenate([first, second]),
+            "other": np.concatenate([second, first]),
+            "start": np.tile(kept["start_time"].astype(np.int32), 2),
+            "duration": np.tile(kept["duration"].astype(np.int32), 2),
+            "activity": np.concatenate([kept["activity1"], kept["activity2"]]).astype(np.int8),
+        }
+        partitions = ends["owner"].astype(np.int64) * self.num_partitions // max(len(people), 1)
+        yield from scatter("contacts", partitions, self.num_partitions, ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class _WriteRows:
+    """All contacts of consecutive people -> their rows, as one shard."""
+
+    rules: RowRules
+
+    def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
+        rules, people = self.rules, People.load(context.folder)
+        first, last = (-(-number * len(people) // rules.num_shards) for number in (task, task + 1))
+        ends = gather(context, "contacts", _END)
+        own = Contacts(
+            ends["owner"].astype(np.int64) - first,
+            ends["other"].astype(np.int64),
+            *(ends[name] for name in ("start", "duration", "activity")),
+        )
+        pairs = merge_pairs(own, len(people))
+        degrees = degrees_of(pairs, last - first)
+        pids = np.asarray(people.pid[first:last])
+        rules.degree_bound.check_degrees(degrees, pids)
+        sampled = sample_pairs(pairs, rules.layout.num_slots, rules.seed, pids, people.pid)
+        shard = _Shard(rules, people, first, degrees, sampled)
+        write_shard(context.folder, task, rules.num_shards, shard.extents(context))
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+    """The people of one shard, with what is known of their contacts."""
+
+    rules: RowRules
+    people: People
+    first: int
+    degrees: np.ndarray
+    pairs: Pairs
+
+    def extents(self, context: TaskContext) -> Iterator[Extent]:
+        """The rows by silo and split, some at a time: each person's windows in time, and then tests."""
+        last = self.first + len(self.degrees)
+        silos = np.asarray(self.people.silo[self.first : last])
+        for silo in np.unique(silos).tolist():
+            begin, end = self.first + np.searchsorted(silos, [silo, silo + 1])
+            splits = np.asarray(self.people.split[begin:end])
+            for name in sorted(SPLITS):
+                if name == "test":
+                    yield from self._blocks(silo, name, int(begin), int(end), context)
+                    continue
+                inside = begin + np.flatnonzero(splits == SPLITS.index(name))
+                if len(inside):
+                    # Consecutive, because people are sorted by split.
+                    yield from self._blocks(silo, name, int(inside[0]), int(inside[-1]) + 1, context)
+
+    def _blocks(self, silo: int, split: str, begin: int, end: int, context: TaskContext) -> Iterator[Extent]:
+        for start in range(begin, end, _BLOCK_ROWS):
+            for x, y, ids in self._examples(split, start, min(start + _BLOCK_ROWS, end)):
+                count_read(context, users=0, examples=len(y))
+                count_kept(context, users=0, examples=len(y))
+                if len(y):
+                    records = encode_examples(self.rules.features, x, y, ids)
+                    yield Extent(self.people.silos[silo], split, records, len(y))
+
+    def _examples(self, split: str, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Features, labels and names of the rows of consecutive people, one window in time after the other."""
+        rules = self.rules
+        pids = np.asarray(self.people.pid[begin:end])
+        if split == "test":
+            target = np.asarray(self.people.target[begin:end])
+            chosen = target >= 0
+            starts = np.full(len(pids), rules.num_days, np.int64)
+            names = hexadecimal_names(rules.seed, "test", pids)
+            yield self._rows(begin, end, starts)[chosen], target[chosen].astype(np.int64), names[chosen]
+            return
+        infected = np.asarray(self.people.infected[begin:end]).astype(np.int64)
+        for window in range(rules.num_windows):
+            number = np.full(len(pids), window, np.int64)
+            starts = window_starts(pids, number, rules)
+            is_ill = (infected >= starts) & (infected < starts + rules.prediction_days)
+            names = hexadecimal_names(rules.seed, "row", pids, number)
+            yield self._rows(begin, end, starts), is_ill.astype(np.int64), names
+
+    def _rows(self, begin: int, end: int, starts: np.ndarray) -> np.ndarray:
+        low, high = np.searchsorted(self.pairs.owner, [begin - self.first, end - self.first])
+        pairs = Pairs(*(values[low:high] for values in self.pairs))
+        pairs = pairs._replace(owner=pairs.owner - (begin - self.first))
+        degrees = self.degrees[begin - self.first : end - self.first]
+        return build_rows(self.rules.layout, self.people, begin, degrees, pairs, starts)
+
+
+def window_starts(pids: np.ndarray, windows: np.ndarray, rules: RowRules) -> np.ndarray:
+    """The first day after each row's history, by a hash of the person's id and the window's number: int64 `[n]`."""
+    earliest = rules.layout.window_days
+    choices = rules.num_days - rules.prediction_days - earliest + 1
+    return earliest + (keyed_uint64(rules.seed, "window", pids, windows) % np.uint64(choices)).astype(np.int64)

@@ -1,0 +1,166 @@
+"""How many rows one person, or one pair's contacts, can change: the bound that privacy plans build on, and its proof.
+
+A person's row is a function of the person, of its contacts with people of its own silo, and of these people. Which
+contacts fill the row's slots depends on the ids at both ends and on the seed (`beam_pipelines.contact_graph.
+sampling`), so a row changes only if its own person, one of its contacts or one of the people at their other ends does.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from tff_pdp.data.row_influence import RowAdjacency, RowInfluence
+from tff_pdp.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class DegreePromise:
+    """Nobody has met more than D people: a public promise, checked when rows are made.
+
+    Guarantee: let u be a person. Rows that u can change are u's own and those of the people u has met, at most D:
+      D + 1 if u leaves (`replace_special`: u's row is one of zeros, u is in no other row). If u becomes somebody else
+      with other contacts (`replace_one`), rows of the people met before and after change, D each: 2 D + 1.
+    Assumes: D was chosen without looking at the data, and both graphs keep the promise. That rows are refused where
+      they do not reveals so.
+
+    Attributes:
+      max_degree: D, of different people anybody has met within its silo.
+      adjacency: how neighbouring graphs differ.
+    """
+
+    kind: ClassVar[str] = "promise"
+    max_degree: int
+    adjacency: RowAdjacency = "replace_one"
+
+    def __post_init__(self):
+        _require(self.max_degree >= 0, "max_degree", self.max_degree, "at least 0")
+        known = [name for name in get_args(RowAdjacency) if name != "add_or_remove_one"]
+        _require(self.adjacency in known, "adjacency", self.adjacency, f"one of {', '.join(known)}")
+
+    group_column: ClassVar[str | None] = None
+
+    def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
+        """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        degree = self.max_degree if num_slots else 0
+        people = 2 * degree + 1 if self.adjacency == "replace_one" else degree + 1
+        return RowInfluence(
+            "node",
+            self.adjacency,
+            num_windows * people,
+            f"nobody has met more than {degree} people of the own silo, which is promised in public and checked"
+            + _times(num_windows),
+        )
+
+    def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
+        """Raises a DataError for the first person, of ids int64 `[n]`, that has met too many: int64 `[n]`."""
+        excess = np.flatnonzero(degrees > self.max_degree)
+        if len(excess):
+            raise DataError(
+                f"degree_bound: person {people[excess[0]]} has met {degrees[excess[0]]} people of its silo, and "
+                f"{self.max_degree} are promised (max_degree). Rows would not be as private as promised: promise more, "
+                "or use kind public_groups or edge"
+            )
+
+    def check_groups(self, sizes: np.ndarray) -> None:
+        """Nothing: groups play no part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicGroups:
+    """Contacts outside of public groups, such as households, wards or school classes, are left out.
+
+    Guarantee: whatever u does, only rows of u's group change, u's own among them: at most B.
+    Assumes: who belongs to which group is public, as is B.
+
+    Attributes:
+      group_column: of table `person` (or `household`): equal for people of one group.
+      max_group_size: B.
+    """
+
+    kind: ClassVar[str] = "public_groups"
+    group_column: str
+    max_group_size: int
+
+    def __post_init__(self):
+        _require(self.max_group_size >= 1, "max_group_size", self.max_group_size, "at least 1")
+
+    def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
+        """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        return RowInfluence(
+            "node",
+            "replace_one",
+            num_windows * (self.max_group_size if num_slots else 1),
+            f"contacts outside of groups by {self.group_column} are left out, and these public groups have at most "
+            f"{self.max_group_size} people" + _times(num_windows),
+        )
+
+    def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
+        """Nothing: within a group, everybody may have met everybody."""
+
+    def check_groups(self, sizes: np.ndarray) -> None:
+        """Raises a DataError if one of the groups, of sizes int64 `[groups]`, is too large."""
+        if sizes.max(initial=0) > self.max_group_size:
+            raise DataError(
+                f"degree_bound: a group by {self.group_column} has {sizes.max()} people, more than max_group_size "
+                f"{self.max_group_size}: allow larger groups, or name another group_column"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class EdgeLevel:
+    """Protects which pairs have met, and when; not people, whose own features and states are then not hidden.
+
+    Guarantee: all contacts of a pair are in the rows of these two people and in no other: two rows change.
+    """
+
+    kind: ClassVar[str] = "edge"
+    group_column: ClassVar[str | None] = None
+
+    def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
+        """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        return RowInfluence(
+            "edge",
+            "add_or_remove_one",
+            2 * num_windows if num_slots else 0,
+            "the contacts of a pair are in the rows of these two people only" + _times(num_windows),
+        )
+
+    def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
+        """Nothing: any degree will do."""
+
+    def check_groups(self, sizes: np.ndarray) -> None:
+        """Nothing: groups play no part."""
+
+
+DegreeBound = DegreePromise | PublicGroups | EdgeLevel
+_KINDS: dict[str, type[DegreePromise] | type[PublicGroups] | type[EdgeLevel]] = {
+    kind.kind: kind for kind in (DegreePromise, PublicGroups, EdgeLevel)
+}
+
+
+def parse_degree_bound(given: Mapping[str, Any]) -> DegreeBound:
+    """Reads `{kind: promise, max_degree: 20}`, `{kind: public_groups, group_column: ..., max_group_size: ...}`, ...
+
+    Raises:
+      DataError: the kind or a key is unknown or missing, or a value out of range.
+    """
+    arguments = dict(given)
+    kind = arguments.pop("kind", None)
+    if kind not in _KINDS:
+        raise DataError(f"degree_bound: kind is {kind!r}; known: {', '.join(_KINDS)}")
+    try:
+        return _KINDS[kind](**arguments)
+    except TypeError:
+        fields = ", ".join(field.name for field in dataclasses.fields(_KINDS[kind])) or "no other keys"
+        raise DataError(f"degree_bound of kind {kind} takes {fields}; got {', '.join(arguments) or 'none'}") from None
+
+
+def _times(num_windows: int) -> str:
+    return f"; everybody has {num_windows} rows" if num_windows > 1 else ""
+
+
+def _require(holds: bool, key: str, value: Any, wanted: str) -> None:
+    if not holds:
+        raise DataError(f"degree_bound: {key} is {value!r}; it must be {wanted}")

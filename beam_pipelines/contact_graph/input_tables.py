@@ -1,0 +1,249 @@
+"""The tables of a population, cut into chunks that tasks read: columns as arrays, rows that cannot be used kept aside.
+
+`beam_pipelines.epidemic.pets_files` has the tables and their columns.
+"""
+
+import dataclasses
+import functools
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+from beam_pipelines.epidemic.pets_files import STATE_NAMES, TABLES, paths_of, plain_type
+from beam_pipelines.schema import DeadLetter, Reason
+from tff_pdp.errors import DataError
+
+# The type stubs do not know its functions.
+_COMPUTE: Any = pyarrow.compute
+# What a task reads at a time, uncompressed.
+_CHUNK_BYTES = 64 << 20
+_INTEGER = r"^\s*[+-]?\d{1,18}(\.0*)?\s*$"
+# Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
+_BY_PLACE = {"population_network": tuple(TABLES["population_network"].names), "target": ("pid", "infected")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """A part of one file of a table: row groups, bytes of text, or (compressed text) all of it."""
+
+    table: str
+    path: Path
+    start: int
+    stop: int
+
+    @property
+    def source(self) -> str:
+        """The file's name, for dead letters: the same wherever the folder lies."""
+        return self.path.name if self.path.stem.startswith(self.table) else f"{self.table}/{self.path.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputRows:
+    """Some rows of a table: columns as arrays of equal length, and what could not be read.
+
+    Strings are object arrays, states of the disease 0 (S), 1 (I) and 2 (R).
+    """
+
+    columns: Mapping[str, np.ndarray]
+    letters: Sequence[DeadLetter]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, ...]:
+    """The files of a table, all of which have these columns; none where there is no such table.
+
+    Raises:
+      DataError: the table is there twice, a file cannot be read, or has not all of the columns.
+    """
+    paths = paths_of(folder, table)
+    if len(paths) > 1:
+        raise DataError(f"{paths[0]}: {paths[1].name} is the same table; remove one of them")
+    if not paths:
+        return ()
+    files = sorted(path for path in paths[0].iterdir() if path.is_file()) if paths[0].is_dir() else paths
+    for path in files:
+        _places(path, table, tuple(columns))
+    return tuple(files)
+
+
+def chunks_of(table: str, files: Sequence[Path]) -> list[Chunk]:
+    """What tasks read of a table's files."""
+    chunks = []
+    for path in files:
+        if path.suffix == ".parquet":
+            metadata = pyarrow.parquet.ParquetFile(path).metadata
+            groups = range(metadata.num_row_groups)
+            chunks += [Chunk(table, path, group, group + 1) for group in groups if metadata.row_group(group).num_rows]
+        elif path.suffix == ".gz":
+            chunks.append(Chunk(table, path, 0, path.stat().st_size))
+        else:
+            size = path.stat().st_size
+            chunks += [
+                Chunk(table, path, start, min(start + _CHUNK_BYTES, size)) for start in range(0, size, _CHUNK_BYTES)
+            ]
+    return chunks
+
+
+def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
+    """Reads some columns of a chunk, some rows at a time. Rows without a value, or with a wrong one, are left out.
+
+    Raises:
+      DataError: the file is damaged, or a column of a Parquet file has a type that cannot hold its values.
+    """
+    schema = _schema(chunk, columns)
+    try:
+        if chunk.path.suffix == ".parquet":
+            file = pyarrow.parquet.ParquetFile(chunk.path)
+            groups = list(range(chunk.start, chunk.stop))
+            found = _places(chunk.path, chunk.table, tuple(columns))
+            for batch in file.iter_batches(1 << 20, groups, columns=[name for _, name in found]):
+                table = pyarrow.Table.from_batches([batch]).select([name for _, name in found])
+                table = table.rename_columns(list(columns))
+                yield _without_bad_rows(chunk, table.cast(schema, safe=True), table, [])
+        else:
+            for block in _text_blocks(chunk):
+                yield _parse(chunk, block, schema)
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{chunk.path}: cannot be read as table {chunk.table}: {error}") from error
+
+
+def _schema(chunk: Chunk, columns: Sequence[str]) -> pyarrow.Schema:
+    known = TABLES[chunk.table]
+    # A column that the schema of the challenge does not have is a name of something.
+    return pyarrow.schema(
+        [(name, plain_type(known.field(name).type) if name in known.names else pyarrow.string()) for name in columns]
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Where columns are in a file, and what they are called there."""
+    try:
+        if path.suffix == ".parquet":
+            header = pyarrow.parquet.read_schema(path).names
+        else:
+            with _open_text(path) as file:
+                header = next(_header(file.readline())).tolist()
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error, StopIteration) as error:
+        raise DataError(f"{path}: cannot be read as table {table}: {error}") from error
+    # An index column, which pandas writes without a name, is no column of the table.
+    named = [(place, name) for place, name in enumerate(header) if name and not name.startswith("Unnamed")]
+    by_name = {name: (place, name) for place, name in named}
+    by_place = dict(zip(_BY_PLACE.get(table, ()), named, strict=False))
+    found = {name: by_name.get(name, by_place.get(name)) for name in columns}
+    missing = [name for name, place in found.items() if place is None]
+    if missing:
+        raise DataError(f"{path}: no column {', '.join(missing)} in it; it has {', '.join(header)}")
+    return [place for place in found.values() if place is not None]
+
+
+def _header(line: bytes) -> Iterator[np.ndarray]:
+    table = pyarrow.csv.read_csv(
+        io.BytesIO(line), pyarrow.csv.ReadOptions(autogenerate_column_names=True, encoding="utf-8-sig")
+    )
+    yield np.array(
+        [str(column[0].as_py() if column[0].as_py() is not None else "").strip() for column in table.columns]
+    )
+
+
+def _open_text(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # pyright: ignore[reportReturnType]
+
+
+def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
+    """Whole lines that begin in the chunk, without the header, some megabytes at a time."""
+    with _open_text(chunk.path) as file:
+        is_whole = chunk.path.suffix == ".gz"
+        if chunk.start:
+            # A line that begins at the very start belongs to this chunk, so look from one byte before.
+            file.seek(chunk.start - 1)
+        file.readline()
+        while is_whole or file.tell() < chunk.stop:
+            size = _CHUNK_BYTES if is_whole else chunk.stop - file.tell()
+            block = file.read(size)
+            if not block:
+                return
+            yield block + file.readline()
+
+
+def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
+    """Text as rows: at once where all of it has the right types, otherwise with a look at every value."""
+    letters: list[DeadLetter] = []
+
+    def skip(row: pyarrow.csv.InvalidRow) -> str:
+        letters.append(_letter(chunk, Reason.ROW_LENGTH, row.text))
+        return "skip"
+
+    def read(types: pyarrow.Schema) -> pyarrow.Table:
+        letters.clear()
+        places = _places(chunk.path, chunk.table, tuple(schema.names))
+        with _open_text(chunk.path) as file:
+            width = len(next(_header(file.readline())))
+        names = [f"f{place}" for place in range(width)]
+        table = pyarrow.csv.read_csv(
+            io.BytesIO(block),
+            pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
+            pyarrow.csv.ParseOptions(invalid_row_handler=skip),
+            pyarrow.csv.ConvertOptions(
+                include_columns=[names[place] for place, _ in places],
+                column_types={
+                    names[place]: types.field(name).type for (place, _), name in zip(places, types.names, strict=True)
+                },
+                strings_can_be_null=True,
+            ),
+        )
+        return table.rename_columns(schema.names)
+
+    try:
+        table = read(schema)
+        return _without_bad_rows(chunk, table, table, letters)
+    except pyarrow.ArrowInvalid:
+        texts = read(pyarrow.schema([(name, pyarrow.string()) for name in schema.names]))
+        columns = [_convert(texts[field.name], field.type) for field in schema]
+        return _without_bad_rows(chunk, pyarrow.table(columns, schema=schema), texts, letters)
+
+
+def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:
+    """Texts as values, null where they are none of this type."""
+    if pyarrow.types.is_string(kind):
+        return texts
+    if pyarrow.types.is_integer(kind):
+        matches = _COMPUTE.match_substring_regex(texts, _INTEGER)
+        numbers = _COMPUTE.if_else(matches, texts, None).cast(pyarrow.float64())
+        limits = np.iinfo(kind.to_pandas_dtype())
+        is_large_enough = _COMPUTE.greater_equal(numbers, float(limits.min))
+        fits = _COMPUTE.and_(is_large_enough, _COMPUTE.less_equal(numbers, float(limits.max)))
+        wanted = _COMPUTE.if_else(fits, _COMPUTE.utf8_trim_whitespace(texts), None)
+        return _COMPUTE.replace_substring_regex(wanted, r"\.0*$", "").cast(kind)
+    matches = _COMPUTE.match_substring_regex(texts, r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$")
+    return _COMPUTE.utf8_trim_whitespace(_COMPUTE.if_else(matches, texts, None)).cast(kind)
+
+
+def _without_bad_rows(chunk: Chunk, table: pyarrow.Table, texts: pyarrow.Table, letters: list[DeadLetter]) -> InputRows:
+    if "state" in table.column_names:
+        codes = _COMPUTE.index_in(table["state"], pyarrow.array(STATE_NAMES)).cast(pyarrow.int8())
+        table = table.set_column(table.column_names.index("state"), "state", codes)
+    if any(column.null_count for column in table.columns):
+        is_bad = functools.reduce(_COMPUTE.or_, (_COMPUTE.is_null(column) for column in table.columns))
+        letters += [
+            _letter(chunk, Reason.ROW_VALUES, ",".join(str(value) for value in row.values()))
+            for row in texts.filter(is_bad).to_pylist()
+        ]
+        table = table.filter(_COMPUTE.invert(is_bad))
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return InputRows(columns, tuple(letters))
+
+
+def _letter(chunk: Chunk, reason: Reason, raw: str) -> DeadLetter:
+    return DeadLetter(chunk.source, "", None, reason, raw[:200])

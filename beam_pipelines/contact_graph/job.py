@@ -1,0 +1,202 @@
+"""The contact-graph job: a population, its contacts and an outbreak in, a client dataset of people's rows out.
+
+Clients are silos: regions, wards, school classes. How many rows a person can change is in the manifest, for privacy
+plans to take it from there.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+from tqdm import tqdm
+
+from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
+from beam_pipelines.contact_graph.degree import DegreeBound, parse_degree_bound
+from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
+from beam_pipelines.contact_graph.people_stages import PeopleRules, people_stages
+from beam_pipelines.contact_graph.rows import LAYOUTS, RowLayout
+from beam_pipelines.epidemic.pets_files import read_observed_days
+from beam_pipelines.job import DatasetJob, JobOptions, Summary, run_dataset_job
+from tff_pdp.data.manifest import FeatureSpec, FileRecord
+from tff_pdp.errors import DataError
+
+NUM_CLASSES = 2
+# For each shard: a task then holds some hundred megabytes.
+_SHARD_CONTACTS = 2_000_000
+# Of a contact as text.
+_CONTACT_BYTES = 40
+_SILO_BY = re.compile(r"(person|household)\.\w+|residence_grid\.\d+(\.\d+)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContactGraphOptions(JobOptions):
+    """What to make of a contact graph, and how.
+
+    Attributes:
+      degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
+      silo_by: who belongs to which silo: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`, the
+        cell of a grid that a person's home lies in. Contacts between silos are left out.
+      num_slots: S, how many contacts a row looks at; 0 for rows of people alone.
+      layout: `slots`, a block of numbers for each contact; or `summary`, their mean; see
+        `beam_pipelines.contact_graph.rows`.
+      num_days: how many days were observed, from day 0.
+      window_days: how many days of history a row has.
+      prediction_days: the label of a row is whether the person falls ill in so many days after its history. In tests,
+        whose history ends with the last day, table `target` says so.
+      num_windows: rows for each person in training or validation, each of another time. More rows are more influence.
+      validation_fraction: expected share of people whose rows are for validation.
+      min_people_per_silo: smaller silos are dropped.
+      num_shards: number of shard files; 0 chooses it by the number of contacts. A task holds the contacts of
+        one shard in memory.
+    """
+
+    degree_bound: Mapping[str, Any]
+    silo_by: str = "person.region"
+    num_slots: int = 20
+    layout: str = "slots"
+    num_days: int = 57
+    window_days: int = 21
+    prediction_days: int = 7
+    num_windows: int = 1
+    validation_fraction: float = 0.1
+    min_people_per_silo: int = 10
+    num_shards: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        parse_degree_bound(self.degree_bound)
+        self._require(
+            bool(_SILO_BY.fullmatch(self.silo_by)),
+            "silo_by must be person.<column>, household.<column> or residence_grid.<degrees>",
+        )
+        self._require(self.num_slots >= 0, "num_slots must be at least 0")
+        self._require(self.layout in LAYOUTS, f"layout must be one of {', '.join(LAYOUTS)}")
+        self._require(min(self.window_days, self.prediction_days) >= 1, "window_days and prediction_days must be >= 1")
+        self._require(
+            self.window_days + self.prediction_days <= self.num_days,
+            "num_days must leave room for window_days and prediction_days",
+        )
+        self._require(self.num_days < 2**15 - 1, "num_days must be below 32767")
+        self._require(self.num_windows >= 1, "num_windows must be at least 1")
+        self._require(0 <= self.validation_fraction < 1, "validation_fraction must lie in [0, 1)")
+        self._require(self.min_people_per_silo >= 1, "min_people_per_silo must be at least 1")
+        self._require(0 <= self.num_shards <= 2**16, "num_shards must lie in [0, 65536]")
+
+
+def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
+    """Makes rows of a contact graph, or finds that they are already there.
+
+    Options' `input` is the folder of the tables (`beam_pipelines.epidemic.pets_files`).
+
+    Raises:
+      DataError: a table or column is missing, a file is damaged, more than `max_bad_fraction` of a table's rows are
+        unusable, the degree bound does not hold, or the output is in the way.
+    """
+    folder = Path(options.input)
+    tables = _find_tables(folder, options)
+    files = [path for paths in tables.values() for path in paths]
+    about = [folder / "about.json"] if (folder / "about.json").exists() else []
+    names = sorted(str(path.relative_to(folder)) for path in (*files, *about))
+    sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
+    contacts = tables.pop("population_network")
+    num_shards = options.num_shards or _enough_shards(contacts)
+    bound = parse_degree_bound(options.degree_bound)
+    layout = RowLayout(options.layout, options.num_slots, options.window_days, read_observed_days(folder))
+    features = FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8")
+    job = DatasetJob(
+        parameters={**options.parameters(), "source": "contact_graph", "features": list(layout.names)},
+        sources=sources,
+        features=features,
+        num_shards=num_shards,
+        stages=(
+            *people_stages(_chunks(tables), _people_rules(options, bound, tables, num_shards)),
+            *contact_stages(
+                chunks_of("population_network", contacts),
+                RowRules(
+                    layout=layout,
+                    features=features,
+                    degree_bound=bound,
+                    num_days=options.num_days,
+                    prediction_days=options.prediction_days,
+                    num_windows=options.num_windows,
+                    seed=options.seed,
+                    num_shards=num_shards,
+                ),
+            ),
+        ),
+        row_influence=bound.influence(options.num_windows, layout.num_slots),
+    )
+    return run_dataset_job(job, options)
+
+
+def _enough_shards(contacts: tuple[Path, ...]) -> int:
+    rows = sum(
+        pyarrow.parquet.read_metadata(path).num_rows
+        if path.suffix == ".parquet"
+        else path.stat().st_size // _CONTACT_BYTES
+        for path in contacts
+    )
+    return 1 + rows // _SHARD_CONTACTS
+
+
+def _people_rules(
+    options: ContactGraphOptions, bound: DegreeBound, tables: Mapping[str, tuple[Path, ...]], num_shards: int
+) -> PeopleRules:
+    return PeopleRules(
+        columns=_columns(options),
+        silo_by=options.silo_by,
+        degree_bound=bound,
+        validation_fraction=options.validation_fraction,
+        min_people=options.min_people_per_silo,
+        num_days=options.num_days,
+        num_windows=options.num_windows,
+        has_households=bool(tables["household"]),
+        seed=options.seed,
+        num_partitions=num_shards,
+    )
+
+
+def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[Path, ...]]:
+    """The files of every table, checked for their columns before anything is run."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; --input takes the folder of a population's tables")
+    columns = _columns(options)
+    tables = {table: find_table(folder, table, columns[table]) for table in columns}
+    required = ["person", "population_network", "disease_outcome_training"]
+    if options.silo_by.startswith("residence_grid"):
+        required += ["residence_locations", "activity_location_assignment"]
+    group = parse_degree_bound(options.degree_bound).group_column or ""
+    if "household." in (options.silo_by + group):
+        required.append("household")
+    missing = [table for table in required if not tables.get(table)]
+    if missing:
+        raise DataError(
+            f"{folder}: no table {', '.join(missing)} in it, as .parquet, .csv, .csv.gz or a folder of files"
+        )
+    return tables
+
+
+def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
+    """By table, the columns that are read."""
+    columns: dict[str, list[str]] = {
+        "person": ["pid", "hid", "age", "sex"],
+        "household": ["hid", "hh_size"],
+        "activity_location_assignment": ["pid", "lid", "activity_type", "duration"],
+        "disease_outcome_training": ["pid", "day", "state"],
+        "target": ["pid", "infected"],
+        "population_network": list(CONTACT_COLUMNS),
+    }
+    if options.silo_by.startswith("residence_grid"):
+        columns["residence_locations"] = ["rlid", "longitude", "latitude"]
+    for name in (options.silo_by, parse_degree_bound(options.degree_bound).group_column or ""):
+        table, _, column = name.partition(".")
+        if table in ("person", "household") and column not in columns[table]:
+            columns[table].append(column)
+    return {table: tuple(names) for table, names in columns.items()}
+
+
+def _chunks(tables: Mapping[str, tuple[Path, ...]]) -> list[Chunk]:
+    return [chunk for table, files in tables.items() for chunk in chunks_of(table, files)]

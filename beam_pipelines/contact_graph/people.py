@@ -1,0 +1,98 @@
+"""Everybody in a population, in the order of the rows they become: arrays in files that all tasks look into."""
+
+import dataclasses
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+from beam_pipelines.io.staging import remove
+
+PEOPLE_FOLDER = ".people"
+# Days that never come, for those who do not fall ill or recover.
+NEVER = np.int16(np.iinfo(np.int16).max)
+_NAMES_FILE = "silos.json"
+# Up to here, the place of an id is looked up in an array as long as ids are far apart.
+_SPARSEST = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class People:
+    """Arrays `[n]`, sorted by silo, split and id. A person's place is its number in this order.
+
+    Attributes:
+      silos: their names, sorted.
+      pid: int64.
+      silo: int32, a place in `silos`.
+      split: int8, a place in `SPLITS`.
+      group: int32; contacts between people of different groups are left out.
+      features: uint8 `[n, features]`.
+      infected: int16, the first day in state I, or `NEVER`.
+      recovered: int16, the first day in state R, or `NEVER`.
+      target: int8, whether the person falls ill in the days after the observed ones; -1 where that is not known.
+    """
+
+    silos: tuple[str, ...]
+    pid: np.ndarray
+    silo: np.ndarray
+    split: np.ndarray
+    group: np.ndarray
+    features: np.ndarray
+    infected: np.ndarray
+    recovered: np.ndarray
+    target: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pid)
+
+    def save(self, staging: Path) -> None:
+        """Writes the arrays into a job's staging folder, in one move."""
+        folder = staging / f"{PEOPLE_FOLDER}.{uuid.uuid4().hex}"
+        folder.mkdir()
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+        order = np.argsort(self.pid, kind="stable")
+        ids = self.pid[order]
+        np.save(folder / "sorted_pid.npy", ids)
+        np.save(folder / "place_of_sorted_pid.npy", order.astype(np.int32))
+        if len(ids) and ids[-1] - ids[0] < _SPARSEST * len(ids):
+            places = np.full(int(ids[-1] - ids[0]) + 1, -1, np.int32)
+            places[ids - ids[0]] = order
+            np.save(folder / "place_of_pid.npy", places)
+        (folder / _NAMES_FILE).write_text(json.dumps(self.silos))
+        remove(staging / PEOPLE_FOLDER)
+        folder.rename(staging / PEOPLE_FOLDER)
+
+    @classmethod
+    def load(cls, staging: Path) -> "People":
+        """Opens the arrays; what is looked at is read from the file."""
+        folder = staging / PEOPLE_FOLDER
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        return cls(silos=tuple(json.loads((folder / _NAMES_FILE).read_text())), **arrays)
+
+
+_ARRAYS = tuple(field.name for field in dataclasses.fields(People) if field.name != "silos")
+
+
+class PlaceLookup:
+    """From ids to places."""
+
+    def __init__(self, staging: Path):
+        """Opens the people of a job's staging folder."""
+        folder = staging / PEOPLE_FOLDER
+        self._ids = np.load(folder / "sorted_pid.npy", mmap_mode="r")
+        dense = folder / "place_of_pid.npy"
+        self._dense = np.load(dense, mmap_mode="r") if dense.exists() else None
+        self._order = np.load(folder / "place_of_sorted_pid.npy", mmap_mode="r")
+
+    def places(self, pids: np.ndarray) -> np.ndarray:
+        """Places of ids, int64 `[n]`, -1 for people that are not in the population."""
+        if not len(self._ids):
+            return np.full(len(pids), -1, np.int64)
+        if self._dense is not None:
+            offset = pids - self._ids[0]
+            is_inside = (offset >= 0) & (offset < len(self._dense))
+            return np.where(is_inside, self._dense[np.where(is_inside, offset, 0)], -1).astype(np.int64)
+        found = np.minimum(np.searchsorted(self._ids, pids), len(self._ids) - 1)
+        return np.where(self._ids[found] == pids, self._order[found], -1).astype(np.int64)

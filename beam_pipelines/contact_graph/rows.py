@@ -1,0 +1,165 @@
+"""The features of a row: what the model learns from, all of it between 0 and 1 and stored as bytes.
+
+A row looks at the days before the start of its window. With the layout `slots` it has a block for each sampled contact,
+as in the winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3); with `summary` the mean
+of these blocks over all slots, the empty ones included, and for each day how long contacts were with people who were
+infectious: far fewer numbers, which noise on gradients leaves more of.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from beam_pipelines.contact_graph.people import People
+from beam_pipelines.contact_graph.person_features import PERSON_FEATURES, SECONDS_PER_DAY, to_bytes
+from beam_pipelines.contact_graph.sampling import Pairs
+from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES
+
+LAYOUTS = ("slots", "summary")
+MOST_CONTACTS = 20
+_EDGE_FEATURES = (
+    "hours",
+    "number_of_contacts",
+    "start",
+    *(f"at_{name}" for name in ACTIVITY_NAMES),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """What the numbers of a row are.
+
+    Attributes:
+      kind: one of `LAYOUTS`.
+      num_slots: S, the contacts that are sampled; 0 for rows of people alone.
+      window_days: how many days of history.
+      observed_days: how many days durations of contacts are totals of.
+    """
+
+    kind: str
+    num_slots: int
+    window_days: int
+    observed_days: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each number."""
+        days = range(-self.window_days, 0)
+        history = [f"infectious_day{day}" for day in days] + [f"recovered_day{day}" for day in days]
+        own = [*PERSON_FEATURES, "share_of_slots", "always_susceptible", *history]
+        block = ["present", *PERSON_FEATURES, *_EDGE_FEATURES, *history]
+        if not self.num_slots:
+            return tuple(own)
+        if self.kind == "summary":
+            exposure = [f"hours_with_infectious_day{day}" for day in days]
+            return (*own, *(f"contacts_{name}" for name in block), *exposure)
+        return (*own, *(f"contact{slot}_{name}" for slot in range(self.num_slots) for name in block))
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return len(self.names)
+
+
+def build_rows(
+    layout: RowLayout, people: People, first: int, degrees: np.ndarray, pairs: Pairs, starts: np.ndarray
+) -> np.ndarray:
+    """Builds the rows of consecutive people: uint8 `[n, layout.size]`.
+
+    Args:
+      layout: what the numbers are.
+      people: everybody.
+      first: place of the first of these people.
+      degrees: how many people each of them has met: int64 `[n]`.
+      pairs: their sampled contacts, sorted by owner; owners are counted from `first`, others are places.
+      starts: the first day after each one's history: int64 `[n]`.
+    """
+    own = slice(first, first + len(starts))
+    history = _History(layout.window_days)
+    own_days = history.of(people.infected[own], people.recovered[own], starts)
+    blocks = [
+        people.features[own],
+        to_bytes(np.minimum(degrees, layout.num_slots) / max(layout.num_slots, 1))[:, np.newaxis],
+        to_bytes(people.infected[own].astype(np.int64) >= starts)[:, np.newaxis]
+        & to_bytes(people.recovered[own].astype(np.int64) >= starts)[:, np.newaxis],
+        own_days,
+    ]
+    if not layout.num_slots:
+        return np.concatenate(blocks, axis=1)
+    if layout.kind == "summary":
+        return np.concatenate([*blocks, *_summaries(layout, people, pairs, starts, history)], axis=1)
+    return _with_slots(layout, blocks, people, pairs, starts, history)
+
+
+def _with_slots(
+    layout: RowLayout, own: list[np.ndarray], people: People, pairs: Pairs, starts: np.ndarray, history: "_History"
+) -> np.ndarray:
+    rows = np.zeros((len(starts), layout.size), np.uint8)
+    width = sum(block.shape[1] for block in own)
+    np.concatenate(own, axis=1, out=rows[:, :width])
+    slots = rows[:, width:].reshape(len(starts), layout.num_slots, -1)
+    # Assigning to a view of a view: the reshape must not have copied.
+    assert np.shares_memory(slots, rows)
+    begin = 0
+    for block in _contact_blocks(layout, people, pairs, starts, history):
+        slots[pairs.owner, pairs.slot, begin : begin + block.shape[1]] = block
+        begin += block.shape[1]
+    return rows
+
+
+def _summaries(
+    layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History"
+) -> Iterator[np.ndarray]:
+    blocks = np.concatenate(list(_contact_blocks(layout, people, pairs, starts, history)), axis=1)
+    yield to_bytes(_sums(blocks, pairs.owner, len(starts)) / (255.0 * layout.num_slots))
+    infectious = blocks[:, -2 * layout.window_days : -layout.window_days] > 0
+    share_of_day = np.minimum(pairs.duration / layout.observed_days / SECONDS_PER_DAY, 1.0)
+    yield to_bytes(_sums(infectious * share_of_day[:, np.newaxis].astype(np.float32), pairs.owner, len(starts)))
+
+
+def _contact_blocks(
+    layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History"
+) -> Iterator[np.ndarray]:
+    """The numbers of each pair, in the order of their names: uint8 `[pairs, ...]` parts."""
+    yield np.full((len(pairs.owner), 1), 255, np.uint8)
+    yield people.features[pairs.other]
+    daily = 1 / layout.observed_days
+    numbers = (
+        pairs.duration * daily / SECONDS_PER_DAY,
+        pairs.count * daily / MOST_CONTACTS,
+        pairs.start / SECONDS_PER_DAY,
+    )
+    yield np.stack([to_bytes(values) for values in numbers], axis=1)
+    flags = np.unpackbits(pairs.activities[:, np.newaxis], axis=1, bitorder="little")[:, : len(ACTIVITY_NAMES)]
+    yield flags * np.uint8(255)
+    yield history.of(people.infected[pairs.other], people.recovered[pairs.other], starts[pairs.owner])
+
+
+class _History:
+    """On which of the days before a start somebody was infectious, and on which recovered."""
+
+    def __init__(self, window_days: int):
+        self._days = window_days
+        day = np.arange(window_days)
+        ill, well = np.meshgrid(np.arange(window_days + 1), np.arange(window_days + 1), indexing="ij")
+        is_infectious = (day >= ill[..., np.newaxis]) & (day < well[..., np.newaxis])
+        is_recovered = np.broadcast_to(day >= well[..., np.newaxis], is_infectious.shape)
+        table = np.concatenate([is_infectious, is_recovered], axis=2).astype(np.uint8) * np.uint8(255)
+        self._table = table.reshape(-1, 2 * window_days)
+
+    def of(self, infected: np.ndarray, recovered: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Infectious and recovered, day by day: uint8 `[n, 2 * window_days]`, 0 or 255."""
+        origin = starts - self._days
+        ill = np.clip(infected.astype(np.int64) - origin, 0, self._days)
+        well = np.clip(recovered.astype(np.int64) - origin, 0, self._days)
+        return np.take(self._table, ill * (self._days + 1) + well, axis=0)
+
+
+def _sums(values: np.ndarray, owners: np.ndarray, num_owners: int) -> np.ndarray:
+    """Sums over rows of the same owner, for sorted owners: float64 `[owners, ...]`."""
+    total = np.zeros((num_owners, values.shape[1]))
+    if len(owners):
+        first = np.flatnonzero(np.diff(owners, prepend=-1))
+        total[owners[first]] = np.add.reduceat(values, first, axis=0, dtype=np.float64)
+    return total

@@ -1,0 +1,112 @@
+"""Which contacts fill the slots of a person's row.
+
+Nothing here depends on positions, on order, or on anybody but the person and those it has met.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from beam_pipelines.contact_graph.keyed_hash import keyed_uint64
+
+
+class Contacts(NamedTuple):
+    """Single contacts as one end sees them: arrays `[n]`.
+
+    Attributes:
+      owner: whose row, counted from the first person of the partition: int64.
+      other: who was met, a place among all people: int64.
+      start: seconds since midnight: int32.
+      duration: seconds: int32.
+      activity: what the owner was doing, 1 to 7: int8.
+    """
+
+    owner: np.ndarray
+    other: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    activity: np.ndarray
+
+
+class Pairs(NamedTuple):
+    """All contacts with one other person taken together: arrays `[pairs]`, sorted by owner.
+
+    Attributes:
+      owner: as in `Contacts`.
+      other: as in `Contacts`.
+      slot: place in the row, from 0.
+      start: of the earliest contact in the day.
+      duration: of all contacts.
+      count: how many there are.
+      activities: bit a - 1 is set where the owner's activity was a: uint8.
+    """
+
+    owner: np.ndarray
+    other: np.ndarray
+    slot: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    count: np.ndarray
+    activities: np.ndarray
+
+
+def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
+    """Takes together what each owner has to do with each other person; `slot` is the rank by place.
+
+    Args:
+      contacts: in any order.
+      num_people: places are below it.
+    """
+    key = contacts.owner * num_people + contacts.other
+    order = np.argsort(key)
+    key = key[order]
+    is_first = np.ones(len(key), bool)
+    is_first[1:] = key[1:] != key[:-1]
+    first = np.flatnonzero(is_first)
+    owner, other = key[first] // num_people, key[first] % num_people
+    if not len(first):
+        empty = np.zeros(0, np.int64)
+        return Pairs(owner, other, empty, empty, empty, empty, empty.astype(np.uint8))
+    flags = np.left_shift(np.uint8(1), (contacts.activity[order] - 1).astype(np.uint8))
+    return Pairs(
+        owner,
+        other,
+        _ranks(owner),
+        np.minimum.reduceat(contacts.start[order], first),
+        np.add.reduceat(contacts.duration[order], first, dtype=np.int64),
+        np.diff(first, append=len(key)),
+        np.bitwise_or.reduceat(flags, first),
+    )
+
+
+def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, ids: np.ndarray) -> Pairs:
+    """For each owner the `num_slots` pairs with the smallest keyed hashes of both ids, ties by place; slots in order.
+
+    Args:
+      pairs: sorted by owner and other.
+      num_slots: S.
+      seed: keys the hash.
+      own_ids: int64 `[owners]`, ids of the partition's people.
+      ids: int64 `[people]`, of all people.
+    """
+    priority = keyed_uint64(seed, "contacts", own_ids[pairs.owner], ids[pairs.other])
+    # One key, the owner above the priority: as many bits as are left decide, and stability decides what they do not.
+    bits = np.uint64(max(len(own_ids).bit_length(), 1))
+    key = (pairs.owner.astype(np.uint64) << (np.uint64(64) - bits)) | (priority >> bits)
+    order = np.argsort(key, kind="stable")
+    ranks = _ranks(pairs.owner)
+    chosen = order[ranks < num_slots]
+    return Pairs(*(values[chosen] for values in pairs))._replace(slot=ranks[ranks < num_slots])
+
+
+def degrees_of(pairs: Pairs, num_owners: int) -> np.ndarray:
+    """How many people each owner has met: int64 `[owners]`."""
+    return np.bincount(pairs.owner, minlength=num_owners)
+
+
+def _ranks(owners: np.ndarray) -> np.ndarray:
+    """The rank of each row among those of its owner, for sorted owners."""
+    is_first = np.ones(len(owners), bool)
+    is_first[1:] = owners[1:] != owners[:-1]
+    first = np.flatnonzero(is_first)
+    return np.arange(len(owners)) - np.repeat(first, np.diff(first, append=len(owners)))

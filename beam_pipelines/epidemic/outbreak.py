@@ -1,0 +1,238 @@
+"""Simulates an outbreak on contacts day by day and writes what a forecast learns from and is judged by.
+
+Everyone is susceptible (S), infectious (I) or recovered (R), and a contact with someone infectious infects with
+probability 1 - exp(-rate * hours of contact that day), independently of other contacts. So someone who spends h hours
+in all with infectious people is infected with probability 1 - exp(-rate * h): one draw a person and day. That draw is a
+function of seed, person and day, and hours are summed as whole seconds, so that nothing depends on the order of rows.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from beam_pipelines.epidemic.contacts import Contacts, read_contacts
+from beam_pipelines.epidemic.pets_files import STATE_NAMES
+from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
+from tff_pdp.errors import ConfigError
+
+SUSCEPTIBLE, INFECTIOUS, RECOVERED = range(3)
+
+_START, _INFECTION, _RECOVERY = range(3)
+_SECONDS_PER_HOUR = 3600.0
+_MASK = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class OutbreakOptions:
+    """What an outbreak is simulated by.
+
+    Attributes:
+      seed: keys every draw; same options and tables, same outbreak.
+      initial_infections: how many people are infectious on day 0; None for one in 5,000, and at least five (or all).
+      transmission_rate: infections an hour of contact; None to derive it from `reproduction_number`.
+      reproduction_number: how many people one infectious person infects if it has the mean hours of contact with
+        people who are all susceptible, each contact for itself; contacts that meet often, and people with more
+        contacts than others, make the real number another one.
+      infectious_days: mean number of days from infection to recovery.
+      fixed_duration: everyone recovers after exactly `infectious_days`, which must then be whole; otherwise with
+        probability 1 / infectious_days every day.
+      observed_days: days of `disease_outcome_training`.
+      target_days: days after these, in which `target` looks for infections.
+    """
+
+    seed: int = 0
+    initial_infections: int | None = None
+    transmission_rate: float | None = None
+    reproduction_number: float = 2.0
+    infectious_days: float = 7.0
+    fixed_duration: bool = False
+    observed_days: int = 57
+    target_days: int = 7
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed}: must not be negative")
+        if self.initial_infections is not None and self.initial_infections < 0:
+            raise ConfigError(f"initial_infections {self.initial_infections}: must not be negative")
+        for name in ("transmission_rate", "reproduction_number"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} {value}: must be a number that is not negative")
+        if not 1 <= self.infectious_days < math.inf:
+            raise ConfigError(f"infectious_days {self.infectious_days}: must be at least 1")
+        if self.fixed_duration and self.infectious_days != int(self.infectious_days):
+            raise ConfigError(f"infectious_days {self.infectious_days}: must be whole with fixed_duration")
+        if min(self.observed_days, self.target_days) < 1:
+            raise ConfigError("observed_days and target_days must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class OutbreakSummary:
+    """What happened.
+
+    Attributes:
+      num_people: how many.
+      transmission_rate: infections an hour of contact.
+      daily_infections: people that became infectious on each day, those of day 0 from outside; all days, observed or
+        not.
+      num_targets: how many have `infected` 1 in table `target`.
+    """
+
+    num_people: int
+    transmission_rate: float
+    daily_infections: tuple[int, ...]
+    num_targets: int
+
+    @property
+    def attack_rate(self) -> float:
+        """Share of people that were infected on any day."""
+        return sum(self.daily_infections) / self.num_people
+
+    @property
+    def peak_day(self) -> int:
+        """The day after day 0 with most infections; the first of them."""
+        return 1 + int(np.argmax(self.daily_infections[1:]))
+
+    def text(self) -> str:
+        """The summary for people to read."""
+        return (
+            f"{self.transmission_rate:.4g} infections an hour of contact; "
+            f"{100 * self.attack_rate:.1f}% of {self.num_people:,} people infected in {len(self.daily_infections)} "
+            f"days, most of them ({max(self.daily_infections[1:]):,}) on day {self.peak_day}; target: "
+            f"{self.num_targets:,} infected after the observed days ({100 * self.num_targets / self.num_people:.2f}%)"
+        )
+
+
+def simulate_outbreak(
+    folder: Path,
+    options: OutbreakOptions,
+    output: Path | None = None,
+    table_format: TableFormat | None = None,
+    sparse: bool = False,
+    overwrite: bool = False,
+) -> OutbreakSummary:
+    """Reads person and population_network, writes disease_outcome_training and target.
+
+    Args:
+      folder: of the population.
+      options: of the outbreak.
+      output: folder to write to; None for the population's own.
+      table_format: of the tables written.
+      sparse: leave out rows of state S, so that whoever has no row on a day is in it; otherwise all have one every day.
+      overwrite: replace the tables.
+
+    Raises:
+      DataError: a table is missing or malformed, a contact is of nobody in person, or a table to write exists.
+      ConfigError: there are more initial infections than people.
+    """
+    output = output or folder
+    with contextlib.ExitStack() as stack:
+        states_table, target_table = (
+            stack.enter_context(TableWriter(output, name, table_format, overwrite))
+            for name in ("disease_outcome_training", "target")
+        )
+        contacts = read_contacts(folder)
+        rate = transmission_rate(contacts, options)
+        num_days = options.observed_days + options.target_days
+        days = tqdm(simulate(contacts, rate, options), total=num_days, desc="simulate", unit="day")
+        infections, before = [], np.full(len(contacts.pids), SUSCEPTIBLE, np.int8)
+        last_observed = before
+        for day, states in enumerate(days):
+            infections.append(int(np.count_nonzero((before == SUSCEPTIBLE) & (states != SUSCEPTIBLE))))
+            before = states
+            if day < options.observed_days:
+                last_observed = states
+                _write_states(states_table, day, contacts.pids, states, sparse)
+        infected = (last_observed == SUSCEPTIBLE) & (before != SUSCEPTIBLE)
+        target_table.write({"pid": contacts.pids, "infected": infected})
+    return OutbreakSummary(len(contacts.pids), rate, tuple(infections), int(np.count_nonzero(infected)))
+
+
+def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Iterator[NDArray[np.int8]]:
+    """The states of all people, `[people]` int8, on each of the observed and target days.
+
+    An infection or a recovery of a day shows in the next day's states.
+
+    Args:
+      contacts: who meets whom.
+      rate: infections an hour of contact.
+      options: of the outbreak.
+
+    Raises:
+      ConfigError: there are more initial infections than people.
+    """
+    pids = contacts.pids
+    states = np.full(len(pids), SUSCEPTIBLE, np.int8)
+    states[_first_infections(pids, options)] = INFECTIOUS
+    since = np.zeros(len(pids), np.int32)
+    rate_per_second = rate / _SECONDS_PER_HOUR / contacts.observed_days
+    for day in range(options.observed_days + options.target_days):
+        yield states.copy()
+        ill = np.flatnonzero(states == INFECTIOUS)
+        if not len(ill):
+            continue
+        seconds = contacts.seconds_with(states == INFECTIOUS)
+        exposed = np.flatnonzero((states == SUSCEPTIBLE) & (seconds > 0))
+        chance = -np.expm1(-rate_per_second * seconds[exposed])
+        infected = exposed[uniform(options.seed, _INFECTION, day, pids[exposed]) < chance]
+        if options.fixed_duration:
+            recovers = day + 1 - since[ill] >= options.infectious_days
+        else:
+            recovers = uniform(options.seed, _RECOVERY, day, pids[ill]) < 1.0 / options.infectious_days
+        states[infected] = INFECTIOUS
+        since[infected] = day + 1
+        states[ill[recovers]] = RECOVERED
+
+
+def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
+    """Infections an hour of contact: as given, or as the reproduction number implies; 0 where nobody meets."""
+    if options.transmission_rate is not None:
+        return options.transmission_rate
+    hours = contacts.mean_seconds() / _SECONDS_PER_HOUR / contacts.observed_days
+    return options.reproduction_number / (hours * options.infectious_days) if hours else 0.0
+
+
+def uniform(seed: int, purpose: int, day: int, pids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Draws from [0, 1) that depend on the arguments alone, each person's on its own pid.
+
+    The mixing function is that of SplitMix64 (Steele, Lea and Flood, 2014, doi 10.1145/2714064.2660195).
+    """
+    key = 0
+    for part in (seed, purpose, day):
+        key = int(_mix(np.array([(key + part) & _MASK], np.uint64))[0])
+    # Arrays of unsigned integers wrap, which is what the function asks for.
+    bits = _mix(_mix(pids.astype(np.uint64)) ^ np.uint64(key))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    bits = bits + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _first_infections(pids: NDArray[np.int64], options: OutbreakOptions) -> NDArray[np.intp]:
+    count = options.initial_infections
+    if count is None:
+        count = min(len(pids), max(5, len(pids) // 5000))
+    if count > len(pids):
+        raise ConfigError(f"initial_infections {count}: there are only {len(pids)} people")
+    return np.argsort(uniform(options.seed, _START, 0, pids), kind="stable")[:count]
+
+
+def _write_states(
+    table: TableWriter, day: int, pids: NDArray[np.int64], states: NDArray[np.int8], sparse: bool
+) -> None:
+    if sparse:
+        rows = np.flatnonzero(states != SUSCEPTIBLE)
+        pids, states = pids[rows], states[rows]
+    named = pa.DictionaryArray.from_arrays(pa.array(states), pa.array(STATE_NAMES))
+    table.write({"day": np.full(len(pids), day, np.int32), "pid": pids, "state": named})

@@ -1,0 +1,257 @@
+"""Makes up a population of any size and its contacts, community by community, in the tables of `pets_files`."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from beam_pipelines.epidemic import community as communities
+from beam_pipelines.epidemic.community import Columns, Community
+from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, HOME, OTHER, write_about
+from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
+from tff_pdp.errors import ConfigError
+
+_TRAVEL_SHARE = 0.06
+_TRAVEL_STREAM = 1 << 32
+# Identifiers of places follow those of homes, which are those of people.
+_FIRST_PLACE = 10**10
+_PLACES_PER_COMMUNITY = 10**6
+_HOUR = 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class PopulationOptions:
+    """What a population is made by.
+
+    Attributes:
+      num_people: how many.
+      contact_rows_per_person: rows of `population_network` divided by people. A row is a contact of two people, so
+        that on average a person takes part in twice as many.
+      num_regions: values of `region` in table `person`, as even as they can be.
+      seed: keys everything; same options, same tables.
+      max_contacts: nobody meets more than this many different people; None for no bound. Contacts beyond it are left
+        out, so that there are fewer rows than `contact_rows_per_person` says.
+      community_size: at most how many people live in a community; memory grows with it, about 10 kB a person.
+      assignments: whether to write `activity_location_assignment`, about three rows a person.
+    """
+
+    num_people: int
+    contact_rows_per_person: float = 24.5
+    num_regions: int = 4
+    seed: int = 0
+    max_contacts: int | None = None
+    community_size: int = 50_000
+    assignments: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_regions < 1:
+            raise ConfigError(f"num_regions {self.num_regions}: must be at least 1")
+        if self.num_people < 2 * self.num_regions:
+            raise ConfigError(f"num_people {self.num_people}: {self.num_regions} regions need at least 2 people each")
+        if not 2 <= self.contact_rows_per_person <= 1000:
+            raise ConfigError(f"contact_rows_per_person {self.contact_rows_per_person}: must be between 2 and 1000")
+        if self.max_contacts is not None and self.max_contacts < 1:
+            raise ConfigError(f"max_contacts {self.max_contacts}: must be at least 1")
+        if not 2 <= self.community_size <= _PLACES_PER_COMMUNITY:
+            raise ConfigError(f"community_size {self.community_size}: must be between 2 and {_PLACES_PER_COMMUNITY}")
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed}: must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class PopulationSummary:
+    """What was written. `most_contacts` is the largest number of contact rows that one person takes part in."""
+
+    num_people: int
+    num_households: int
+    num_contacts: int
+    most_contacts: int
+
+    def text(self) -> str:
+        """The summary for people to read."""
+        return (
+            f"{self.num_people:,} people in {self.num_households:,} households with {self.num_contacts:,} contacts "
+            f"(each of two people; a person takes part in {2 * self.num_contacts / self.num_people:.1f} on average, "
+            f"and in {self.most_contacts:,} at most)"
+        )
+
+
+def generate_population(
+    folder: Path, options: PopulationOptions, table_format: TableFormat | None = None, overwrite: bool = False
+) -> PopulationSummary:
+    """Writes person, household, locations, population_network and (by option) activity_location_assignment.
+
+    People are numbered 1, 2, ...; those of a community, and of a region, follow one another. Most contacts are within
+    a community; `_TRAVEL_SHARE` of them are between any two people.
+
+    Raises:
+      DataError: the folder has one of the tables, and `overwrite` is false.
+    """
+    tables = ["person", "household", "residence_locations", "activity_locations", "population_network"]
+    tables += ["activity_location_assignment"] * options.assignments
+    contacts_of_person = np.zeros(options.num_people, np.int32)
+    with contextlib.ExitStack() as stack:
+        write = {name: stack.enter_context(TableWriter(folder, name, table_format, overwrite)) for name in tables}
+        bar = stack.enter_context(tqdm(total=options.num_people, desc="generate", unit="person", unit_scale=True))
+        travel = _Travel.of(options)
+        for town in _towns(options):
+            generator = np.random.default_rng([options.seed, town.number])
+            people = communities.make_community(town.first_pid, town.num_people, generator)
+            _write_people(write, people, town, options, generator)
+            contacts = _meet(people, town, travel, options, generator)
+            _write_contacts(write["population_network"], contacts, people, town)
+            for member in (contacts["member1"], contacts["member2"]):
+                np.add.at(contacts_of_person, member + (town.first_pid - 1), 1)
+            bar.update(town.num_people)
+    write_about(folder, {"observed_days": 1, "generated_by": dataclasses.asdict(options)})
+    num_rows = {name: writer.num_rows for name, writer in write.items()}
+    most_contacts = int(contacts_of_person.max())
+    return PopulationSummary(options.num_people, num_rows["household"], num_rows["population_network"], most_contacts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Town:
+    """The place of a community in its population."""
+
+    number: int
+    region: int
+    first_pid: int
+    num_people: int
+
+
+def _towns(options: PopulationOptions) -> Iterator[_Town]:
+    number = 0
+    for region in range(options.num_regions):
+        first, last = (options.num_people * edge // options.num_regions for edge in (region, region + 1))
+        count = math.ceil((last - first) / options.community_size)
+        edges = [first + (last - first) * edge // count for edge in range(count + 1)]
+        for start, end in itertools.pairwise(edges):
+            yield _Town(number, region, 1 + start, end - start)
+            number += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Travel:
+    """Contacts across communities: in each of several rounds, person i may meet person (factor * i + step) mod people.
+
+    A round is a permutation, so that nobody meets more than two people in it, whoever travels; and either community's
+    contacts are known without the other.
+    """
+
+    rounds: list[tuple[int, int]]
+    chance: float
+    num_people: int
+
+    @classmethod
+    def of(cls, options: PopulationOptions) -> "_Travel":
+        generator = np.random.default_rng([options.seed, _TRAVEL_STREAM])
+        mean = _TRAVEL_SHARE * options.contact_rows_per_person
+        wanted = math.ceil(mean)
+        # At most half of a bound is for travel, and at most two people are met in each round.
+        count = wanted if options.max_contacts is None else min(wanted, options.max_contacts // 4)
+        rounds = []
+        while len(rounds) < count:
+            factor, step = (int(draw) for draw in generator.integers(1, options.num_people, 2))
+            if math.gcd(factor, options.num_people) == 1:
+                rounds.append((factor, step))
+        return cls(rounds, mean / wanted, options.num_people)
+
+    def meet(self, town: _Town, generator: np.random.Generator) -> tuple[NDArray, NDArray]:
+        """Members of the town and whom they meet, by position from the town's first person: often not of the town."""
+        members, partners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        positions = town.first_pid - 1 + np.arange(town.num_people)
+        for factor, step in self.rounds:
+            met = (positions * factor + step) % self.num_people
+            goes = (generator.random(town.num_people) < self.chance) & (met != positions)
+            members.append(np.flatnonzero(goes))
+            partners.append(met[goes] - (town.first_pid - 1))
+        return np.concatenate(members), np.concatenate(partners)
+
+
+def _meet(
+    people: Community, town: _Town, travel: _Travel, options: PopulationOptions, generator: np.random.Generator
+) -> Columns:
+    travellers, met = travel.meet(town, generator)
+    at_home = communities.meet_at_home(people, generator)
+    wanted = round(options.contact_rows_per_person * town.num_people)
+    num_rows = max(0, wanted - len(travellers) - len(at_home["member1"]))
+    at_places = communities.meet_at_places(people, num_rows, generator)
+    local = {name: np.concatenate([at_home[name], at_places[name]]) for name in at_home}
+    if options.max_contacts is not None:
+        bound = options.max_contacts - 2 * len(travel.rounds)
+        keep = communities.keep_within_bound(local["member1"], local["member2"], town.num_people, bound)
+        local = {name: column[keep] for name, column in local.items()}
+    activity = np.full(len(travellers), OTHER)
+    start_time, duration = communities.draw_times(activity, generator)
+    places = people.places["place"][people.places["activity"] == OTHER]
+    away = {
+        "member1": travellers,
+        "member2": met,
+        "place": places[generator.integers(0, len(places), len(travellers))],
+        "start_time": start_time,
+        "duration": duration,
+        "activity1": activity,
+        "activity2": activity,
+    }
+    return {name: np.concatenate([local[name], away[name]]) for name in local}
+
+
+def _write_contacts(writer: TableWriter, contacts: Columns, people: Community, town: _Town) -> None:
+    pid1, pid2 = contacts["member1"] + town.first_pid, contacts["member2"] + town.first_pid
+    home = people.person["hid"][contacts["member1"]]
+    lid = np.where(contacts["place"] < 0, home, _place_ids(contacts["place"], town))
+    writer.write({**contacts, "pid1": pid1, "pid2": pid2, "lid": lid})
+
+
+def _write_people(
+    write: dict[str, TableWriter],
+    people: Community,
+    town: _Town,
+    options: PopulationOptions,
+    generator: np.random.Generator,
+) -> None:
+    names = pa.array([f"region-{number:02d}" for number in range(options.num_regions)])
+    region = pa.DictionaryArray.from_arrays(pa.array(np.full(town.num_people, town.region, np.int32)), names)
+    write["person"].write({**people.person, "region": region})
+    hid, size = np.unique(people.person["hid"], return_counts=True)
+    write["household"].write({"hid": hid, "hh_size": size})
+    write["residence_locations"].write({"rlid": hid, **_coordinates(town, len(hid), generator)})
+    activity = people.places["activity"]
+    flags = {name: activity == 1 + ACTIVITY_NAMES.index(name) for name in ACTIVITY_NAMES[1:]}
+    coordinates = _coordinates(town, len(activity), generator)
+    write["activity_locations"].write({"alid": _place_ids(people.places["place"], town), **coordinates, **flags})
+    if options.assignments:
+        _write_assignments(write["activity_location_assignment"], people, town, generator)
+
+
+def _write_assignments(writer: TableWriter, people: Community, town: _Town, generator: np.random.Generator) -> None:
+    pid, hid = people.person["pid"], people.person["hid"]
+    visits = people.visits
+    start_time, duration = communities.draw_times(visits["activity"], generator)
+    night = np.zeros(len(pid), np.int64)
+    columns = {
+        "pid": [pid, visits["member"] + town.first_pid],
+        "lid": [hid, _place_ids(visits["place"], town)],
+        "activity_type": [night + HOME, visits["activity"]],
+        "start_time": [night, start_time],
+        "duration": [night + generator.integers(6 * _HOUR, 8 * _HOUR, len(pid)), duration],
+    }
+    writer.write({name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+def _place_ids(places: NDArray, town: _Town) -> NDArray:
+    return _FIRST_PLACE + town.number * _PLACES_PER_COMMUNITY + places
+
+
+def _coordinates(town: _Town, count: int, generator: np.random.Generator) -> Columns:
+    # Regions are one degree apart, communities of a region a tenth.
+    center = np.array([town.region, 0.1 * (town.number % 10)])
+    longitude, latitude = (center + 0.05 * generator.standard_normal((count, 2))).T.round(5)
+    return {"longitude": longitude, "latitude": latitude}

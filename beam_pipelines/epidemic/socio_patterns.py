@@ -1,0 +1,257 @@
+"""Reads SocioPatterns contacts (http://www.sociopatterns.org/datasets) and writes them as a population's tables.
+
+A contact file has rows `t i j`, separated by tabs or spaces: i and j faced each other in the 20 seconds before time t.
+A metadata file has a row of tab-separated columns per person, which differ between studies: id and department; id,
+class and sex; a row number, id and role; and more. Which column holds what is told from their values.
+"""
+
+import dataclasses
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from beam_pipelines.epidemic.pets_files import FEMALE, MALE, OTHER, UNKNOWN_SEX, write_about
+from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
+from tff_pdp.errors import ConfigError, DataError
+
+STEP = 20
+UNKNOWN_REGION = "unknown"
+UNKNOWN_AGE = 0
+
+_MISSING = ("", "NA", "NAN", "UNKNOWN")
+_SEX = {"M": MALE, "F": FEMALE} | dict.fromkeys(_MISSING, UNKNOWN_SEX)
+_LID = 1
+_DAY = 86400
+_HOUR = 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportOptions:
+    """How contacts are imported.
+
+    Attributes:
+      region_column: which column of the metadata, from 1, becomes `region`; None to find it: the first with text other
+        than ids and sexes.
+      activity: the activity of all contacts, as the file does not say.
+      hours_ahead: added to the file's times, where its days do not begin at midnight (or are those of UTC).
+    """
+
+    region_column: int | None = None
+    activity: int = OTHER
+    hours_ahead: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.region_column is not None and self.region_column < 1:
+            raise ConfigError(f"region_column {self.region_column}: columns count from 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportSummary:
+    """What was read and written.
+
+    Attributes:
+      num_people: in table person.
+      num_without_contacts: of these, those in the metadata alone.
+      num_without_metadata: of these, those in the contacts alone.
+      num_rows: in table population_network.
+      num_repeated: rows of the contact file that were left out because they repeat another.
+      num_self_contacts: rows that were left out because i and j are the same.
+      observed_days: days on which anyone met.
+      regions: people of each region.
+    """
+
+    num_people: int
+    num_without_contacts: int
+    num_without_metadata: int
+    num_rows: int
+    num_repeated: int
+    num_self_contacts: int
+    observed_days: int
+    regions: dict[str, int]
+
+    def text(self) -> str:
+        """The summary for people to read."""
+        regions = ", ".join(f"{name} {count}" for name, count in self.regions.items())
+        return (
+            f"{self.num_people:,} people ({self.num_without_contacts} met nobody, {self.num_without_metadata} without "
+            f"metadata) with {self.num_rows:,} contacts on {self.observed_days} days; left out: {self.num_repeated} "
+            f"repeated rows, {self.num_self_contacts} of people with themselves; regions: {regions}"
+        )
+
+
+def import_contacts(
+    contacts: Path,
+    metadata: Path | None,
+    folder: Path,
+    options: ImportOptions | None = None,
+    table_format: TableFormat | None = None,
+    overwrite: bool = False,
+) -> ImportSummary:
+    """Writes person, household, population_network and `about.json`.
+
+    A row of population_network is a longest run of steps in which two people faced each other; one that began before
+    midnight may end after it. Durations are totals of all the days: `observed_days` in `about.json`, the number of days
+    (from midnight) on which anyone met, is what they are to be divided by for a daily mean.
+
+    People have a household each. Ages are not known (`UNKNOWN_AGE`), sex where the metadata say it (else
+    `UNKNOWN_SEX`), and `region` is `UNKNOWN_REGION` without metadata.
+
+    Raises:
+      DataError: a file is missing or malformed, names file and line; or a table exists and `overwrite` is false.
+      ConfigError: the metadata have no column `region_column`.
+    """
+    options = options or ImportOptions()
+    rows = _read_contacts(contacts)
+    rows[:, 0] += round(options.hours_ahead * _HOUR) - STEP
+    runs, num_repeated = find_runs(rows[rows[:, 1] != rows[:, 2]])
+    met = np.unique(runs[:, :2])
+    people = _read_metadata(metadata, met, options.region_column) if metadata else _Metadata({}, {})
+    pids = np.union1d(met, np.array(list(people.region), np.int64))
+    regions = [people.region.get(pid, UNKNOWN_REGION) for pid in pids.tolist()]
+    with TableWriter(folder, "person", table_format, overwrite) as person:
+        sexes = [people.sex.get(pid, UNKNOWN_SEX) for pid in pids.tolist()]
+        ones, ages = np.ones(len(pids), np.int64), np.full(len(pids), UNKNOWN_AGE)
+        names = pa.array(regions, pa.string()).dictionary_encode()
+        person.write({"pid": pids, "hid": pids, "person_number": ones, "age": ages, "sex": sexes, "region": names})
+    with TableWriter(folder, "household", table_format, overwrite) as household:
+        household.write({"hid": pids, "hh_size": ones})
+    with TableWriter(folder, "population_network", table_format, overwrite) as network:
+        columns = dict(zip(("pid1", "pid2", "start_time", "duration"), runs.T, strict=True))
+        activity = np.full(len(runs), options.activity)
+        columns |= {"activity1": activity, "activity2": activity, "lid": np.full(len(runs), _LID)}
+        network.write({**columns, "start_time": columns["start_time"] % _DAY})
+    # A day without a single contact is one without sensors: a night, or a Sunday.
+    observed_days = max(1, len(np.unique(rows[:, 0] // _DAY)))
+    write_about(folder, {"observed_days": observed_days, "imported_from": contacts.name})
+    return ImportSummary(
+        num_people=len(pids),
+        num_without_contacts=len(pids) - len(met),
+        num_without_metadata=sum(pid not in people.region for pid in pids.tolist()),
+        num_rows=len(runs),
+        num_repeated=num_repeated,
+        num_self_contacts=int(np.count_nonzero(rows[:, 1] == rows[:, 2])),
+        observed_days=observed_days,
+        regions={name: regions.count(name) for name in sorted(set(regions))},
+    )
+
+
+def find_runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Joins the steps of each pair that follow one another.
+
+    Args:
+      rows: `[rows, 3]`: the start of a step of `STEP` seconds, and the two people, in any order.
+
+    Returns:
+      `[runs, 4]` pid1 < pid2, start and duration, ordered by these; and how many rows repeated another. Steps of a pair
+      that overlap, as from two clocks, are joined too.
+    """
+    steps = np.stack([rows[:, 1:].min(axis=1, initial=2**62), rows[:, 1:].max(axis=1, initial=-1), rows[:, 0]], axis=1)
+    steps, num_rows = np.unique(steps, axis=0), len(steps)
+    change = np.diff(steps, axis=0)
+    begins = np.concatenate([[True], change[:, :2].any(axis=1) | (change[:, 2] > STEP)])[: len(steps)]
+    first = np.flatnonzero(begins)
+    last = np.append(first, len(steps))[1:] - 1
+    durations = steps[last, 2] - steps[first, 2] + STEP
+    return np.column_stack([steps[first], durations]), num_rows - len(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Metadata:
+    region: dict[int, str]
+    sex: dict[int, int]
+
+
+def _read_contacts(path: Path) -> NDArray[np.int64]:
+    rows = []
+    for number, line in _lines(path):
+        try:
+            time, first, second = map(int, line.split())
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {line[:80]!r} is not three integers `t i j`") from error
+        if min(time, first, second) < 0 or max(time, first, second) >= 2**62:
+            raise DataError(f"{path}, line {number}: {line[:80]!r} has a number out of range")
+        rows.append((time, first, second))
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _read_metadata(path: Path, met: NDArray[np.int64], region_column: int | None) -> _Metadata:
+    numbers, rows = [], []
+    for number, line in _lines(path):
+        columns = [column.strip() for column in (line.split("\t") if "\t" in line else line.split())]
+        if rows and len(columns) != len(rows[0]):
+            raise DataError(f"{path}, line {number}: {len(columns)} columns; the first line has {len(rows[0])}")
+        numbers.append(number)
+        rows.append(columns)
+    if not rows:
+        raise DataError(f"{path}: no rows; leave the metadata out if there are none")
+    columns = list(zip(*rows, strict=True))
+    id_column = _find_ids(path, columns, met)
+    sex_column = next((place for place, column in enumerate(columns) if _is_sex(column)), None)
+    if region_column is None:
+        candidates = (place for place in range(len(columns)) if place not in (id_column, sex_column))
+        region_place = next((place for place in candidates if _has_text(columns[place])), None)
+    elif region_column > len(columns):
+        raise ConfigError(f"region_column {region_column}: {path} has {len(columns)} columns")
+    else:
+        region_place = region_column - 1
+    metadata = _Metadata({}, {})
+    for number, row in zip(numbers, rows, strict=True):
+        if not _is_id(row[id_column]):
+            raise DataError(f"{path}, line {number}: {row[id_column]!r} in column {id_column + 1} is not a person's id")
+        pid = int(row[id_column])
+        if pid in metadata.region:
+            raise DataError(f"{path}, line {number}: person {pid} occurs more than once")
+        is_known = region_place is not None and not _is_missing(row[region_place])
+        metadata.region[pid] = row[region_place] if is_known else UNKNOWN_REGION
+        metadata.sex[pid] = UNKNOWN_SEX if sex_column is None else _SEX[row[sex_column].upper()]
+    return metadata
+
+
+def _find_ids(path: Path, columns: Sequence[Sequence[str]], met: NDArray[np.int64]) -> int:
+    """The column that has most of the people who met; the first of such."""
+    people = set(met.tolist())
+    found = [len(people & {int(value) for value in column if _is_id(value)}) for column in columns]
+    if people and not max(found):
+        raise DataError(f"{path}: no column has ids of the people of the contact file; is it of another study?")
+    return found.index(max(found))
+
+
+def _is_sex(column: Sequence[str]) -> bool:
+    values = {value.upper() for value in column}
+    return bool(values & {"M", "F"}) and values <= _SEX.keys()
+
+
+def _has_text(column: Sequence[str]) -> bool:
+    return not all(_is_missing(value) or _is_id(value) for value in column)
+
+
+def _is_missing(value: str) -> bool:
+    return value.upper() in _MISSING
+
+
+def _is_id(value: str) -> bool:
+    return value.isascii() and value.isdigit() and len(value) < 19
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbers, from 1, and content of the lines that are not empty."""
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.name.endswith(".gz")
+            else open(path, encoding="utf-8") as file
+        ):
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: truncated or damaged gzip file: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error

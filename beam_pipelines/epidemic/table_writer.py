@@ -1,0 +1,172 @@
+"""Writes tables of `pets_files` as Parquet or CSV, chunk by chunk; what is not finished never has a table's name."""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from beam_pipelines.epidemic.pets_files import FORMATS, TABLES, paths_of, plain_type
+from tff_pdp.errors import ConfigError, DataError
+
+_ROWS_PER_GROUP = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class TableFormat:
+    """How tables are written.
+
+    Attributes:
+      kind: one of `FORMATS`.
+      rows_per_file: a table becomes a folder of files with this many rows; None for one file.
+    """
+
+    kind: str = "parquet"
+    rows_per_file: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in FORMATS:
+            raise ConfigError(f"format {self.kind!r}: must be one of {', '.join(FORMATS)}")
+        if self.rows_per_file is not None and self.rows_per_file < 1:
+            raise ConfigError(f"rows_per_file {self.rows_per_file}: must be at least 1")
+
+
+class TableWriter:
+    """Writes one table, chunk by chunk; the table has its name only once the `with` block ends without an error.
+
+    What the files hold does not depend on how rows were divided into chunks.
+
+    Args:
+      folder: of the population; made if it does not exist.
+      table: a key of `TABLES`.
+      table_format: how to write it.
+      overwrite: replace the table if the folder has it already, in whatever format.
+
+    Raises:
+      DataError: the folder has the table already and `overwrite` is false.
+    """
+
+    def __init__(
+        self, folder: Path, table: str, table_format: TableFormat | None = None, overwrite: bool = False
+    ) -> None:
+        self.num_rows = 0
+        self._schema = TABLES[table]
+        self._format = table_format or TableFormat()
+        self._existing = paths_of(folder, table)
+        if self._existing and not overwrite:
+            raise DataError(f"{self._existing[0]}: exists already; choose another folder, or overwrite it")
+        is_folder = self._format.rows_per_file is not None
+        self._path = folder / (table if is_folder else f"{table}.{self._format.kind}")
+        self._unfinished = folder / f".{self._path.name}.unfinished"
+        _remove(self._unfinished)
+        (self._unfinished if is_folder else folder).mkdir(parents=True, exist_ok=True)
+        self._num_files = 0
+        self._file: _File | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._num_waiting = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        """Adds rows: an array of each column, all of one length (NumPy or Arrow)."""
+        arrays = [_as_array(columns[field.name], field.type) for field in self._schema]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        while batch.num_rows:
+            head = batch.slice(0, self._rows_to_fill())
+            batch = batch.slice(head.num_rows)
+            self._waiting.append(head)
+            self._num_waiting += head.num_rows
+            self.num_rows += head.num_rows
+            if not self._rows_to_fill():
+                self._flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._flush(is_last=True)
+                for path in self._existing:
+                    _remove(path)
+                self._unfinished.rename(self._path)
+        finally:
+            if self._file is not None:
+                self._file.close()
+            _remove(self._unfinished)
+
+    def _rows_to_fill(self) -> int:
+        """Rows until those that wait make a row group or complete a file."""
+        written = 0 if self._file is None else self._file.num_rows
+        limit = min(_ROWS_PER_GROUP, (self._format.rows_per_file or _ROWS_PER_GROUP + written) - written)
+        return limit - self._num_waiting
+
+    def _flush(self, is_last: bool = False) -> None:
+        # A table without rows still gets a file, which has the columns.
+        if self._file is None and (self._waiting or not self._num_files):
+            self._file = _File(self._next_path(), self._schema, self._format.kind)
+            self._num_files += 1
+        if self._file is None:
+            return
+        self._file.write(pa.Table.from_batches(self._waiting, self._schema))
+        self._waiting, self._num_waiting = [], 0
+        if is_last or self._file.num_rows == self._format.rows_per_file:
+            self._file.close()
+            self._file = None
+
+    def _next_path(self) -> Path:
+        if self._format.rows_per_file is None:
+            return self._unfinished
+        return self._unfinished / f"part-{self._num_files:05d}.{self._format.kind}"
+
+
+class _File:
+    """One open file of a table."""
+
+    def __init__(self, path: Path, schema: pa.Schema, kind: str) -> None:
+        self.num_rows = 0
+        self._sink = pa.OSFile(str(path), "wb")
+        self._schema = schema
+        if kind == "parquet":
+            is_integer = {field.name: pa.types.is_integer(field.type) for field in schema}
+            # Ids and times take less space and time as differences than in a dictionary of nearly all of them.
+            self._writer = pyarrow.parquet.ParquetWriter(
+                self._sink,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=[field.name for field in schema if pa.types.is_dictionary(field.type)],  # pyright: ignore[reportArgumentType]
+                column_encoding={name: "DELTA_BINARY_PACKED" for name, integer in is_integer.items() if integer},
+            )
+            return
+        if kind == "csv.gz":
+            self._sink = pa.CompressedOutputStream(self._sink, "gzip")
+        self._schema = pa.schema([(field.name, plain_type(field.type)) for field in schema])
+        self._writer = pyarrow.csv.CSVWriter(
+            self._sink, self._schema, write_options=pyarrow.csv.WriteOptions(quoting_style="needed")
+        )
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table.cast(self._schema))
+        self.num_rows += table.num_rows
+
+    def close(self) -> None:
+        self._writer.close()
+        self._sink.close()
+
+
+def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values.cast(kind) if isinstance(values, pa.Array) else pa.array(np.asarray(values), kind)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

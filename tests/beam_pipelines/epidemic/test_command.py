@@ -1,0 +1,60 @@
+"""The three commands, from the words a user types to the tables and the summary."""
+
+import argparse
+import dataclasses
+
+import pytest
+
+from beam_pipelines.epidemic.command import add_commands
+from beam_pipelines.epidemic.outbreak import OutbreakOptions
+from beam_pipelines.epidemic.pets_files import read_batches
+from beam_pipelines.epidemic.population import PopulationOptions
+from tff_pdp.errors import ConfigError
+
+
+def test_generate_and_simulate(tmp_path):
+    folder = str(tmp_path / "town")
+    text = run(["generate-population", "--output", folder, "--num_people", "300", "--format", "csv.gz"])
+    assert text.startswith("300 people in ") and text.endswith(f"population: {folder}")
+    text = run(["simulate-outbreak", "--input", folder, "--rows_per_file", "5000", "--observed_days", "50"])
+    assert "% of 300 people infected in 57 days" in text and text.endswith(f"outbreak: {folder}")
+    states = list(read_batches(tmp_path / "town", "disease_outcome_training", ["state"]))
+    assert sum(batch.num_rows for batch in states) == 300 * 50
+    assert len(list((tmp_path / "town" / "disease_outcome_training").iterdir())) == 3
+
+
+def test_import(tmp_path):
+    (tmp_path / "tij.dat").write_text("20 1 2\n")
+    folder = str(tmp_path / "out")
+    text = run(["import-contacts", "--contacts", str(tmp_path / "tij.dat"), "--output", folder, "--activity", "school"])
+    assert text.startswith("2 people (0 met nobody") and text.endswith(f"population: {folder}")
+    (batch,) = read_batches(tmp_path / "out", "population_network", ["activity1", "duration"])
+    assert batch.to_pydict() == {"activity1": [5], "duration": [20]}
+
+
+def test_errors_reach_the_caller():
+    with pytest.raises(ConfigError, match="num_people 1"):
+        run(["generate-population", "--output", "unused", "--num_people", "1"])
+
+
+def test_defaults_are_those_of_the_options():
+    generate = parse(["generate-population", "--output", "x", "--num_people", "5"])
+    simulate = parse(["simulate-outbreak", "--input", "x"])
+    for parsed, kind, other in (
+        (generate, PopulationOptions, {"num_people", "assignments"}),
+        (simulate, OutbreakOptions, set()),
+    ):
+        for field in dataclasses.fields(kind):
+            if field.name not in other:
+                assert getattr(parsed, field.name) == field.default
+
+
+def run(words):
+    options = parse(words)
+    return options.run(options)
+
+
+def parse(words):
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers(dest="job"))
+    return parser.parse_args(words)
