@@ -1,6 +1,7 @@
 # make demo   sets up, then goes from raw data to served personal models
 # make test   sets up, then runs every gate
 # make bench  sets up, then measures seconds per round
+# make test-flink  sets up, then runs the Beam jobs on a real Flink cluster on this machine
 # make table-user-level  sets up, then compares methods of user-level DP on real writers
 PYTHON ?= python3.11
 VENV := .venv
@@ -11,7 +12,7 @@ PEERS := .venv-bench
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock demo test lint types unit bazel bench bench-peers table-user-level clean
+.PHONY: help setup lock demo test lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -54,6 +55,16 @@ types: setup  ## basedpyright
 unit: setup  ## doctests and tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
+flink-up: setup  ## Start a Flink cluster on this machine and print the Beam flags; FLINK_PORT=<first of five ports>
+	@$(BIN)/python tools/flink/cluster.py up
+
+flink-down:  ## End that cluster
+	@! [ -d build/flink ] || $(BIN)/python tools/flink/cluster.py down
+
+test-flink: setup  ## Start a Flink cluster, run the Beam jobs on it, end it
+	@trap '$(BIN)/python tools/flink/cluster.py down' EXIT; trap 'exit 130' INT TERM; \
+	flags=$$($(BIN)/python tools/flink/cluster.py up) && TFF_PDP_FLINK="$$flags" $(BIN)/python -m pytest -q tests/flink
+
 bazel: setup  ## Query, build and test with Bazel, offline
 	tools/bazel/check
 
@@ -61,6 +72,9 @@ bench: setup  ## Seconds per round beside the floor, stock TFF and the peers tha
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.dp_sgd_step
 	$(BIN)/python -m benchmarks.table
+
+bench-beam: setup  ## Cost of preparing contact graphs, by size and engine, beside a Polars script; FULL=1 adds 186 million contacts
+	$(BIN)/python -m benchmarks.preprocessing.run $(if $(FULL),--full)
 
 bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)
 

@@ -1,14 +1,19 @@
 """The reader on datasets that are sound, unfinished, foreign or damaged."""
 
+import concurrent.futures
 import json
+import os
+import pickle
 import shutil
 
 import numpy as np
 import pytest
 
 from beam_pipelines.femnist import FemnistOptions, run_femnist
-from tff_pdp.data import tfrecord
+from tests.data.written_clients import write_clients
+from tff_pdp.data import shard_files, tfrecord
 from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.manifest import FORMAT_VERSION, FeatureSpec
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import DataError
 
@@ -60,13 +65,13 @@ def test_missing_or_unfinished(copy, tmp_path):
 
 def test_other_version_and_damaged_manifest(copy):
     manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "format_version": 3}))
-    with pytest.raises(DataError, match="format version 2"):
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "format_version": FORMAT_VERSION + 1}))
+    with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, .* reads version {FORMAT_VERSION};"):
         ClientDataset.open(copy)
     (copy / "manifest.json").write_text("{")
     with pytest.raises(DataError, match="unreadable manifest"):
         ClientDataset.open(copy)
-    (copy / "manifest.json").write_text(json.dumps({"format_version": 2}))
+    (copy / "manifest.json").write_text(json.dumps({"format_version": FORMAT_VERSION}))
     with pytest.raises(DataError, match="malformed manifest"):
         ClientDataset.open(copy)
 
@@ -92,6 +97,147 @@ def test_missing_shard_and_damaged_index(copy):
     (copy / "index.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"index\.parquet: differs from the manifest"):
         ClientDataset.open(copy)
+
+
+def numbered(first, count):
+    """Examples of two values whose first one and whose label count up."""
+    y = np.arange(first, first + count)
+    return np.stack([y, np.zeros(count)], axis=1).astype(np.float32), y
+
+
+def test_several_extents_are_one_client(tmp_path):
+    extents = [
+        ("b", "train", 0, *numbered(0, 2)),
+        ("a", "train", 0, *numbered(126, 3)),
+        ("a", "test", 1, *numbered(300, 1)),
+        ("b", "train", 1, *numbered(2, 1)),
+        ("a", "train", 1, *numbered(7, 2)),
+        ("b", "train", 1, *numbered(3, 3)),
+    ]
+    dataset = ClientDataset.open(write_clients(tmp_path / "clients", FeatureSpec.of((1, 2), 1000), extents, 2))
+    assert dataset.client_ids == ("a", "b")
+    assert [dataset.num_examples("a", split) for split in ("train", "validation", "test")] == [5, 0, 1]
+    a, b = dataset.load("a", "train"), dataset.load("b", "train")
+    assert a.y.tolist() == [126, 127, 128, 7, 8] and a.x[:, 0, 0].tolist() == a.y.tolist()
+    assert b.y.tolist() == list(range(6)) and b.x.shape == (6, 1, 2) and b.x.dtype == np.float32
+    nothing = dataset.load("a", "validation")
+    assert nothing.x.shape == (0, 1, 2) and nothing.y.dtype == np.int64
+    stacked = dataset.stack(["b", "a"], "train")
+    assert stacked.y.tolist() == [[0, 1, 2, 3, 4, 5], [126, 127, 128, 7, 8, 0]]
+    assert stacked.num_examples.tolist() == [6, 5] and stacked.x[1, :, 0, 0].tolist() == stacked.y[1].tolist()
+
+
+def test_bytes_are_read_as_fractions(tmp_path):
+    features = FeatureSpec.of((2,), 0, "uint8")
+    extents = [("a", "train", 0, np.array([[0, 255], [51, 102]], np.uint8), np.array([0.5, -2.0], np.float32))]
+    examples = ClientDataset.open(write_clients(tmp_path / "clients", features, extents)).load("a", "train")
+    assert examples.x.tolist() == [[0.0, 1.0], [float(np.float32(0.2)), float(np.float32(0.4))]]
+    assert examples.y.dtype == np.float32 and examples.y.tolist() == [0.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client_id": "nobody"},
+        {"client_id": None},
+        {"client_id": 5},
+        {"split": "dev"},
+        {"shard": 1},
+        {"shard": -1},
+        {"offset": "here"},
+        {"nbytes": None},
+    ],
+)
+def test_index_of_another_dataset(tmp_path, change):
+    extents = [("a", "train", 0, *numbered(0, 2))]
+    features = FeatureSpec.of((2,), 10)
+    with pytest.raises(DataError, match=r"index\.parquet: unusable index .*; prepare the data again"):
+        ClientDataset.open(
+            write_clients(tmp_path / "1", features, extents, change_rows=lambda rows: [{**rows[0], **change}])
+        )
+
+
+def test_index_without_a_column(tmp_path):
+    extents = [("a", "train", 0, *numbered(0, 2))]
+    with pytest.raises(DataError, match=r"unusable index .*num_examples"):
+        ClientDataset.open(
+            write_clients(
+                tmp_path / "column",
+                FeatureSpec.of((2,), 10),
+                extents,
+                change_rows=lambda rows: [{name: rows[0][name] for name in rows[0] if name != "num_examples"}],
+            )
+        )
+
+
+@pytest.mark.parametrize("promised", [(3, 1), (1, 3), (2, 1)])
+def test_index_that_promises_other_numbers_than_there_are(tmp_path, promised):
+    def promise(rows):
+        return [{**row, "num_examples": count} for row, count in zip(rows, promised, strict=True)]
+
+    extents = [("a", "train", 0, *numbered(0, 2)), ("b", "train", 0, *numbered(0, 2))]
+    folder = write_clients(tmp_path / "clients", FeatureSpec.of((2,), 10), extents, change_rows=promise)
+    dataset = ClientDataset.open(folder)
+    wrong, count = ("a", promised[0]) if promised[0] != 2 else ("b", promised[1])
+    message = rf"0\.tfrecord: 2 whole records in the \d+ bytes at byte \d+, but the index promises {count};"
+    with pytest.raises(DataError, match=message):
+        dataset.load(wrong, "train")
+    with pytest.raises(DataError, match=message):
+        dataset.stack(["a", "b"], "train")
+
+
+@pytest.fixture
+def many_shards(monkeypatch, tmp_path):
+    """Sixteen clients with a shard each, of which two are open at a time."""
+    monkeypatch.setattr(shard_files, "_OPEN_FILES", 2)
+    extents = [(str(client), "train", client, *numbered(client, 3)) for client in range(16)]
+    return ClientDataset.open(write_clients(tmp_path / "clients", FeatureSpec.of((2,), 100), extents, 16))
+
+
+def is_sound(dataset, client):
+    return dataset.load(str(client), "train").y.tolist() == [client, client + 1, client + 2]
+
+
+def open_shards(dataset):
+    targets = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    return sum(target.startswith(os.path.realpath(dataset / "shards")) for target in targets)
+
+
+def test_shards_stay_open_up_to_a_limit_and_until_the_dataset_is_gone(many_shards):
+    path = many_shards.path
+    assert open_shards(path) == 0
+    assert is_sound(many_shards, 0) and open_shards(path) == 1
+    assert is_sound(many_shards, 0) and open_shards(path) == 1
+    assert all(is_sound(many_shards, client) for client in range(16)) and open_shards(path) == 2
+    epoch = many_shards.epoch("train", 48, 0)
+    assert len(next(epoch)[1]) == 48 and open_shards(path) == 2
+    copied = pickle.loads(pickle.dumps(many_shards))
+    assert is_sound(copied, 3) and open_shards(path) == 3
+    del epoch, copied
+    assert open_shards(path) == 2
+
+
+def test_threads_that_close_each_others_shards(many_shards):
+    clients = np.random.default_rng(0).integers(0, 16, 4000).tolist()
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda client: is_sound(many_shards, client), clients))
+    assert open_shards(many_shards.path) == 2
+
+
+def test_processes_that_are_forked(many_shards):
+    assert is_sound(many_shards, 5)
+    children = []
+    for child in range(4):
+        process = os.fork()
+        if process == 0:
+            succeeded = False
+            try:
+                succeeded = all(is_sound(many_shards, (5 + child + step) % 16) for step in range(200))
+            finally:
+                os._exit(0 if succeeded else 1)
+        children.append(process)
+    assert all(is_sound(many_shards, client % 16) for client in range(200))
+    assert [os.waitpid(process, 0)[1] for process in children] == [0] * 4
 
 
 def test_framing_is_tensorflows(tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tff_pdp.data.client_index import ClientIndex, Extent
-from tff_pdp.data.example_codec import decode_examples
+from tff_pdp.data.client_index import ClientIndex
+from tff_pdp.data.example_reader import read_examples
 from tff_pdp.data.manifest import INDEX_FILE, SPLITS, FileRecord, Manifest
 from tff_pdp.data.shard_files import ShardFiles
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
@@ -95,15 +95,7 @@ class ClientDataset:
           DataError: no such client or split, or its records are corrupt (names file and offset).
         """
         extents = self._index.extents(self._position(client_id, split), split)
-        parts = [self._read(client_id, extent) for extent in extents]
-        if len(parts) == 1:
-            return parts[0]
-        features = self.manifest.features
-        empty = ClientExamples(np.zeros((0, *features.shape), np.float32), np.zeros((0,), features.y_dtype))
-        return ClientExamples(
-            np.concatenate([empty.x, *(part.x for part in parts)]),
-            np.concatenate([empty.y, *(part.y for part in parts)]),
-        )
+        return ClientExamples(*read_examples(self.manifest.features, self._files, extents))
 
     def stack(self, client_ids: Sequence[str], split: str) -> StackedClients:
         """Reads several clients' examples of one split into dense arrays, padded to the largest client.
@@ -115,11 +107,13 @@ class ClientDataset:
         longest = int(num_examples.max(initial=0))
         x = np.zeros((len(num_examples), longest, *self.manifest.features.shape), np.float32)
         y = np.zeros((len(num_examples), longest), self.manifest.features.y_dtype)
-        for position, client_id in enumerate(client_ids):
-            examples = self.load(client_id, split)
-            x[position, : len(examples.y)] = examples.x
-            y[position, : len(examples.y)] = examples.y
-        return StackedClients(tuple(client_ids), x, y, num_examples)
+        stacked = StackedClients(tuple(client_ids), x, y, num_examples)
+        extents = [self._index.extents(self._positions[client_id], split) for client_id in client_ids]
+        if extents:
+            x[stacked.mask], y[stacked.mask] = read_examples(
+                self.manifest.features, self._files, np.concatenate(extents)
+            )
+        return stacked
 
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Reads all examples of a split once, in a uniformly random order: pairs of `x` and `y`, as in `load`.
@@ -149,17 +143,6 @@ class ClientDataset:
         if client_id not in self._positions:
             raise DataError(f"{self.path}: no client {client_id!r} among its {len(self.client_ids)} clients")
         return self._positions[client_id]
-
-    def _read(self, client_id: str, extent: Extent) -> ClientExamples:
-        path = self._files.path(extent.shard)
-        buffer = self._files.read(extent.shard, extent.offset, extent.nbytes)
-        x, y = decode_examples(self.manifest.features, buffer, path, extent.offset)
-        if len(buffer) != extent.nbytes or len(y) != extent.num_examples:
-            raise DataError(
-                f"{path}: client {client_id!r} has {len(y)} records at byte {extent.offset}, but the index "
-                f"promises {extent.num_examples}; restore the file or prepare the data again"
-            )
-        return ClientExamples(x, y)
 
 
 def _check_file(root: Path, expected: FileRecord) -> None:

@@ -1,9 +1,7 @@
 """Where in the shards each client's examples lie."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow
@@ -13,38 +11,22 @@ import pyarrow.parquet
 from tff_pdp.data.manifest import SPLITS
 from tff_pdp.errors import DataError
 
-
-class Extent(NamedTuple):
-    """A run of records: `shard` by position in the manifest, first byte, bytes, and how many records."""
-
-    shard: int
-    offset: int
-    nbytes: int
-    num_examples: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Extents:
-    """Many extents: int64 `[n]` each."""
-
-    shard: np.ndarray
-    offset: np.ndarray
-    nbytes: np.ndarray
-    num_examples: np.ndarray
+# What is known of an extent, in this order.
+_COLUMNS = ("shard", "offset", "nbytes", "num_examples")
 
 
 class ClientIndex:
     """Extents by client and split, as arrays: a client costs some tens of bytes for each split."""
 
-    def __init__(self, extents: Extents, first: np.ndarray):
+    def __init__(self, extents: np.ndarray, first: np.ndarray):
         """Wraps extents sorted by client and split.
 
         Args:
-          extents: all of them.
+          extents: int64 `[n, 4]`: shard by position in the manifest, first byte, bytes and examples.
           first: int64 `[clients * splits + 1]`, the first extent of each client's splits, and the end.
         """
         self._extents, self._first = extents, first
-        examples = np.concatenate([[0], np.cumsum(extents.num_examples)])
+        examples = np.concatenate([[0], np.cumsum(extents[:, 3])])
         self._num_examples = examples[first[1:]] - examples[first[:-1]]
 
     @classmethod
@@ -61,31 +43,29 @@ class ClientIndex:
         """
         try:
             table = pyarrow.parquet.read_table(path)
-            columns = {field.name: _integers(table[field.name]) for field in dataclasses.fields(Extents)}
+            extents = np.stack([_integers(table[name]) for name in _COLUMNS], axis=1)
             keys = _positions(table["client_id"], client_ids) * len(SPLITS) + _positions(table["split"], SPLITS)
         except (pyarrow.ArrowException, OSError, KeyError) as error:
             raise DataError(f"{path}: unusable index ({error!r}); prepare the data again") from error
-        if ((columns["shard"] < 0) | (columns["shard"] >= num_shards)).any():
+        if ((extents[:, 0] < 0) | (extents[:, 0] >= num_shards)).any():
             raise DataError(f"{path}: unusable index (a shard is not among the {num_shards}); prepare the data again")
         order = np.argsort(keys, kind="stable")
-        extents = Extents(**{name: column[order] for name, column in columns.items()})
-        return cls(extents, np.searchsorted(keys[order], np.arange(len(client_ids) * len(SPLITS) + 1)))
+        first = np.searchsorted(keys[order], np.arange(len(client_ids) * len(SPLITS) + 1))
+        return cls(extents[order], first)
 
     def num_examples(self, client: int, split: str) -> int:
         """How many examples a client, by position, has in a split."""
         return int(self._num_examples[_key(client, split)])
 
-    def extents(self, client: int, split: str) -> list[Extent]:
-        """The extents of a client, by position, in a split; in the dataset's order."""
+    def extents(self, client: int, split: str) -> np.ndarray:
+        """The extents of a client, by position, in a split, in the dataset's order: int64 `[n, 4]`."""
         key = _key(client, split)
-        rows = range(self._first[key], self._first[key + 1])
-        return [Extent(*(int(column[row]) for column in _columns(self._extents))) for row in rows]
+        return self._extents[self._first[key] : self._first[key + 1]]
 
-    def split_extents(self, split: str) -> Extents:
-        """All clients' extents in a split, sorted by client."""
+    def split_extents(self, split: str) -> np.ndarray:
+        """All clients' extents in a split, sorted by client: int64 `[n, 4]`."""
         num_extents = np.diff(self._first)
-        of_split = np.repeat(np.arange(len(num_extents)) % len(SPLITS) == SPLITS.index(split), num_extents)
-        return Extents(*(column[of_split] for column in _columns(self._extents)))
+        return self._extents[np.repeat(np.arange(len(num_extents)) % len(SPLITS) == SPLITS.index(split), num_extents)]
 
 
 def _positions(column: pyarrow.ChunkedArray, values: Sequence[str]) -> np.ndarray:
@@ -97,10 +77,6 @@ def _integers(column: pyarrow.ChunkedArray) -> np.ndarray:
     if column.null_count:
         raise pyarrow.ArrowInvalid("a value is missing, or no client or split of this dataset")
     return column.cast(pyarrow.int64()).to_numpy()
-
-
-def _columns(extents: Extents) -> tuple[np.ndarray, ...]:
-    return extents.shard, extents.offset, extents.nbytes, extents.num_examples
 
 
 def _key(client: int, split: str) -> int:

@@ -25,10 +25,13 @@ from tff_pdp.errors import ConfigError
 
 
 def build_leaf(data: DataConfig, workspace: Path) -> RawData:
-    """LEAF JSON of images: `data.input` is the folder of `.json` or `.json.gz` files; `workspace` is not used.
+    """LEAF JSON of images: `data.input` is the folder of `.json` or `.json.gz` files, or of its `train` and `test`.
+
+    Where there are `train` and `test`, they say which examples are test examples, and `data.test_fraction` is not used.
+    `workspace` is not used.
 
     Raises:
-      DataError: the folder is missing or holds no such file.
+      DataError: the folder is missing, or holds no such file or only one of `train` and `test`.
     """
     return leaf_images(Path(data.input))
 

@@ -1,14 +1,5 @@
-"""Writes and reads many examples at once: framed `tf.Example` records, filled in and taken apart by NumPy.
+"""Writes and reads many examples at once: framed `tf.Example` records, filled in and taken apart by NumPy."""
 
-A record's bytes are those of `tf.train.Example(...).SerializeToString(deterministic=True)` with the features
-`example_id` (32 hex characters), `x` and `y`. Fields of one size stand at one place in every record, so a record is a
-template in which three ranges of bytes are filled in. Only the varint of an integer label changes its size: there is a
-template for each size it can have.
-
-Layout of the messages: tensorflow/core/example/example.proto and protobuf.dev/programming-guides/encoding.
-"""
-
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -17,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from tff_pdp.data import tfrecord
+from tff_pdp.data.example_layout import EXAMPLE_ID_SIZE, RecordLayout, record_layouts
 from tff_pdp.data.manifest import FeatureSpec
 from tff_pdp.errors import DataError
-
-EXAMPLE_ID_SIZE = 32
 
 # Examples are encoded and decoded in parts of so many bytes: of a larger part, every step reads from memory again.
 _PART_BYTES = 2**19
 
-# Fields of tf.train.Feature.
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 # Labels from which on a varint has one byte more.
 _VARINT_BOUNDS = np.array([1 << (7 * size) for size in range(1, 10)], np.uint64)
 
@@ -49,7 +37,7 @@ def encode_examples(features: FeatureSpec, x: np.ndarray, y: np.ndarray, example
 
 def record_lengths(features: FeatureSpec, y: np.ndarray) -> np.ndarray:
     """Bytes of each example's record, framing included: int64 `[n]`, for labels `y` `[n]`."""
-    by_label_size = np.array([layout.length for layout in _layouts(features)], np.int64)
+    by_label_size = np.array([layout.length for layout in record_layouts(features)], np.int64)
     if features.y_dtype != "int64":
         return np.full(len(y), by_label_size[0])
     return by_label_size[np.searchsorted(_VARINT_BOUNDS, np.asarray(y, np.int64).view(np.uint64), side="right")]
@@ -112,7 +100,7 @@ def record_extents(
 
 def _parts(features: FeatureSpec, num_examples: int) -> Iterator[slice]:
     """Ranges of examples whose records stay in the processor's cache from the first step to the last."""
-    size = max(1, _PART_BYTES // _layouts(features)[0].length)
+    size = max(1, _PART_BYTES // record_layouts(features)[0].length)
     return (slice(start, start + size) for start in range(0, num_examples, size))
 
 
@@ -175,7 +163,8 @@ def _error(features: FeatureSpec, buffer: bytes, file_name: str, offset: int) ->
     position = 0
     for payload in tfrecord.unframe(buffer, file_name, offset):
         record = np.frombuffer(tfrecord.frame(payload), np.uint8)
-        if not any(layout.length == len(record) and layout.fits(record[np.newaxis]) for layout in _layouts(features)):
+        layouts = (layout for layout in record_layouts(features) if layout.length == len(record))
+        if not any(layout.fits(record[np.newaxis]) for layout in layouts):
             break
         position += len(record)
     return DataError(
@@ -184,97 +173,22 @@ def _error(features: FeatureSpec, buffer: bytes, file_name: str, offset: int) ->
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """A framed record in which three values and the payload's checksum are to be filled in.
-
-    `mask` tells which bits of the template are in every record: all of the bytes around the values, and, of the bytes
-    of a varint, the highest bit, which says whether another byte follows.
-    """
-
-    template: np.ndarray
-    example_id: slice
-    x: slice
-    y: slice
-    mask: np.ndarray
-
-    @property
-    def length(self) -> int:
-        return len(self.template)
-
-    def fits(self, records: np.ndarray) -> bool:
-        """Whether what lies around the values of `records`, uint8 `[n, length]`, is the template's; headers aside."""
-        around = (
-            slice(tfrecord.HEADER_SIZE, self.example_id.start),
-            slice(self.example_id.stop, self.x.start),
-            slice(self.x.stop, self.y.stop),
-        )
-        return not any(((records[:, part] ^ self.template[part]) & self.mask[part]).any() for part in around)
-
-
-@functools.lru_cache(maxsize=64)
-def _layouts(features: FeatureSpec) -> tuple[_Layout, ...]:
-    """One for each size a label can have, from the smallest."""
-    sizes = range(1, 11) if features.y_dtype == "int64" else (4,)
-    return tuple(_layout(features, size) for size in sizes)
-
-
-def _layout(features: FeatureSpec, label_size: int) -> _Layout:
-    num_values = math.prod(features.shape)
-    if features.x_dtype == "uint8":
-        x_size, x_list = num_values, _field(_BYTES_LIST, _field(1, bytes(num_values)))
-    else:
-        # An empty packed list is left out.
-        x_size, x_list = 4 * num_values, _field(_FLOAT_LIST, _field(1, bytes(4 * num_values)) if num_values else b"")
-    y_list = _INT64_LIST if features.y_dtype == "int64" else _FLOAT_LIST
-    id_entry = _map_entry(b"example_id", _field(_BYTES_LIST, _field(1, bytes(EXAMPLE_ID_SIZE))))
-    x_entry = _map_entry(b"x", x_list)
-    y_entry = _map_entry(b"y", _field(y_list, _field(1, bytes(label_size))))
-    template = np.frombuffer(bytearray(tfrecord.frame(_field(1, id_entry + x_entry + y_entry))), np.uint8)
-    # Each value is the end of its entry, and the entries are the end of the payload.
-    y_stop = len(template) - tfrecord.FOOTER_SIZE
-    x_stop = y_stop - len(y_entry)
-    id_stop = x_stop - len(x_entry)
-    example_id, x, y = (
-        slice(stop - size, stop) for stop, size in ((id_stop, EXAMPLE_ID_SIZE), (x_stop, x_size), (y_stop, label_size))
-    )
-    mask = np.full(len(template), 255, np.uint8)
-    mask[example_id] = mask[x] = mask[y] = 0
-    if features.y_dtype == "int64":
-        mask[y] = template[y.start : y.stop - 1] = 128
-    return _Layout(template, example_id, x, y, mask)
-
-
-def _map_entry(key: bytes, feature: bytes) -> bytes:
-    return _field(1, _field(1, key) + _field(2, feature))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    high, low = divmod(value, 128)
-    return bytes([low | 128]) + _varint(high) if high else bytes([low])
-
-
 @functools.lru_cache(maxsize=64)
 def _lengths_by_header(features: FeatureSpec) -> dict[bytes, int]:
     """A record's header, length and checksum of the length, tells which layout it has."""
-    return {layout.template[: tfrecord.HEADER_SIZE].tobytes(): layout.length for layout in _layouts(features)}
+    return {layout.template[: tfrecord.HEADER_SIZE].tobytes(): layout.length for layout in record_layouts(features)}
 
 
-def _groups(features: FeatureSpec, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[_Layout, Any, Any]]:
+def _groups(features: FeatureSpec, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[RecordLayout, Any, Any]]:
     """The layouts that occur, with an index of their records among all, and of their first bytes in the buffer."""
     if (lengths == lengths[0]).all():
         # Slices instead of arrays of numbers: views instead of copies.
-        layout = next(layout for layout in _layouts(features) if layout.length == lengths[0])
+        layout = next(layout for layout in record_layouts(features) if layout.length == lengths[0])
         return [(layout, slice(None), slice(starts[0], starts[-1] + 1, layout.length))]
-    members = [np.flatnonzero(lengths == layout.length) for layout in _layouts(features)]
+    members = [np.flatnonzero(lengths == layout.length) for layout in record_layouts(features)]
     return [
         (layout, chosen, starts[chosen])
-        for layout, chosen in zip(_layouts(features), members, strict=True)
+        for layout, chosen in zip(record_layouts(features), members, strict=True)
         if len(chosen)
     ]
 
@@ -284,10 +198,10 @@ def _windows(content: np.ndarray, length: int) -> np.ndarray:
     return np.ndarray((len(content) - length + 1, length), np.uint8, content, strides=(1, 1))  # pyright: ignore
 
 
-def _label_bytes(y: np.ndarray, layout: _Layout) -> np.ndarray:
+def _label_bytes(y: np.ndarray, layout: RecordLayout) -> np.ndarray:
     """Labels as they are stored: uint8 `[n, size of a label]`."""
     if y.dtype == np.float32:
-        return y.astype("<f4")[:, np.newaxis].view(np.uint8)
+        return y[:, np.newaxis].view(np.uint8)
     size = layout.y.stop - layout.y.start
     digits = (y.view(np.uint64)[:, np.newaxis] >> _shifts(size)).astype(np.uint8)
     digits[:, :-1] |= 128
@@ -298,7 +212,7 @@ def _label_bytes(y: np.ndarray, layout: _Layout) -> np.ndarray:
 def _labels(stored: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The inverse of `_label_bytes`."""
     if dtype == np.float32:
-        return np.ascontiguousarray(stored).view("<f4").ravel()
+        return np.ascontiguousarray(stored).view(np.float32).ravel()
     digits = (stored & 127).astype(np.uint64) << _shifts(stored.shape[1])
     return np.bitwise_or.reduce(digits, axis=1).view(np.int64)
 

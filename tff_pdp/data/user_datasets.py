@@ -7,18 +7,11 @@ may write to, and, as keyword-only parameters, what `data.arguments` may hold.
 import dataclasses
 from pathlib import Path
 
+from beam_pipelines.nist import nist_images, num_nist_classes
 from beam_pipelines.raw_data import RawData
 from tff_pdp.config import DataConfig
 from tff_pdp.data.array_images import array_images, check_features
-from tff_pdp.data.celeba import (
-    ATTRIBUTE_FILE,
-    CELEBA_CLASSES,
-    IDENTITY_FILE,
-    IMAGE_FOLDER,
-    CelebaReader,
-    hash_images,
-    read_people,
-)
+from tff_pdp.data.celeba import CELEBA_CLASSES, CelebaOptions, celeba_images
 from tff_pdp.data.fed_emnist import (
     FED_EMNIST_CLASSES,
     FED_EMNIST_SHAPE,
@@ -32,7 +25,7 @@ from tff_pdp.data.manifest import FileRecord
 from tff_pdp.data.mnist import MNIST_CLASSES, MNIST_TRAIN_FILES, read_labelled_images
 from tff_pdp.data.mnist_writers import find_writers, mnist_writers, read_writers
 from tff_pdp.data.silo_arrays import write_silo_arrays
-from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.errors import ConfigError
 
 
 def build_mnist_writers(data: DataConfig, workspace: Path, *, writers: str | None = None, shrink: int = 1) -> RawData:
@@ -105,39 +98,48 @@ def build_fed_emnist(data: DataConfig, workspace: Path) -> RawData:
     )
 
 
-def build_celeba(data: DataConfig, workspace: Path, *, attribute: str = "Smiling") -> RawData:
+def build_celeba(
+    data: DataConfig, workspace: Path, *, attribute: str = "Smiling", split: str = "random", images: str | None = None
+) -> RawData:
     """CelebA by the person in the picture, one attribute as the label (Liu et al., ICCV 2015; Caldas et al., 2018).
 
     `data.input` is the folder that holds `identity_CelebA.txt`, `list_attr_celeba.txt` and the folder
-    `img_align_celeba`. Users are `identity_00001`, ... Images are resized to `data.input_shape` by averages over areas.
+    `img_align_celeba`; users are `identity_00001`, ... Or it is a folder of LEAF's JSON for CelebA, with the same
+    images in it, beside it, or where `images` says. Images are resized to `data.input_shape` by averages over areas.
     One that is missing or damaged becomes a dead letter and counts against `data.max_bad_fraction`. As in LEAF, set
-    `data.min_examples_per_client` to 5 to leave out people with fewer images. The job's runner holds all images in
-    memory as float32, several times over: all 202,599 of CelebA want a small `input_shape`.
+    `data.min_examples_per_client` to 5 to leave out people with fewer images.
 
     Args:
       data: the experiment's data section: `input_shape` has 3 channels, or 1 for grey; `num_classes` is 2.
       workspace: not used.
       attribute: the label is 1 where an image has it; a name from the second line of `list_attr_celeba.txt`.
+      split: `random`, or `by_image_partition` for that of `list_eval_partition.txt`, which divides people, too: clients
+        then have training, validation or test images only, and both fractions are not used.
+      images: the folder of JPEGs, where it is elsewhere.
 
     Raises:
-      ConfigError: there is no such attribute, or the shape or the number of classes does not fit.
+      ConfigError: an argument, or the shape or the number of classes, does not fit.
       DataError: a text file or the folder of images is missing, or a text file is damaged.
     """
-    shape = data.input_shape
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        raise ConfigError(f"data.input_shape is {list(shape)}; celeba takes [height, width, 3], or 1 for grey")
-    check_features(data, shape, CELEBA_CLASSES)
-    folder = Path(data.input)
-    people = read_people(folder, attribute)
-    if not (folder / IMAGE_FOLDER).is_dir():
-        raise DataError(f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images")
-    images = sorted(image for ones in people.values() for image, _ in ones)
-    return RawData(
-        source="celeba",
-        folder=folder,
-        files=(IDENTITY_FILE, ATTRIBUTE_FILE),
-        read_users=CelebaReader(attribute, shape),
-        are_images=True,
-        # The images are too many to be files of the job, but they decide the content as well.
-        parameters={"attribute": attribute, "images_sha256": hash_images(folder, images)},
-    )
+    options = CelebaOptions(data.input_shape, attribute, split, images)
+    check_features(data, data.input_shape, CELEBA_CLASSES)
+    return celeba_images(Path(data.input), options)
+
+
+def build_nist_sd19(data: DataConfig, workspace: Path, *, classes: str = "all") -> RawData:
+    """NIST Special Database 19 by the person who wrote it (Grother, 1995; Caldas et al., 2018): raw FEMNIST.
+
+    `data.input` is the folder that holds `by_class` and `by_write`. Users are `f0000_14`, ... Images are scaled to
+    `data.input_shape` as in LEAF. Background 1, ink 0. `beam_pipelines.nist` says what becomes a dead letter.
+
+    Args:
+      data: the experiment's data section: `input_shape` has 1 channel; `num_classes` goes with `classes`.
+      workspace: not used.
+      classes: `all` (62), `digits` (10), `letters` (52), or `merged` (47, as in EMNIST's By_Merge).
+
+    Raises:
+      ConfigError: there is no such choice, or the shape or the number of classes does not fit.
+      DataError: a folder is missing or has no images.
+    """
+    check_features(data, data.input_shape, num_nist_classes(classes))
+    return nist_images(Path(data.input), classes, data.input_shape)

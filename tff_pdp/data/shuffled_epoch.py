@@ -1,0 +1,72 @@
+"""All examples of a split in a uniformly random order, read record by record: a data set larger than memory will do."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tff_pdp.data.example_codec import record_extents, record_lengths
+from tff_pdp.data.example_reader import read_examples
+from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.data.shard_files import ShardFiles
+from tff_pdp.errors import ConfigError, DataError
+
+
+def shuffled_epoch(
+    features: FeatureSpec, files: ShardFiles, extents: np.ndarray, batch_size: int, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of all examples once, in the order of one uniform permutation; the last batch may be smaller.
+
+    Holds 40 bytes for each example, and one batch. Where labels of 128 and more make records of different lengths, the
+    extents that may hold these are read once before the first batch, to find the records.
+
+    Args:
+      features: shape and types of an example.
+      files: the shards.
+      extents: where the split's examples lie, int64 `[n, 4]`: shard, first byte, bytes and number of records.
+      batch_size: examples in a batch.
+      seed: decides the order; for reproducing it, not for sampling that a privacy guarantee rests on.
+
+    Returns:
+      Pairs of `x` float32 `[batch, *shape]` and `y` `[batch]`, int64 or, for a regression, float32.
+
+    Raises:
+      ConfigError: `batch_size` is not positive.
+      DataError: now or at a batch, a record is corrupt; names file and offset.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}, and must be at least 1")
+    records = _locate_records(features, files, extents)
+    order = np.random.default_rng(seed).permutation(len(records))
+
+    def read_batch(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Read from front to back, then put in the order of the permutation.
+        by_place = np.lexsort((records[chosen, 1], records[chosen, 0]))
+        x, y = read_examples(features, files, records[chosen[by_place]])
+        rank = np.argsort(by_place)
+        return x[rank], y[rank]
+
+    return (read_batch(order[start : start + batch_size]) for start in range(0, len(order), batch_size))
+
+
+def _locate_records(features: FeatureSpec, files: ShardFiles, extents: np.ndarray) -> np.ndarray:
+    """Every record as an extent of its own: int64 `[n, 4]`."""
+    shards, offsets, nbytes, counts = extents.T
+    shortest = int(record_lengths(features, np.zeros(1, features.y_dtype))[0])
+    first = np.cumsum(counts) - counts
+    place_in_extent = np.arange(counts.sum()) - np.repeat(first, counts)
+    records = np.ones((len(place_in_extent), 4), np.int64)
+    records[:, 0] = np.repeat(shards, counts)
+    records[:, 1] = np.repeat(offsets, counts) + shortest * place_in_extent
+    records[:, 2] = shortest
+    # No record is shorter, so that an extent of this size has no longer one either.
+    for number in np.flatnonzero(nbytes != shortest * counts):
+        shard, offset, size, count = extents[number].tolist()
+        buffer = files.read(shard, offset, size)
+        starts, lengths = record_extents(features, buffer, files.path(shard), offset)
+        if len(buffer) != size or len(starts) != count:
+            raise DataError(
+                f"{files.path(shard)}: {len(starts)} whole records in the {size} bytes at byte {offset}, but the index "
+                f"promises {count}; restore the file or prepare the data again"
+            )
+        records[first[number] : first[number] + count, 1:3] = np.stack([offset + starts, lengths], axis=1)
+    return records
