@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.raw_data import PreparedSource, RawData
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.centaur import build_centaur
 from tff_pdp.algorithms.ditto import build_ditto
@@ -27,15 +27,18 @@ from tff_pdp.algorithms.pp_sgd import build_pp_sgd
 from tff_pdp.algorithms.udp_hypernet import build_udp_hypernet
 from tff_pdp.config import PrivacyConfig
 from tff_pdp.data.datasets import build_leaf, build_partitioned_images, build_rotated_mnist, build_silo_files
-from tff_pdp.data.user_datasets import build_celeba, build_fed_emnist, build_mnist_writers
+from tff_pdp.data.graph_datasets import build_contact_graph, build_simulated_outbreak
+from tff_pdp.data.user_datasets import build_celeba, build_fed_emnist, build_mnist_writers, build_nist_sd19
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.models.cnn import build_cnn
 from tff_pdp.models.lenet import build_lenet
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.linear_svm import build_linear_svm
+from tff_pdp.models.logistic_regression import build_logistic_regression
 from tff_pdp.models.mlp import build_linear, build_mlp
 from tff_pdp.models.resnet import build_resnet20
+from tff_pdp.privacy.contact_graph_builder import build_contact_graph_plan
 from tff_pdp.privacy.no_privacy_builder import build_no_privacy_plan
 from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.silo_example_builder import build_silo_example_plan
@@ -68,6 +71,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "linear": build_linear,
     "linear_regression": build_linear_regression,
     "linear_svm": build_linear_svm,
+    "logistic_regression": build_logistic_regression,
     "mlp": build_mlp,
     "cnn": build_cnn,
     "lenet": build_lenet,
@@ -76,18 +80,22 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 PLANS: dict[str, Callable[[PrivacyConfig, PlannedTraining], PrivacyPlan]] = {
     "silo_example": build_silo_example_plan,
+    "contact_graph": build_contact_graph_plan,
     "user": build_user_plan,
     "none": build_no_privacy_plan,
 }
 
-DATASETS: dict[str, Callable[..., RawData]] = {
+DATASETS: dict[str, Callable[..., RawData | PreparedSource]] = {
     "leaf": build_leaf,
     "silo_files": build_silo_files,
     "mnist_writers": build_mnist_writers,
     "fed_emnist": build_fed_emnist,
+    "nist_sd19": build_nist_sd19,
     "celeba": build_celeba,
     "rotated_mnist": build_rotated_mnist,
     "partitioned_images": build_partitioned_images,
+    "contact_graph": build_contact_graph,
+    "simulated_outbreak": build_simulated_outbreak,
 }
 
 

@@ -26,7 +26,8 @@ from tff_pdp.errors import DataError
 _COMPUTE: Any = pyarrow.compute
 # What a task reads at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
-_INTEGER = r"^\s*[+-]?\d{1,18}(\.0*)?\s*$"
+_INTEGER = r"^-?\d{1,18}(\.0*)?$"
+_DECIMAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
 _BY_PLACE = {"population_network": tuple(TABLES["population_network"].names), "target": ("pid", "infected")}
 
@@ -71,7 +72,10 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
         raise DataError(f"{paths[0]}: {paths[1].name} is the same table; remove one of them")
     if not paths:
         return ()
-    files = sorted(path for path in paths[0].iterdir() if path.is_file()) if paths[0].is_dir() else paths
+    files = paths
+    if paths[0].is_dir():
+        # Names that begin so are not data: what other tools leave (`_SUCCESS`, `.part-0.csv.crc`).
+        files = sorted(path for path in paths[0].iterdir() if path.is_file() and path.name[0] not in "._")
     for path in files:
         _places(path, table, tuple(columns))
     return tuple(files)
@@ -126,9 +130,16 @@ def _schema(chunk: Chunk, columns: Sequence[str]) -> pyarrow.Schema:
     )
 
 
-@functools.lru_cache(maxsize=4096)
 def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int, str]]:
     """Where columns are in a file, and what they are called there."""
+    status = path.stat()
+    return _places_in(path, table, columns, status.st_ino, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _places_in(path: Path, table: str, columns: tuple[str, ...], *version: int) -> list[tuple[int, str]]:
+    """The same, kept for the many chunks of a file."""
+    del version
     try:
         if path.suffix == ".parquet":
             header = pyarrow.parquet.read_schema(path).names
@@ -140,7 +151,12 @@ def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int,
     # An index column, which pandas writes without a name, is no column of the table.
     named = [(place, name) for place, name in enumerate(header) if name and not name.startswith("Unnamed")]
     by_name = {name: (place, name) for place, name in named}
-    by_place = dict(zip(_BY_PLACE.get(table, ()), named, strict=False))
+    # A column in another one's place, but under a name of its own, is not that one.
+    by_place = {
+        wanted: place
+        for wanted, place in zip(_BY_PLACE.get(table, ()), named, strict=False)
+        if place[1] not in TABLES[table].names
+    }
     found = {name: by_name.get(name, by_place.get(name)) for name in columns}
     missing = [name for name, place in found.items() if place is None]
     if missing:
@@ -170,11 +186,12 @@ def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
             file.seek(chunk.start - 1)
         file.readline()
         while is_whole or file.tell() < chunk.stop:
-            size = _CHUNK_BYTES if is_whole else chunk.stop - file.tell()
-            block = file.read(size)
+            # The line of the chunk's last byte is its last line, also where this byte ends it.
+            size = _CHUNK_BYTES if is_whole else chunk.stop - 1 - file.tell()
+            block = file.read(size) + file.readline()
             if not block:
                 return
-            yield block + file.readline()
+            yield block
 
 
 def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
@@ -200,6 +217,8 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
                 column_types={
                     names[place]: types.field(name).type for (place, _), name in zip(places, types.names, strict=True)
                 },
+                # Not Arrow's own list, by which a region called NA has no name.
+                null_values=[""],
                 strings_can_be_null=True,
             ),
         )
@@ -218,22 +237,28 @@ def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.Chu
     """Texts as values, null where they are none of this type."""
     if pyarrow.types.is_string(kind):
         return texts
+    # A cast takes neither spaces nor a plus.
+    texts = _COMPUTE.replace_substring_regex(_COMPUTE.utf8_trim_whitespace(texts), r"^\+", "")
     if pyarrow.types.is_integer(kind):
         matches = _COMPUTE.match_substring_regex(texts, _INTEGER)
         numbers = _COMPUTE.if_else(matches, texts, None).cast(pyarrow.float64())
         limits = np.iinfo(kind.to_pandas_dtype())
         is_large_enough = _COMPUTE.greater_equal(numbers, float(limits.min))
         fits = _COMPUTE.and_(is_large_enough, _COMPUTE.less_equal(numbers, float(limits.max)))
-        wanted = _COMPUTE.if_else(fits, _COMPUTE.utf8_trim_whitespace(texts), None)
+        wanted = _COMPUTE.if_else(fits, texts, None)
         return _COMPUTE.replace_substring_regex(wanted, r"\.0*$", "").cast(kind)
-    matches = _COMPUTE.match_substring_regex(texts, r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$")
-    return _COMPUTE.utf8_trim_whitespace(_COMPUTE.if_else(matches, texts, None)).cast(kind)
+    matches = _COMPUTE.match_substring_regex(texts, _DECIMAL)
+    return _COMPUTE.if_else(matches, texts, None).cast(kind)
 
 
 def _without_bad_rows(chunk: Chunk, table: pyarrow.Table, texts: pyarrow.Table, letters: list[DeadLetter]) -> InputRows:
     if "state" in table.column_names:
         codes = _COMPUTE.index_in(table["state"], pyarrow.array(STATE_NAMES)).cast(pyarrow.int8())
         table = table.set_column(table.column_names.index("state"), "state", codes)
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_floating(field.type):
+            is_finite = _COMPUTE.is_finite(table[field.name])
+            table = table.set_column(place, field.name, _COMPUTE.if_else(is_finite, table[field.name], None))
     if any(column.null_count for column in table.columns):
         is_bad = functools.reduce(_COMPUTE.or_, (_COMPUTE.is_null(column) for column in table.columns))
         letters += [

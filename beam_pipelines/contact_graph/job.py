@@ -17,13 +17,12 @@ from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRule
 from beam_pipelines.contact_graph.degree import DegreeBound, parse_degree_bound
 from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
 from beam_pipelines.contact_graph.people_stages import PeopleRules, people_stages
-from beam_pipelines.contact_graph.rows import LAYOUTS, RowLayout
+from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, RowLayout
 from beam_pipelines.epidemic.pets_files import read_observed_days
 from beam_pipelines.job import DatasetJob, JobOptions, Summary, run_dataset_job
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
-NUM_CLASSES = 2
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
 # Of a contact as text.

@@ -28,8 +28,8 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
     """128 bits of such numbers as text: bytes `[n]` of 32 hexadecimal digits."""
-    halves = [keyed_uint64(seed, f"{purpose} {half}", *ids).astype(">u8") for half in (0, 1)]
-    octets = np.stack(halves, axis=1).view(np.uint8).reshape(len(halves[0]), 16)
+    halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
+    octets = np.stack(halves, axis=1).astype(">u8").view(np.uint8)
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
     text = np.empty((len(octets), 32), np.uint8)
     text[:, 0::2] = digits[octets >> 4]

@@ -17,6 +17,7 @@ from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES
 
 LAYOUTS = ("slots", "summary")
+NUM_CLASSES = 2
 MOST_CONTACTS = 20
 _EDGE_FEATURES = (
     "hours",

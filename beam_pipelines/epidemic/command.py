@@ -8,11 +8,11 @@ from typing import Any
 from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, FORMATS
 
 
-def add_commands(jobs: Any) -> None:
+def add_epidemic_commands(jobs: Any) -> None:
     """Adds the commands to what `ArgumentParser.add_subparsers` returned.
 
-    Parsed options have `run`, a function that takes them, does the job and returns a summary to print; it raises
-    `tff_pdp.errors.UserError` for what the user can mend.
+    Parsed options have `run`, a function of them and of flags that are not known, which it refuses: Beam has no part in
+    this. It returns a summary to print, and raises `tff_pdp.errors.UserError` for what the user can mend.
     """
     _add_generate(jobs)
     _add_simulate(jobs)
@@ -95,7 +95,13 @@ def _add_import(jobs: Any) -> None:
 
 def _add_command(jobs: Any, name: str, help_text: str, description: str, run: Any) -> argparse.ArgumentParser:
     parser = jobs.add_parser(name, help=help_text, description=description, allow_abbrev=False)
-    parser.set_defaults(run=run)
+
+    def run_without_beam(options: argparse.Namespace, unknown: tuple[str, ...] = ()) -> str:
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return run(options)
+
+    parser.set_defaults(run=run_without_beam)
     return parser
 
 

@@ -102,3 +102,62 @@ def test_tensorflow_is_not_loaded():
         "assert 'tensorflow' not in sys.modules and 'tensorflow_federated' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+ROWS = ["--rows-per-unit", "20", "--steps", "10196", "--delta", "3.8314e-7"]
+
+
+def run_rows(unit, *arguments):
+    parser = argparse.ArgumentParser()
+    account_command.add_arguments(parser)
+    return account_command.run(parser.parse_args(["--unit", unit, *ROWS, *arguments]))
+
+
+def test_rows_of_a_contact_graph_in_batches_of_fixed_size(capsys):
+    batches = ["--num-rows", "2609976", "--batch-size", "512"]
+    run_rows("node", *batches, "--noise-multiplier", "4.5", "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert result["epsilon"] == result["epsilon_rdp"] == pytest.approx(20.7, rel=1e-2)
+    assert result["epsilon_pld"] is result["sampling_rate"] is None
+    assert (result["rows_per_unit"], result["num_rows"], result["batch_size"]) == (20, 2609976, 512)
+    run_rows("node", *batches, "--epsilon", "20.7")
+    text = capsys.readouterr().out
+    assert "batches of 512 of 2609976 rows, noise multiplier 4.5" in text
+    assert "one person of a silo's contact graph" in text and "at most 20 rows do" in text
+
+
+def test_rows_of_a_contact_graph_in_poisson_batches(capsys):
+    sampling = ["--sampling-rate", "0.01"]
+    run_rows("edge", *sampling, "--epsilon", "8", "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert result["epsilon"] == pytest.approx(8, rel=1e-3) and result["epsilon"] <= result["epsilon_target"] == 8
+    noise = ["--noise-multiplier", str(result["noise_multiplier"])]
+    # No more rows differ than there are.
+    run_rows("edge", *sampling, *noise, "--num-rows", "5", "--json")
+    fewer = json.loads(capsys.readouterr().out)["epsilon"]
+    assert fewer < result["epsilon"] / 2
+    run_rows("edge", *sampling, *noise, "--rows-per-unit", "5")
+    text = capsys.readouterr().out
+    assert f"epsilon <= {fewer:.3f}" in text and "people's own features and states are not protected" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--unit", "node", "--sampling-rate", "0.1"], "--unit node needs --rows-per-unit"),
+        (["--unit", "node", "--rows-per-unit", "0", "--sampling-rate", "0.1"], "--rows-per-unit is 0"),
+        (["--unit", "node", "--rows-per-unit", "1.5", "--sampling-rate", "0.1"], "--rows-per-unit is 1.5"),
+        (["--unit", "edge", "--rows-per-unit", "2", "--batch-size", "8"], "--batch-size needs --num-rows"),
+        (["--unit", "edge", "--rows-per-unit", "2", "--batch-size", "8", "--num-rows", "7"], "--batch-size is 8"),
+        (
+            ["--unit", "edge", "--rows-per-unit", "2", "--sampling-rate", "0.1", "--num-rows", "nan"],
+            "--num-rows is nan",
+        ),
+        (["--unit", "user", "--rows-per-unit", "2", "--sampling-rate", "0.1"], "--rows-per-unit is for --unit node"),
+        (["--unit", "silo_example", "--batch-size", "2"], "--batch-size is for --unit node and edge"),
+    ],
+)
+def test_settings_of_rows_that_do_not_go_together(arguments, message, capsys):
+    plan = ["--noise-multiplier", "1", "--steps", "10", "--delta", "1e-5"]
+    assert cli.main(["account", *arguments, *plan]) == 2
+    assert message in capsys.readouterr().err

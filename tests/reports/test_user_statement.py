@@ -59,7 +59,7 @@ def test_key_sentences():
 def test_the_facts_have_the_keys_of_silos_statements():
     statement = samples.sample_user_statement()
     silos = silo_samples.sample_statement(silo_samples.sample_silos(2))
-    of_silos_alone = {"silos", "epsilon_minimum", "epsilon_maximum", "delta_maximum"}
+    of_silos_alone = {"silos", "epsilon_minimum", "epsilon_maximum", "delta_maximum", "row_influence"}
     assert set(silos) - set(statement) == of_silos_alone
     assert set(silos["silos"][0]) - set(statement["users"]) == {"id"}
     assert (statement["unit"], statement["adjacency"], statement["steps"]) == ("user", "add or remove one user", 200)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR, Metric
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR, Metric, Ranking
 
 # By name: tensors inside a computation, arrays outside.
 Weights = Mapping[str, Any]
@@ -38,6 +38,7 @@ class Model:
         `[batch]` of a regression.
       head: names of the weights that form the last layer (what partial-sharing methods keep personal).
       output_loss: `(outputs, y [batch]) -> loss of each example [batch]`.
+      ranking: what a model of two classes is judged by in place of its accuracy; None for that.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Model:
     predict: Callable[[Weights, tf.Tensor], tf.Tensor]
     head: tuple[str, ...]
     output_loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = softmax_cross_entropy
+    ranking: Ranking | None = None
 
     @property
     def label_dtype(self) -> type[np.generic]:
@@ -56,6 +58,8 @@ class Model:
     @property
     def metric(self) -> Metric:
         """What the model is judged by on a client's examples."""
+        if self.ranking is not None:
+            return self.ranking.metric
         return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
 
     def answers(self, outputs: tf.Tensor) -> tf.Tensor:
@@ -66,14 +70,24 @@ class Model:
         """Loss of each example: float32 `[batch]`."""
         return self.output_loss(self.predict(weights, x), y)
 
+    def scores(self, outputs: tf.Tensor) -> tf.Tensor:
+        """What a model of two classes ranks examples by, larger for class 1: float32 `[batch]`.
+
+        The difference of the outputs and not the probability, which is the same number for all large differences.
+        """
+        return outputs[:, 1] - outputs[:, 0]
+
     def example_metrics(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
         """What is reported of each example, float32 `[batch]`: `accuracy` (or `squared_error`) and `loss`."""
-        outputs = self.predict(weights, x)
+        return self.output_metrics(self.predict(weights, x), y)
+
+    def output_metrics(self, outputs: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
+        """As `example_metrics`, from the outputs."""
         if self.num_classes:
-            measured = tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)
+            measured = {ACCURACY.example_name: tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
         else:
-            measured = tf.square(outputs - y)
-        return collections.OrderedDict({self.metric.example_name: measured, "loss": self.output_loss(outputs, y)})
+            measured = {MEAN_SQUARED_ERROR.example_name: tf.square(outputs - y)}
+        return collections.OrderedDict({**measured, "loss": self.output_loss(outputs, y)})
 
     def num_parameters(self) -> int:
         """Number of scalar weights."""

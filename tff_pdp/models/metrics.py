@@ -1,6 +1,10 @@
-"""The figures that models are judged by: means over a client's examples of something measured on each of them."""
+"""The figures that models are judged by: a mean of something measured on each example, or a ranking of all of them."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -9,14 +13,35 @@ class Metric:
 
     Attributes:
       name: of the client's figure, in results and reports.
-      example_name: of what is measured on one example, of which the figure is the mean.
+      example_name: under which a client's figure is found among what its evaluation returns: the name of what is
+        measured on one example or, where the figure is no mean, its own.
       higher_is_better: false for errors.
+      is_mean: whether the figure is the mean of something measured on each example, so that a client without any is the
+        only one without a figure. If not, the figure is one of all the client's examples together.
     """
 
     name: str
     example_name: str
     higher_is_better: bool
+    is_mean: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """A metric of how well the scores of a classifier of two classes set its positive examples before the others.
+
+    Attributes:
+      metric: the figure's name and direction.
+      figure: `(scores [..., n], y [..., n], included [..., n]) -> float32 [...]`, of tensors inside a computation; NaN
+        where no example that is included is positive.
+      pooled: `(scores [n], y [n]) -> float`, the same of arrays, and of any number of examples.
+    """
+
+    metric: Metric
+    figure: Callable[[Any, Any, Any], Any]
+    pooled: Callable[[np.ndarray, np.ndarray], float]
 
 
 ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True)
 MEAN_SQUARED_ERROR = Metric("mean_squared_error", "squared_error", higher_is_better=False)
+AVERAGE_PRECISION = Metric("average_precision", "average_precision", higher_is_better=True, is_mean=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import dp_accounting
 
+import tff_pdp.privacy.row_influence_event  # noqa: F401 - stored ledgers may hold its events.
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import Adjacency, EpsilonBounds, epsilon_bounds
 from tff_pdp.privacy.budgets import SiloBudget
@@ -50,7 +51,7 @@ class Ledger:
         """Creates an empty ledger.
 
         Args:
-          unit: what one record is: `silo_example`, `user`, `node` or `instance`.
+          unit: what one record is: `silo_example`, `user`, `node`, `edge` or `instance`.
           adjacency: the neighbouring relation of every event in this ledger.
           budgets: by scope.
         """
@@ -251,7 +252,7 @@ class Ledger:
         }
 
     def _scope_words(self, scope: str) -> str:
-        return f"Silo {scope!r}" if self.unit == "silo_example" else f"Scope {scope!r}"
+        return f"Silo {scope!r}" if self.unit in ("silo_example", "node", "edge") else f"Scope {scope!r}"
 
 
 def compose_worst_case(ledgers: Iterable[Ledger], scope: str, delta: float | None = None) -> EpsilonBounds:

@@ -14,6 +14,7 @@ from typing import Literal
 import dp_accounting
 import numpy as np
 
+from tff_pdp.data.row_influence import RowInfluence
 from tff_pdp.errors import BudgetError
 from tff_pdp.privacy.accountants import Adjacency, EpsilonBounds
 from tff_pdp.privacy.budgets import SiloBudget
@@ -44,6 +45,7 @@ class PlannedTraining:
       noise_on_own_support: whether a client's share of the noise is only where its own release is not zero.
       total_weight: of all clients, where they count by weights that are at most one.
       search: what every silo repeats besides, with the same noise, to choose hyper-parameters.
+      row_influence: how many rows one person can change, where examples are rows made of a contact graph.
     """
 
     num_examples: Mapping[str, int]
@@ -59,6 +61,7 @@ class PlannedTraining:
     noise_on_own_support: bool = False
     total_weight: float | None = None
     search: Search | None = None
+    row_influence: RowInfluence | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

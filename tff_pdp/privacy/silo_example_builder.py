@@ -1,6 +1,7 @@
 """Builds the plan of silo-specific example-level DP, and that of the same training without privacy."""
 
 import math
+from collections.abc import Mapping
 from typing import get_args
 
 import dp_accounting
@@ -10,6 +11,7 @@ from tff_pdp.config import PrivacyConfig
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accountants import Adjacency, calibrate_noise_multiplier, next_float32, poisson_gaussian_event
 from tff_pdp.privacy.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.contact_graph_plan import check_suits_rows
 from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.leaving import rounds_within_budget
 from tff_pdp.privacy.paper_calibration import paper_noise_multiplier
@@ -29,20 +31,17 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
       training: what the silos release, and how often.
 
     Raises:
-      ConfigError: a budget is missing or malformed, or a parameter is out of range.
+      ConfigError: a budget is missing or malformed, a parameter is out of range, or examples are not independent.
       BudgetError: a silo's budget cannot be met.
     """
-    _check(config, training.search)
+    check_suits_rows("silo_example", training.row_influence)
+    check_silo_settings(config, training.search)
     budgets = parse_budgets(config.budgets, sorted(training.num_examples))
     mechanisms, selection_epsilons, last_rounds = {}, {}, {}
     for client_id, budget in budgets.items():
         size = training.num_examples[client_id]
-        sampling_rate = _sampling_rate(config.batch_size, size)
-        if budget.delta >= 1 / size:
-            raise ConfigError(
-                f"privacy.budgets: delta {budget.delta:g} of silo {client_id!r} is not below 1 / {size}, its number of "
-                "training examples: publishing one record at random would pass"
-            )
+        sampling_rate = silo_sampling_rate(config.batch_size, size)
+        check_delta(client_id, budget, size)
         released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
         selections = None
         if training.selection_rounds:
@@ -70,11 +69,7 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
             sampling_rate=sampling_rate,
             expected_batch_size=sampling_rate * size,
         )
-    if not any(last_rounds.values()):
-        raise BudgetError(
-            f"No silo's budget pays for a single round with privacy.noise_multiplier {config.noise_multiplier:g}: give "
-            "more noise, or larger budgets"
-        )
+    check_some_silo_trains(config, last_rounds)
     claim, reason = _claim(config, training.num_examples_are_noised, training.unsound)
     return SiloExamplePlan(
         unit="silo_example",
@@ -98,10 +93,10 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
 
 def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining) -> SiloExamplePlan:
     """Builds the same training without clipping and noise, for comparison; arguments as above."""
-    _check(config, training.search)
+    check_silo_settings(config, training.search)
     mechanisms = {}
     for client_id, size in training.num_examples.items():
-        sampling_rate = _sampling_rate(config.batch_size, size)
+        sampling_rate = silo_sampling_rate(config.batch_size, size)
         mechanisms[client_id] = SiloMechanism(math.inf, 0.0, sampling_rate, sampling_rate * size)
     return SiloExamplePlan(
         unit="silo_example",
@@ -120,7 +115,12 @@ def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining
     )
 
 
-def _check(config: PrivacyConfig, search: Search | None) -> None:
+def check_silo_settings(config: PrivacyConfig, search: Search | None) -> None:
+    """Checks the settings of any plan whose clients are silos.
+
+    Raises:
+      ConfigError: one is out of range, or is not for silos.
+    """
     rules = (
         ("users_per_round", config.users_per_round is None, "left out: silos all take part"),
         ("clip_norm", 0 < config.clip_norm < math.inf, "positive and finite"),
@@ -141,6 +141,32 @@ def _check(config: PrivacyConfig, search: Search | None) -> None:
         )
 
 
+def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
+    """Checks that a silo's delta means something.
+
+    Raises:
+      ConfigError: to publish one example at random would be within it.
+    """
+    if budget.delta >= 1 / num_examples:
+        raise ConfigError(
+            f"privacy.budgets: delta {budget.delta:g} of silo {client_id!r} is not below 1 / {num_examples}, its "
+            "number of training examples: publishing one record at random would pass"
+        )
+
+
+def check_some_silo_trains(config: PrivacyConfig, last_rounds: Mapping[str, int]) -> None:
+    """Checks that with a given noise multiplier not all silos leave before the first round.
+
+    Raises:
+      BudgetError: they do.
+    """
+    if not any(last_rounds.values()):
+        raise BudgetError(
+            f"No silo's budget pays for a single round with privacy.noise_multiplier {config.noise_multiplier:g}: give "
+            "more noise, or larger budgets"
+        )
+
+
 def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -> tuple[Claim, str]:
     if config.sampler == "paper_shuffled":
         return "none", "batches are disjoint parts of a shuffled epoch, while epsilon assumes Poisson sampling"
@@ -154,7 +180,8 @@ def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -
     return "formal-conditional", "the number of training examples of each silo is treated as public"
 
 
-def _sampling_rate(batch_size: int, num_examples: int) -> float:
+def silo_sampling_rate(batch_size: int, num_examples: int) -> float:
+    """The probability at which a silo's examples are drawn, for batches of some expected size."""
     # Onto the grid of the sampler, which compares 23 random bits with the rate, and upwards.
     return min(1.0, math.ceil(batch_size / num_examples * 2**23) / 2**23)
 

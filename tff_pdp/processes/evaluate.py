@@ -1,6 +1,7 @@
 """The computations that use trained state: each client's personal weights, and their metrics on held-out data."""
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +10,9 @@ from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.batches import at_least_one_row
+from tff_pdp.models.metrics import Ranking
 from tff_pdp.processes.client_work import build_adapt_work
+from tff_pdp.processes.vectorizable import vectorizable
 
 
 def build_personalise(
@@ -69,8 +72,8 @@ def build_evaluate(
     """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS`.
 
     The metrics are `personal` and, where the method has a shared model, `global`, each with `accuracy`
-    (or `squared_error`) and `loss`, float32. They are exact functions of held-out data: not private, for simulation and
-    for the silo itself.
+    (or `squared_error`) and `loss`, float32, and the figure of the model's ranking, if it has one. They are exact
+    functions of held-out data: not private, for simulation and for the silo itself.
     """
     server_type = broadcast.type_signature.parameter
 
@@ -78,16 +81,21 @@ def build_evaluate(
     def global_weights(server):
         return algorithm.global_model(server) if algorithm.global_model else collections.OrderedDict()
 
+    def measure(message: Any, shared: Any, state: Any, data: Any) -> Any:
+        # Without the conditional that training has for it, which could not be stacked here.
+        data = {**data, "x": at_least_one_row(data["x"]), "y": at_least_one_row(data["y"])}
+        measured = collections.OrderedDict(personal=_measure(model, algorithm.personalise(message, state), data))
+        if algorithm.global_model:
+            measured["global"] = _measure(model, shared, data)
+        return measured
+
+    measure_and_rank = measure if model.ranking is None else _with_ranking(measure, model.ranking)
+
     @_tff.tensorflow_computation(
         broadcast.type_signature.result, global_weights.type_signature.result, state_type, data_type
     )
     def evaluate_one(message, shared, state, data):
-        # Without the conditional that training has for it, which could not be stacked here.
-        data = {**data, "x": at_least_one_row(data["x"]), "y": at_least_one_row(data["y"])}
-        metrics = collections.OrderedDict(personal=_metrics(model, algorithm.personalise(message, state), data))
-        if algorithm.global_model:
-            metrics["global"] = _metrics(model, shared, data)
-        return metrics
+        return measure_and_rank(message, shared, state, data)
 
     @_tff.federated_computation(server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type))
     def evaluate(server_state, client_states, client_data):
@@ -98,13 +106,40 @@ def build_evaluate(
     return evaluate
 
 
-def _metrics(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, tf.Tensor]:
+def _measure(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, Any]:
+    """The means over a client's examples and, for a ranking, what it is a figure of, under the figure's name."""
     own = tf.range(tf.shape(data["y"])[0]) < data["num_examples"]
     # Padding need not hold a label.
     labels = tf.where(own, data["y"], tf.zeros([], data["y"].dtype))
     # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
     size = tf.cast(data["num_examples"], tf.float32)
-    return collections.OrderedDict(
+    outputs = model.predict(weights, data["x"])
+    measured: collections.OrderedDict[str, Any] = collections.OrderedDict(
         (name, tf.reduce_sum(tf.where(own, values, 0.0)) / size)
-        for name, values in model.example_metrics(weights, data["x"], labels).items()
+        for name, values in model.output_metrics(outputs, labels).items()
     )
+    if model.ranking is not None:
+        measured[model.ranking.metric.example_name] = (model.scores(outputs), labels, own)
+    return measured
+
+
+def _with_ranking(measure: Callable[..., Any], ranking: Ranking) -> Callable[..., Any]:
+    """`measure` for one client, with what is ranked replaced by the figure.
+
+    For a stack of clients it has a form of its own: `tf.vectorized_map` cannot sort, while sorts are along one axis of
+    however many.
+    """
+    name = ranking.metric.example_name
+
+    def rank(measured: Any) -> Any:
+        return collections.OrderedDict(
+            (kind, collections.OrderedDict({**own, name: ranking.figure(*own[name])})) for kind, own in measured.items()
+        )
+
+    def for_one(message: Any, shared: Any, state: Any, data: Any) -> Any:
+        return rank(measure(message, shared, state, data))
+
+    def for_stack(message: Any, shared: Any, states: Any, data: Any) -> Any:
+        return rank(tf.vectorized_map(lambda own: measure(message, shared, *own), (states, data)))
+
+    return vectorizable(for_one, for_stack, num_shared=2)

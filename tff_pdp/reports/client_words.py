@@ -10,15 +10,13 @@ class ClientWords:
     Attributes:
       one: a client.
       many: several of them.
-      protected: what a guarantee is about.
       spender: whose epsilon stands for all of them.
     """
 
     one: str
     many: str
-    protected: str
     spender: str
 
 
-SILOS = ClientWords("silo", "silos", protected="records", spender="the silo that spent most")
-USERS = ClientWords("user", "users", protected="users", spender="every user")
+SILOS = ClientWords("silo", "silos", spender="the silo that spent most")
+USERS = ClientWords("user", "users", spender="every user")

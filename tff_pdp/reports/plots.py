@@ -77,7 +77,9 @@ def metric_figure(
         is_named = len(clients) <= _MOST_NAMED
         figure = _by_name(clients, series, metric) if is_named else _curves(series, metric, words)
         what = ", ".join(f"{label} {text.value(summary.mean_over_silos(values))}" for label, values in series)
-        over = f"{len(clients)} {words.many} under {algorithm.title}"
+        # Those without a result are not in the means.
+        count = sum(not math.isnan(value) for value in summary.personal_values(clients, algorithm.name))
+        over = f"{count} {words.many} under {algorithm.title}"
         return svg.render(figure, f"Test {text.label} over {over}; means: {what}.")
 
 

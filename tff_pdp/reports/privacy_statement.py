@@ -1,12 +1,15 @@
 """The privacy statement of silos: what is protected, against whom, at what cost, and what is not protected at all."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pdp import errors
+from tff_pdp.data.row_influence import RowInfluence
 from tff_pdp.reports import content, privacy_texts, silo_texts, statement_parts
 from tff_pdp.reports.client_words import SILOS
+from tff_pdp.reports.silo_units import unit_of
 
 
 def build_privacy_statement(
@@ -16,6 +19,7 @@ def build_privacy_statement(
     clip: float,
     steps: int,
     sampler: str = "poisson",
+    row_influence: RowInfluence | None = None,
     other_releases: Sequence[str] = (),
     num_examples_are_noised: bool = False,
     tuned: Sequence[str] = (),
@@ -27,7 +31,7 @@ def build_privacy_statement(
     recorded_runs: int | None = None,
     known_seed: bool = False,
 ) -> dict[str, Any]:
-    """Builds the statement for silo-example privacy.
+    """Builds the statement of silos that protect their records or, where these are rows of a contact graph, people.
 
     The claim in the headline is the weakest over the exported methods, or over all methods where none was exported. It
     falls to `none` in test mode and where any silo trained without protection: the headline must hold for every reader.
@@ -38,6 +42,7 @@ def build_privacy_statement(
       clip: L2 norm to which each record's gradient is clipped, over all weights jointly.
       steps: noisy gradient computations of one method in one silo, the largest number over the methods.
       sampler: a key of `silo_texts.SAMPLERS`.
+      row_influence: what is protected, and in how many records it is; None where each record is.
       other_releases: what the ledgers hold besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
       tuned: names of the settings that were chosen by looking at results.
@@ -63,6 +68,7 @@ def build_privacy_statement(
         )
     if not algorithms or not silos:
         raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
+    unit = unit_of(row_influence)
     covered = statement_parts.covered_methods(algorithms)
     claim, reason = statement_parts.claim_of(covered, known_seed, _without_noise(silos))
     if not statement_parts.is_private(claim):
@@ -81,24 +87,26 @@ def build_privacy_statement(
     )
     searched = silo_texts.search_text(search) if search else ""
     tuning = privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), if_charged, SILOS, searched)
-    paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, silo_texts.guarantee_text(spent)))]
+    paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, silo_texts.guarantee_text(spent, unit)))]
     if all(silo.noise_multiplier == 0 for silo in silos):
         paragraphs.append(("What is protected", silo_texts.unprotected_text()))
     else:
         paragraphs += [
-            ("Unit of protection", silo_texts.unit_text()),
-            ("One person in several silos", silo_texts.sum_text(spent)),
-            ("Mechanism", silo_texts.mechanism_text(silos, clip, steps, sampler)),
+            ("Unit of protection", unit.unit_text),
+            (unit.several_heading, silo_texts.several_text(spent, unit)),
+            ("Mechanism", silo_texts.mechanism_text(silos, clip, steps, sampler, unit)),
             ("What it cost", silo_texts.cost_text(silos, other_releases, num_examples_are_noised)),
             ("If all compared methods are released", privacy_texts.composed_text(composed, SILOS)),
             ("Tuning", tuning),
-            ("What is treated as public", silo_texts.public_text(num_examples_are_noised)),
-            ("What is not private", silo_texts.held_out_text(search)),
+            ("What is treated as public", silo_texts.public_text(num_examples_are_noised, unit)),
+            ("What is not private", silo_texts.held_out_text(search, unit)),
             ("Limits of the implementation", privacy_texts.limits_text()),
         ]
     statement = {
-        "unit": "silo example",
-        "adjacency": "add or remove one record of one silo",
+        "unit": unit.name,
+        "adjacency": unit.adjacency,
+        "protected": unit.protected,
+        "row_influence": None if row_influence is None else dataclasses.asdict(row_influence),
         "claim": claim,
         "claim_reason": reason,
         "private": statement_parts.is_private(claim),
@@ -113,7 +121,7 @@ def build_privacy_statement(
         "silos": [_silo_costs(silo) for silo in silos],
         "composed": composed,
         "tuning": statement_parts.tuning_facts(tuned, configurations_tried, if_charged, search),
-        "who_sees": silo_texts.who_sees(claim),
+        "who_sees": silo_texts.who_sees(claim, unit),
         "paragraphs": statement_parts.titled(paragraphs),
     }
     return content.json_safe(statement)

@@ -7,6 +7,7 @@ from typing import Any
 from tff_pdp.reports import content, numbers
 from tff_pdp.reports.client_words import SILOS
 from tff_pdp.reports.privacy_texts import NO_GUARANTEE, bounds_text, not_private_text, simulation_row
+from tff_pdp.reports.silo_units import RECORDS, SiloUnit
 
 SAMPLERS: dict[str, str] = {
     "poisson": "In every step each record of a silo takes part independently with the silo's sampling rate, drawn "
@@ -17,25 +18,18 @@ SAMPLERS: dict[str, str] = {
 }
 
 
-def guarantee_text(spent: Sequence[float]) -> str:
+def guarantee_text(spent: Sequence[float], unit: SiloUnit = RECORDS) -> str:
     """The guarantee in numbers."""
     return (
-        f"Each silo's training records are protected by (ε, δ)-differential privacy, "
+        f"Each silo's {unit.protected} are protected by (ε, δ)-differential privacy, "
         f"with ε {numbers.between(spent, numbers.upper)} for the models of one method."
     )
 
 
-def unit_text() -> str:
-    """What one guarantee is about, and when two data sets count as neighbours."""
-    return (
-        "Unit: one example of one silo. Two data sets are neighbours if they differ by adding or removing one record "
-        "of one silo, all other silos unchanged. The statement is about any one training record, not about a silo as "
-        "a whole."
-    )
-
-
-def sum_text(spent: Sequence[float]) -> str:
-    """What a person gets whose records lie in more than one silo."""
+def several_text(spent: Sequence[float], unit: SiloUnit = RECORDS) -> str:
+    """What those get who have several such guarantees, such as a person whose records lie in more than one silo."""
+    if unit.several_text:
+        return unit.several_text
     text = (
         "The guarantee of a record that lives in one silo is that silo's ε and δ. A person with records in several "
         "silos gets the sum of the ε and the sum of the δ over those silos, and several records in one silo weaken "
@@ -47,8 +41,11 @@ def sum_text(spent: Sequence[float]) -> str:
     return text
 
 
-def mechanism_text(silos: Sequence[content.SiloResult], clip: float, steps: int, sampler: str) -> str:
+def mechanism_text(
+    silos: Sequence[content.SiloResult], clip: float, steps: int, sampler: str, unit: SiloUnit = RECORDS
+) -> str:
     """Clipping, noise and sampling."""
+    several = f" {unit.mechanism_text}" if unit.mechanism_text else ""
     noise = [silo.noise_multiplier for silo in silos]
     rates = [silo.sampling_rate for silo in silos]
     return (
@@ -56,6 +53,7 @@ def mechanism_text(silos: Sequence[content.SiloResult], clip: float, steps: int,
         f"clipped to L2 norm {clip:g} over all weights jointly, and Gaussian noise of standard deviation (noise "
         f"multiplier × {clip:g}) is added to the sum before anything leaves the silo. Noise multipliers are set for "
         f"each silo ({numbers.between(noise)}), sampling rates too ({numbers.between(rates)}). {SAMPLERS[sampler]}"
+        f"{several}"
     )
 
 
@@ -105,7 +103,7 @@ def search_text(search: Mapping[str, Any]) -> str:
     )
 
 
-def public_text(num_examples_are_noised: bool) -> str:
+def public_text(num_examples_are_noised: bool, unit: SiloUnit = RECORDS) -> str:
     """What an observer is assumed to know anyway."""
     if num_examples_are_noised:
         return (
@@ -113,11 +111,7 @@ def public_text(num_examples_are_noised: bool) -> str:
             "weights are treated as public. The number of training records of each silo is not: it was released once, "
             "with noise, at a cost that is part of ε, and everything here is computed with that figure."
         )
-    return (
-        "The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
-        "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "
-        "removing a record n_k is strictly private: where it must stay secret, this statement does not hold."
-    )
+    return unit.size_text
 
 
 def unprotected_text() -> str:
@@ -128,23 +122,23 @@ def unprotected_text() -> str:
     )
 
 
-def held_out_text(search: Mapping[str, Any] | None) -> str:
+def held_out_text(search: Mapping[str, Any] | None, unit: SiloUnit = RECORDS) -> str:
     """What carries no guarantee at all; `search` as in `privacy_statement`."""
-    protected = "training records only"
+    protected = unit.covered
     if search:
         protected += f" and, as far as the models of {search['method']} go, validation examples"
     return not_private_text(protected, SILOS)
 
 
-def who_sees(claim: str) -> list[dict[str, str]]:
-    """Each observer, what reaches them, and what protects the records of others from them."""
+def who_sees(claim: str, unit: SiloUnit = RECORDS) -> list[dict[str, str]]:
+    """Each observer, what reaches them, and what protects the records, or people, of others from them."""
     if claim in ("empirical", "none"):
         protection = (NO_GUARANTEE,) * 3
     else:
         protection = (
             "The noise is added inside the silo, so the server need not be trusted, where each silo keeps its own key.",
             "Post-processing of the noisy updates: same ε and δ for each silo.",
-            "The personal model is itself (ε, δ)-private in that silo's records, so it may leave the silo.",
+            f"The personal model is itself (ε, δ)-private in that silo's {unit.protected}, so it may leave the silo.",
         )
     return [
         {

@@ -1,7 +1,8 @@
 """Numbers that describe many clients, silos or users, in a line: means, the worst tenth, spread, gain over learning
 alone.
 
-Entries that are NaN, of clients without test examples, are left out everywhere.
+Entries that are NaN, of clients without test examples or, for a ranking, without positive ones, are left out
+everywhere.
 """
 
 import dataclasses
@@ -55,8 +56,18 @@ def mean_over_silos(values: Iterable[float]) -> float:
     return float(np.mean(present)) if present else math.nan
 
 
+def left_out(clients: Sequence[content.ClientScores]) -> tuple[int, int]:
+    """How many clients are left out: without test examples, and with some that their metric is undefined on."""
+    empty = sum(not client.num_test for client in clients)
+    undefined = sum(client.num_test > 0 and any(map(math.isnan, client.personal.values())) for client in clients)
+    return empty, undefined
+
+
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
     """Mean in which every test example counts the same: each client's value weighted by its number; NaN of nothing.
+
+    Of a metric that is a mean over examples it is that over all clients' examples. Of a ranking it is no more than a
+    weighted mean of clients' figures: `runtime.pooled` has the figure of all their examples.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
     0.8

@@ -20,13 +20,14 @@ def summary_content(report: content.Report) -> dict[str, Any]:
 
     Of silos, `silos` has one row each. Of users, every method's row says what it cost, `num_users` is their number,
     `users` has one row each, or is None where there are more than 5000, and `quantiles` has, for every method and each
-    of its models, quantiles of the test metric over users, by their share in percent.
+    of its models, quantiles of the test metric over users, by their share in percent. `notes` are those of the report.
     """
     start = {
         "title": report.title,
         "metric": report.metric.name,
         "higher_is_better": report.metric.higher_is_better,
         "algorithms": {algorithm.name: _algorithm_row(algorithm) for algorithm in report.algorithms},
+        "notes": list(report.notes),
     }
     if not report.users:
         privacy = {key: report.privacy[key] for key in _PRIVACY_KEYS}
@@ -36,7 +37,6 @@ def summary_content(report: content.Report) -> dict[str, Any]:
         "num_users": len(report.users),
         "users": [user.to_dict() for user in report.users] if len(report.users) <= MOST_USERS else None,
         "quantiles": {algorithm.name: _quantiles(report.users, algorithm.name) for algorithm in report.algorithms},
-        "notes": list(report.notes),
         "privacy": {key: report.privacy[key] for key in (*_PRIVACY_KEYS, "users")},
     }
 

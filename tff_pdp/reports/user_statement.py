@@ -86,6 +86,7 @@ def build_user_statement(
     statement = {
         "unit": "user",
         "adjacency": "one user's contributions replaced by zero" if is_tree else "add or remove one user",
+        "protected": "users",
         "claim": claim,
         "claim_reason": reason,
         "private": statement_parts.is_private(claim),

@@ -39,20 +39,23 @@ def result_row(
     mean_over_clients: float,
     worst_decile: float,
     settings: Mapping[str, float | int | str],
+    pooled: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """A row of the results, every value a number or a word.
 
     Args:
       job: what was run.
-      metric: `mse` or `accuracy`.
+      metric: `mse`, `accuracy` or `average_precision`.
       value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
       epsilon_spent: the largest over clients, by this project's accountants; infinite without privacy.
       mean_over_clients: the same mean with every client counting the same.
       worst_decile: mean over the tenth of the clients that are served worst.
       settings: of the method and its noise, such as `learning_rate` and `prox_weight`.
+      pooled: figures of all clients' test examples together, by name: `pooled_average_precision`.
 
     Returns:
-      `method`, `epsilon`, `seed`, `metric`, `value`, then the others and the settings. Infinity is the word "inf".
+      `method`, `epsilon`, `seed`, `metric`, `value`, then the others, pooled figures and the settings. Infinity is the
+      word "inf".
     """
     return {
         "method": job.method,
@@ -63,6 +66,7 @@ def result_row(
         "epsilon_spent": _finite_or_word(epsilon_spent),
         "mean_over_clients": mean_over_clients,
         "worst_decile": worst_decile,
+        **(pooled or {}),
         **settings,
     }
 

@@ -24,6 +24,7 @@ from tff_pdp.runtime.client_values import ClientValues
 from tff_pdp.runtime.examples import Examples
 from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.method import Method
+from tff_pdp.runtime.pooled import pooled_figures
 from tff_pdp.runtime.prepare import prepare_clients
 from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
 
@@ -66,12 +67,14 @@ class JobRunner:
             self._has_engine = True
         try:
             method = self._method(config)
-            values, num_examples = self._test_metrics(config, method)
+            values, num_examples, pooled = self._test_metrics(config, method)
         except BudgetError as error:
             return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
         value = mean_over_examples(values, num_examples)
         if not math.isfinite(value):
-            raise FloatingPointError(f"the test metric is {value}: training diverged, or there are no test examples")
+            raise FloatingPointError(
+                f"the test metric is {value}: training diverged, or no client has test examples for it"
+            )
         (settings,) = config.algorithms.values()
         shown = {name: settings[name] for name in _ROW_SETTINGS if name in settings}
         return Outcome(
@@ -83,6 +86,7 @@ class JobRunner:
                 planned_epsilon(method.plan),
                 mean_over_clients=mean_over_silos(values),
                 worst_decile=worst_decile(values, method.model.metric),
+                pooled=pooled,
                 settings={**shown, **_noise_of(method.plan)},
             ),
         )
@@ -105,19 +109,26 @@ class JobRunner:
             method, process=self.computations.setdefault(_computations(config, method), method.process)
         )
 
-    def _test_metrics(self, config: ExperimentConfig, method: Method) -> tuple[list[float], list[int]]:
-        """Every client's test metric of its personal model, NaN without test examples, and how many of them it has."""
+    def _test_metrics(
+        self, config: ExperimentConfig, method: Method
+    ) -> tuple[list[float], list[int], dict[str, float]]:
+        """Every client's test metric of its personal model, how many test examples it has, and figures of them all.
+
+        The metric is NaN where a client has no test examples, or none that it is a figure of.
+        """
         train, test = self._splits(config, method)
         # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
         state = dataclasses.replace(first_state(method, config.training.test_only_seed), ledger=None)
         for round_number in range(1, config.training.rounds + 1):
             state = run_round(method, state, round_number, train)
         # Users may do something for themselves with their own examples before their model is used.
-        metrics = evaluate_clients(method, state, test, train if isinstance(train, Examples) else None)
+        to_adapt = train if isinstance(train, Examples) else None
+        metrics = evaluate_clients(method, state, test, to_adapt)
         measured = method.model.metric.example_name
         return (
             [float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
             [method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
+            pooled_figures(method, state, test, to_adapt),
         )
 
     def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:

@@ -15,6 +15,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
+from tff_pdp.privacy.contact_graph_plan import check_suits_rows
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.feature_scaling import parse_feature_scaling
 from tff_pdp.privacy.plan import PlannedTraining, PrivacyPlan
@@ -56,6 +57,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     checked = {other: build_algorithm(other, given, **from_experiment) for other, given in config.algorithms.items()}
     algorithm, settings = checked[name]
     # Before silos release anything.
+    _check_for_rows(config, clients)
     if config.privacy.plan == "user" or config.privacy.users_per_round is not None:
         _check_for_users(algorithm, config)
     else:
@@ -80,6 +82,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         noise_on_own_support=algorithm.noise_on_own_support,
         total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
         search=search,
+        row_influence=clients.manifest.row_influence,
     )
     plan = build_plan(config.privacy, training)
     is_auto = settings.get("prox_weight") == AUTO
@@ -176,6 +179,22 @@ def _sizes(releases: SiloReleases) -> np.ndarray:
     return np.array(list(releases.num_examples.values()), np.float64)
 
 
+def _check_for_rows(config: ExperimentConfig, clients: ClientDataset) -> None:
+    """Raises a ConfigError where a plan does not protect what rows are made of, or a release is for single rows."""
+    check_suits_rows(config.privacy.plan, clients.manifest.row_influence)
+    if config.privacy.plan == "contact_graph" and _releases_statistics(config):
+        raise ConfigError(
+            "privacy.num_examples and privacy.feature_scaling may release nothing under privacy.plan contact_graph: "
+            "their noise is for one row, and a person is in several. Use public forms"
+        )
+
+
+def _releases_statistics(config: ExperimentConfig) -> bool:
+    """Whether clients release something with noise before training."""
+    scaling = parse_feature_scaling(config.privacy.feature_scaling, config.data.input_shape)
+    return parse_num_examples(config.privacy.num_examples) is not None or scaling.moments is not None
+
+
 def _check_for_silos(algorithm: Algorithm, weighting: str) -> None:
     """Raises a ConfigError where a method or weighting is for users."""
     if algorithm.adapt is not None:
@@ -189,8 +208,7 @@ def _check_for_silos(algorithm: Algorithm, weighting: str) -> None:
 
 def _check_for_users(algorithm: Algorithm, config: ExperimentConfig) -> None:
     """Raises a ConfigError where a method, weighting or release is for silos."""
-    scaling = parse_feature_scaling(config.privacy.feature_scaling, config.data.input_shape)
-    if parse_num_examples(config.privacy.num_examples) is not None or scaling.moments is not None:
+    if _releases_statistics(config):
         raise ConfigError(
             "privacy.num_examples and privacy.feature_scaling may release nothing of single users: use public forms"
         )

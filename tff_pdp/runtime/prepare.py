@@ -4,6 +4,7 @@ from pathlib import Path
 
 from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
 from beam_pipelines.job import Summary
+from beam_pipelines.raw_data import RawData
 from tff_pdp.config import ExperimentConfig, check_arguments
 from tff_pdp.registry import DATASETS, lookup
 
@@ -12,7 +13,7 @@ _WORKSPACE = "raw"
 
 
 def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Summary:
-    """Runs the client-dataset job on the experiment's raw data and returns what it read, kept and left out.
+    """Runs the job of the experiment's raw data and returns what it read, kept and left out.
 
     Raises:
       ConfigError: the kind of data or one of its arguments is unknown or out of range.
@@ -35,5 +36,5 @@ def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Sum
     )
     build = lookup(DATASETS, data.source, "data.source")
     arguments = check_arguments(build, data.arguments, f"source {data.source!r}", "data.arguments")
-    raw = build(data, Path(config.output) / _WORKSPACE, **arguments)
-    return run_client_dataset_job(raw, options)
+    source = build(data, Path(config.output) / _WORKSPACE, **arguments)
+    return run_client_dataset_job(source, options) if isinstance(source, RawData) else source.run(options)

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import numpy as np
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import replace_text
-from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report
+from tff_pdp.reports.client_words import SILOS, USERS
+from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, json_safe
 from tff_pdp.reports.html import write_report
+from tff_pdp.reports.metric_texts import left_out_notes, pooled_notes
 from tff_pdp.reports.numbers import plain, upper
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, spread, worst_decile
 from tff_pdp.reports.summary_json import summary_content
@@ -25,6 +27,7 @@ from tff_pdp.runtime.client_states import close_states
 from tff_pdp.runtime.client_store import ClientStore
 from tff_pdp.runtime.experiment import build_method, experiment_engine
 from tff_pdp.runtime.method import Method
+from tff_pdp.runtime.pooled import pooled_figures
 from tff_pdp.runtime.recorded_costs import Trained
 from tff_pdp.runtime.rounds import evaluate_clients
 from tff_pdp.runtime.silo_results import silo_results, silo_statement
@@ -61,20 +64,27 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
 def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
 
+    Models that are judged by a ranking have its figure over all clients' test examples besides, such as
+    `pooled_average_precision`, with each method's figures in the summary and in the report's notes.
+
     Raises:
       ConfigError: a method has not been trained.
     """
-    trained, metrics = {}, {}
+    trained, metrics, pooled = {}, {}, {}
     with contextlib.ExitStack() as stack:
         for name in names or config.algorithms:
             trained[name] = load_trained(config, name)
             stack.callback(close_states, trained[name][1].client_states)
         stack.enter_context(experiment_engine(config))
         for name, (method, state) in trained.items():
-            metrics[name] = evaluate_clients(method, state, method.examples("test"), method.examples("train"))
-    report = _report(config, list(trained.values()), metrics)
+            test, train = method.examples("test"), method.examples("train")
+            metrics[name] = evaluate_clients(method, state, test, train)
+            pooled[name] = pooled_figures(method, state, test, train)
+    report = _report(config, list(trained.values()), metrics, pooled)
     write_report(report, Path(config.output) / "report.html")
     summary = summary_content(report)
+    for name, figures in pooled.items():
+        summary["algorithms"][name].update(json_safe(figures))
     write_summary(Path(config.output), summary)
     return summary
 
@@ -83,9 +93,13 @@ def summary_table(summary: dict[str, Any]) -> str:
     """The headline figures as a small text table."""
     direction = "higher" if summary["higher_is_better"] else "lower"
     clients = "silos" if "silos" in summary else "users"
+    pooled = f"pooled_{summary['metric']}"
+    is_ranking = all(pooled in row for row in summary["algorithms"].values())
     columns = {
         f"mean over {clients}": "mean",
-        "over examples": "mean_over_examples",
+        # Of a ranking it is no mean over examples, but one of clients by their numbers of them.
+        "weighted mean" if is_ranking else "over examples": "mean_over_examples",
+        **({"all together": pooled} if is_ranking else {}),
         "worst decile": "worst_decile",
         "shared model": "shared_mean",
     }
@@ -96,7 +110,8 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, row in summary["algorithms"].items():
         figures = (None if row[key] is None else float(row[key]) for key in columns.values())
         lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
-    return "\n".join([*lines, *(_silo_costs(summary) if clients == "silos" else _user_costs(summary))])
+    costs = _silo_costs(summary) if clients == "silos" else _user_costs(summary)
+    return "\n".join([*lines, *costs, *(f"note: {note}" for note in summary["notes"])])
 
 
 def write_summary(output: Path, summary: dict[str, Any]) -> None:
@@ -113,13 +128,12 @@ def _silo_costs(summary: dict[str, Any]) -> list[str]:
 def _user_costs(summary: dict[str, Any]) -> list[str]:
     costs = summary["privacy"]["users"]
     spent = upper(float(costs["epsilon_spent"]))
-    return [
-        f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}",
-        *(f"note: {note}" for note in summary["notes"]),
-    ]
+    return [f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}"]
 
 
-def _report(config: ExperimentConfig, trained: Sequence[Trained], metrics: Any) -> Report:
+def _report(
+    config: ExperimentConfig, trained: Sequence[Trained], metrics: Any, pooled: Mapping[str, Mapping[str, float]]
+) -> Report:
     """The report, with the privacy statement of what the experiment's clients are."""
     first, _ = trained[0]
     algorithms = tuple(
@@ -128,7 +142,11 @@ def _report(config: ExperimentConfig, trained: Sequence[Trained], metrics: Any) 
     scores = _scores(first, metrics)
     is_users = first.user_plan is not None
     silos = () if is_users else silo_results(trained, scores)
-    warnings = [(method.algorithm.title, method.plan.warning) for method, _ in trained]
+    words = USERS if is_users else SILOS
+    notes = [f"{method.algorithm.title}: {method.plan.warning}" for method, _ in trained if method.plan.warning]
+    notes += left_out_notes(first.model.metric, scores, words)
+    by_title = {method.algorithm.title: pooled[method.algorithm.name] for method, _ in trained}
+    notes += pooled_notes(first.model.metric, by_title, words)
     return Report(
         title=config.title,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -140,7 +158,7 @@ def _report(config: ExperimentConfig, trained: Sequence[Trained], metrics: Any) 
         if is_users
         else silo_statement(config, trained, algorithms, silos),
         config=config.to_dict(),
-        notes=tuple(f"{title}: {warning}" for title, warning in warnings if warning),
+        notes=tuple(notes),
     )
 
 

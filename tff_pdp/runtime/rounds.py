@@ -122,6 +122,9 @@ def evaluate_clients(
 ) -> dict[str, Mapping[str, Any]]:
     """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine.
 
+    The model's own metric is under its `example_name`. It is NaN of a client without examples, or of one without
+    positive examples where it is a ranking.
+
     Args:
       method: what was trained.
       state: after some rounds.

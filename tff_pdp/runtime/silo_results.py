@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pdp.config import ExperimentConfig
+from tff_pdp.privacy.contact_graph_plan import ContactGraphPlan
 from tff_pdp.privacy.silo_example_plan import GRADIENTS
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
 from tff_pdp.reports.privacy_statement import build_privacy_statement
@@ -32,6 +33,7 @@ def silo_statement(
         silos=silos,
         clip=config.privacy.clip_norm,
         sampler=plans[0].sampler,
+        row_influence=plans[0].row_influence if isinstance(plans[0], ContactGraphPlan) else None,
         other_releases=_other_releases([state for _, state in trained]),
         num_examples_are_noised=are_noised,
         steps=max(max(plan.gradients_per_round.values()) * plan.rounds for plan in plans),

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from beam_pipelines.epidemic.command import add_commands
+from beam_pipelines.epidemic.command import add_epidemic_commands
 from beam_pipelines.epidemic.outbreak import OutbreakOptions
 from beam_pipelines.epidemic.pets_files import read_batches
 from beam_pipelines.epidemic.population import PopulationOptions
@@ -56,5 +56,5 @@ def run(words):
 
 def parse(words):
     parser = argparse.ArgumentParser()
-    add_commands(parser.add_subparsers(dest="job"))
+    add_epidemic_commands(parser.add_subparsers(dest="job"))
     return parser.parse_args(words)

@@ -1,0 +1,65 @@
+"""Average precision: the area under the precision-recall curve as a sum of steps, in a computation and over arrays.
+
+`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first, with precision P_k and recall R_k of calling
+positive whatever scores at least as much as the k-th. Nothing is interpolated, and equal scores are one threshold: the
+definition of scikit-learn's `average_precision_score`. As each positive example adds one step of recall, it is the mean
+over the positive examples of the precision at their own score, which is how it is computed here.
+
+A score that is not a number ranks last, with minus infinity: a model that gives no answer must not gain by it.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.models.metrics import AVERAGE_PRECISION, Ranking
+
+
+def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> tf.Tensor:
+    """Average precision over the last axis: float32 `[...]`; NaN where no example that is included is positive.
+
+    Args:
+      scores: float `[..., n]`, n at least 1.
+      y: `[..., n]`, 1 for positive examples and 0 for others.
+      included: bool `[..., n]`; whatever is not counts for nothing.
+    """
+    # Those that do not count go last as well, where they cannot come between the others.
+    ranked = tf.logical_and(included, tf.logical_not(tf.math.is_nan(scores)))
+    keys = tf.where(ranked, scores, tf.constant(-np.inf, scores.dtype))
+    order = tf.argsort(keys, axis=-1, direction="DESCENDING")
+    is_positive = tf.logical_and(included, tf.equal(y, tf.ones([], y.dtype)))
+
+    def in_order(values: tf.Tensor) -> tf.Tensor:
+        return tf.gather(values, order, batch_dims=order.shape.rank - 1)
+
+    # Of equal scores, all count at once: where the last of them is.
+    ascending = -in_order(keys)
+    last = tf.searchsorted(ascending, ascending, side="right") - 1
+
+    def up_to_last(counted: tf.Tensor) -> tf.Tensor:
+        return tf.gather(tf.cumsum(counted, axis=-1), last, batch_dims=last.shape.rank - 1)
+
+    # In float64, where counts are exact.
+    positive, counted = (in_order(tf.cast(which, tf.float64)) for which in (is_positive, included))
+    precision = tf.math.divide_no_nan(up_to_last(positive), up_to_last(counted))
+    return tf.cast(tf.reduce_sum(positive * precision, axis=-1) / tf.reduce_sum(positive, axis=-1), tf.float32)
+
+
+def average_precision_of_arrays(scores: np.ndarray, y: np.ndarray) -> float:
+    """Average precision of all examples; NaN where none is positive.
+
+    Args:
+      scores: float `[n]`; n may be 0.
+      y: `[n]`, 1 for positive examples and 0 for others.
+    """
+    keys = np.where(np.isnan(scores), -np.inf, scores)
+    is_positive = np.asarray(y) == 1
+    if not is_positive.any():
+        return float("nan")
+    # One row for each distinct score, smallest first.
+    _, group, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    positives = np.bincount(group, weights=is_positive, minlength=len(sizes))[::-1]
+    precision = np.cumsum(positives) / np.cumsum(sizes[::-1])
+    return float(np.sum(positives * precision) / np.sum(positives))
+
+
+RANKING = Ranking(AVERAGE_PRECISION, average_precision, average_precision_of_arrays)

@@ -1,0 +1,119 @@
+"""What a statement of silos is about: one record or, where records are rows of a contact graph, a person or a pair."""
+
+import dataclasses
+
+from tff_pdp.data.row_influence import RowInfluence
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloUnit:
+    """The words for what silos protect.
+
+    Attributes:
+      name: the unit of protection.
+      adjacency: how neighbouring data sets differ.
+      protected: what has the guarantee, in a silo.
+      covered: what of it the guarantee of training is about.
+      unit_text: what one guarantee is about, in whole sentences.
+      several_heading: of the paragraph on those who have several such guarantees.
+      several_text: that paragraph; empty where it follows from what silos spent.
+      mechanism_text: what the accounting does about several records, if there is anything to say.
+      size_text: why the number of records counts as public, and what if it is not.
+    """
+
+    name: str
+    adjacency: str
+    protected: str
+    covered: str
+    unit_text: str
+    several_heading: str
+    several_text: str = ""
+    mechanism_text: str = ""
+    size_text: str = ""
+
+
+RECORDS = SiloUnit(
+    name="silo example",
+    adjacency="add or remove one record of one silo",
+    protected="training records",
+    covered="training records only",
+    unit_text="Unit: one example of one silo. Two data sets are neighbours if they differ by adding or removing one "
+    "record of one silo, all other silos unchanged. The statement is about any one training record, not about a silo "
+    "as a whole.",
+    several_heading="One person in several silos",
+    size_text="The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
+    "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "
+    "removing a record n_k is strictly private: where it must stay secret, this statement does not hold.",
+)
+
+_PERSON_DIFFERS = {
+    "replace_one": "one person takes other values, its disease states included, and other contacts",
+    "replace_special": "one person is there with all its contacts, or is as if it were not, its records all zeros",
+}
+
+
+def unit_of(row_influence: RowInfluence | None) -> SiloUnit:
+    """The words for what the rows of a data set promise to protect; for single records where they promise nothing."""
+    if row_influence is None:
+        return RECORDS
+    return _person(row_influence) if row_influence.unit == "node" else _pair(row_influence)
+
+
+def _person(influence: RowInfluence) -> SiloUnit:
+    differs = _PERSON_DIFFERS[influence.adjacency]
+    return SiloUnit(
+        name="node",
+        adjacency=f"{differs}, in one silo",
+        protected="people",
+        covered="what each person puts into training records, its own and its contacts'",
+        unit_text=f"Unit: one person of one silo's contact graph (node). Two data sets are neighbours if {differs}, "
+        "and all other people, their states and contacts among themselves, and all other silos are unchanged. A record "
+        "is one person's row, made of its own data and its contacts', so that a person is in several. "
+        f"{_rows_text(influence)} Whom a person has infected is in the states of those people, which neighbouring data "
+        "sets share: what someone's disease did to others is not hidden, nor what others' states say about them.",
+        several_heading="Several people, and several silos",
+        several_text="The records of a silo are made of its own people only, contacts between silos are left out: each "
+        "person has the guarantee of its own silo, and nothing adds up over silos. It is for one person; what a group "
+        "has in common, such as a household, is protected less.",
+        mechanism_text=_mechanism_text(influence),
+        size_text=_size_text("that someone is listed in a silo's data is not hidden by this statement."),
+    )
+
+
+def _pair(influence: RowInfluence) -> SiloUnit:
+    return SiloUnit(
+        name="edge",
+        adjacency="all contacts of one pair of people of one silo are there or are not",
+        protected="contacts",
+        covered="what each pair's contacts put into training records",
+        unit_text="Unit: all contacts of one pair of people of one silo's contact graph (edge). Two data sets are "
+        "neighbours if these contacts are there or are not, and everything else is unchanged. A record is one person's "
+        f"row, made of its own data and its contacts'. {_rows_text(influence)} What is hidden is whether and how any "
+        "two people met. People's own features and disease states are NOT protected.",
+        several_heading="Several contacts of one person",
+        several_text="The guarantee is for one pair. All contacts of one person together, or that it had any, are "
+        "protected less, the less the more they are. Contacts between silos are left out of the records, so that "
+        "nothing adds up over silos.",
+        mechanism_text=_mechanism_text(influence),
+        size_text=_size_text("people's own features and disease states are not hidden by this statement either."),
+    )
+
+
+def _rows_text(influence: RowInfluence) -> str:
+    records = "record" if influence.num_rows == 1 else "records"
+    return f"At most S = {influence.num_rows} {records} of a silo then differ ({influence.rule.rstrip('.')})."
+
+
+def _mechanism_text(influence: RowInfluence) -> str:
+    return (
+        f"It counts all S = {influence.num_rows} records that may differ, as many as are in a batch at once, and lets "
+        "each of them move the sum by up to twice the clip norm."
+    )
+
+
+def _size_text(not_hidden: str) -> str:
+    return (
+        "The number of training records of each silo (n_k), which people belong to which silo, and S are treated as "
+        "public, as are sampling rates, noise multipliers and budgets, the number of steps, the list of silos, and the "
+        f"initial weights; {not_hidden}"
+    )
