@@ -22,8 +22,8 @@ class ClientDatasetOptions(JobOptions):
       input_shape: shape of one example: `(height, width, channels)` of an image, `(d,)` of a feature vector.
       num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are any finite numbers.
       test_fraction: expected share of each client's examples in `test`; not used where the raw data have test examples.
-      validation_fraction: expected share in `validation` (of the others, where the raw data have test examples); the
-        rest is `train`.
+      validation_fraction: expected share in `validation` (of the others, where the raw data have test examples); not
+        used where they have validation examples, too. The rest is `train`.
       exact_split: make the shares of every client exact, rounded up to whole examples; see
         `beam_pipelines.splits.SplitRule`.
       min_examples_per_client: clients with fewer valid examples are dropped and counted.
@@ -85,6 +85,8 @@ def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summa
         num_shards=options.num_shards,
     )
     unused = {"test_fraction": None} if raw.has_test_examples else {}
+    if raw.has_validation_examples:
+        unused["validation_fraction"] = None
     job = DatasetJob(
         # All that decides the content besides the files: the options, and what the raw data say of themselves.
         parameters={**options.parameters(), **unused, "source": raw.source, **raw.parameters},

@@ -1,8 +1,9 @@
-"""The two stages from raw data to shards: read and judge users, then divide and write the clients of each shard."""
+"""The stages from raw data to shards: read and judge users, then divide and write the clients of each shard."""
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from beam_pipelines.accounting import count_dropped, count_kept, count_read
 from beam_pipelines.io.shards import DeadLetterFile, Extent, write_shard
 from beam_pipelines.raw_data import RawData
-from beam_pipelines.schema import DeadLetter, Reason
+from beam_pipelines.schema import DeadLetter, Reason, UserRecord
 from beam_pipelines.splits import SplitRule, keyed_hash
 from beam_pipelines.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.user_rows import UserRow, judge_user, rows_of, to_batch
@@ -18,7 +19,7 @@ from beam_pipelines.validation import ExampleRule
 from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import FeatureSpec
 
-_USERS = "users"
+USERS = "users"
 # Examples that a task keeps before it hands them on.
 _PIECE_BYTES = 64 << 20
 
@@ -44,10 +45,28 @@ class ClientRules:
 
 def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
     """Builds the stages of a client-dataset job."""
-    return (
-        Stage("read_users", raw.units, _ReadUsers(raw, rules), gives=(_USERS,)),
-        partition_stage("write_shards", rules.num_shards, _WriteShard(rules), takes=(_USERS,)),
-    )
+    if raw.user_stages is not None:
+        first = tuple(raw.user_stages(rules))
+    elif raw.read_users is not None:
+        first = (Stage("read_users", raw.units, _ReadUsers(raw.folder, raw.read_users, rules), gives=(USERS,)),)
+    else:
+        raise ValueError("raw data need read_users or user_stages")
+    return (*first, partition_stage("write_shards", rules.num_shards, _WriteShard(rules), takes=(USERS,)))
+
+
+def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskContext) -> Iterator[Piece]:
+    """Judges users, counts them as read, and hands them on, each to the shard that it will be in."""
+    waiting: dict[int, list[UserRow]] = {}
+    size = 0
+    for user in users:
+        row = judge_user(user, rules.examples)
+        count_read(context, users=1, examples=row.num_examples)
+        waiting.setdefault(shard_of(row.client, rules.num_shards, rules.splits.seed), []).append(row)
+        size += row.x.nbytes
+        if size > _PIECE_BYTES:
+            yield from _pieces(waiting)
+            waiting, size = {}, 0
+    yield from _pieces(waiting)
 
 
 def shard_of(client: str, num_shards: int, seed: int) -> int:
@@ -59,21 +78,12 @@ def shard_of(client: str, num_shards: int, seed: int) -> int:
 class _ReadUsers:
     """A unit of the raw data -> every copy of every user in it, to the shard that the user will be in."""
 
-    raw: RawData
+    folder: Path
+    read_users: Callable[[Path], Iterable[UserRecord]]
     rules: ClientRules
 
     def __call__(self, task: str, context: TaskContext) -> Iterator[Piece]:
-        waiting: dict[int, list[UserRow]] = {}
-        size = 0
-        for user in self.raw.read_users(self.raw.folder / task):
-            row = judge_user(user, self.rules.examples)
-            count_read(context, users=1, examples=row.num_examples)
-            waiting.setdefault(shard_of(row.client, self.rules.num_shards, self.rules.splits.seed), []).append(row)
-            size += row.x.nbytes
-            if size > _PIECE_BYTES:
-                yield from _pieces(waiting)
-                waiting, size = {}, 0
-        yield from _pieces(waiting)
+        return user_pieces(self.read_users(self.folder / task), self.rules, context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +94,7 @@ class _WriteShard:
 
     def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
         copies: dict[str, list[UserRow]] = {}
-        for batch in context.tables.get(_USERS, []):
+        for batch in context.tables.get(USERS, []):
             for row in rows_of(batch, self.rules.examples):
                 copies.setdefault(row.client, []).append(row)
         with DeadLetterFile(context.folder, "write_shards", task) as letters:
@@ -112,8 +122,8 @@ class _WriteShard:
             count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=1, examples=size)
             return
         ids = _example_ids(row.x, row.y)
-        splits = self.rules.splits.divide(row.client, ids, row.is_test)
-        if not len(splits["train"]) and not self.rules.splits.by_user:
+        splits = self.rules.splits.divide(row.client, ids, row.is_test, row.is_validation)
+        if not len(splits["train"]) and not (self.rules.splits.by_user or row.is_held_out):
             count_dropped(context, Reason.EMPTY_TRAIN_SPLIT, users=1, examples=size)
             return
         count_kept(context, users=1, examples=size)
@@ -125,7 +135,7 @@ class _WriteShard:
 
 def _pieces(waiting: dict[int, list[UserRow]]) -> Iterator[Piece]:
     for shard, rows in sorted(waiting.items()):
-        yield Piece(_USERS, shard, to_batch(rows))
+        yield Piece(USERS, shard, to_batch(rows))
 
 
 def _one_copy(copies: list[UserRow], context: TaskContext, letters: DeadLetterFile) -> UserRow | None:

@@ -10,7 +10,7 @@ from beam_pipelines.leaf import leaf_images
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FemnistOptions(ClientDatasetOptions):
-    """What to prepare, and how: `input` is the folder of LEAF's unsplit `.json` or `.json.gz` files."""
+    """What to prepare, and how: `input` is the folder of LEAF's files, or of its `train` and `test`."""
 
     input_shape: tuple[int, ...] = (28, 28, 1)
     num_classes: int = 62

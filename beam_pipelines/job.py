@@ -122,8 +122,10 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """The counts and the folder, flat, for printing or JSON."""
         manifest = self.manifest
+        held_out = sum(not counts["train"] for counts in manifest.clients.values())
         return {
             "clients": manifest.kept.users,
+            **({"clients_without_train_examples": held_out} if held_out else {}),
             **{f"{split}_examples": manifest.num_examples[split] for split in SPLITS},
             "examples_read": manifest.read.examples,
             **{f"dropped ({reason})": tally.examples for reason, tally in sorted(manifest.dropped.items())},

@@ -4,11 +4,13 @@ import gzip
 import itertools
 import json
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from beam_pipelines.leaf_split import SIDES, SplitReader, pair_files
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.schema import UserRecord
 from tff_pdp.errors import DataError
@@ -21,23 +23,53 @@ def leaf_images(folder: Path) -> RawData:
     """The raw data of a folder of LEAF files whose examples are images.
 
     Raises:
-      DataError: the folder is missing or holds no `.json` or `.json.gz` file.
+      DataError: the folder is missing, or is none that `list_sources` takes.
     """
-    return RawData("leaf", folder, tuple(list_sources(folder)), read_users, are_images=True)
+    return leaf_raw_data("leaf", folder, read_users)
 
 
-def list_sources(folder: Path) -> list[str]:
-    """Names of the LEAF files in a folder, sorted.
+def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[UserRecord]]) -> RawData:
+    """The raw data of a folder of LEAF files, unsplit or split, of which `read` reads one.
 
     Raises:
-      DataError: the folder is missing or holds no `.json` or `.json.gz` file.
+      DataError: the folder is missing, or is none that `list_sources` takes.
+    """
+    files = list_sources(folder)
+    train, test = ([name.partition("/")[2] for name in files if name.startswith(f"{side}/")] for side in SIDES)
+    if not train:
+        return RawData(source, folder, files, read, are_images=True)
+    units, partners = pair_files(train, test)
+    return RawData(
+        source, folder, files, SplitReader(read, partners), are_images=True, has_test_examples=True, parts=units
+    )
+
+
+def list_sources(folder: Path) -> tuple[str, ...]:
+    """Names of a folder's LEAF files, sorted: those in it, or, of the split form, those in its `train` and its `test`.
+
+    Raises:
+      DataError: the folder is missing, holds no `.json` or `.json.gz` file, or holds both forms or half of one.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --input takes the folder that holds LEAF's all_data_*.json files")
-    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(_SUFFIXES) and path.is_file())
-    if not names:
-        raise DataError(f"{folder}: no .json or .json.gz file in it; --input takes LEAF's all_data folder")
-    return names
+    names = _names(folder)
+    split = {side: _names(folder / side) for side in SIDES if (folder / side).is_dir()}
+    if not names and not any(split.values()):
+        raise DataError(
+            f"{folder}: no .json or .json.gz file in it; --input takes LEAF's all_data folder, or the one with its "
+            "folders train and test"
+        )
+    if names and any(split.values()):
+        raise DataError(f"{folder}: has LEAF files, and folders train or test with more; move one of the forms away")
+    if names:
+        return tuple(names)
+    if not all(split.get(side) for side in SIDES):
+        (present,) = (side for side in SIDES if split.get(side))
+        raise DataError(
+            f"{folder}: of LEAF's folders train and test only {present} has files; add the other, or name "
+            f"{folder / present} to have its examples divided"
+        )
+    return tuple(f"{side}/{name}" for side in SIDES for name in split[side])
 
 
 def read_users(path: Path) -> list[UserRecord]:
@@ -64,6 +96,10 @@ def read_users(path: Path) -> list[UserRecord]:
     if not isinstance(user_data, _JsonObject):
         raise DataError(f"{path}: 'user_data' must be an object, not {_kind(user_data)}")
     return _pair_users(path.name, users, num_samples, user_data)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(_SUFFIXES) and path.is_file())
 
 
 class _JsonObject(dict[str, Any]):

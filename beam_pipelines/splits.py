@@ -32,7 +32,8 @@ class SplitRule:
 
     Attributes:
       test_fraction: share for test; not used for a client whose source says which examples are for test.
-      validation_fraction: share for validation: of all examples, or of those that the source says are not for test.
+      validation_fraction: share for validation: of all examples, or of those that the source says are not for test; not
+        used where the source says which examples are for validation.
       exact: make every client's shares exact, rounded up to whole examples, instead of expected.
       seed: keys the hash.
       by_user: the shares are of clients.
@@ -44,42 +45,52 @@ class SplitRule:
     seed: int
     by_user: bool = False
 
-    def divide(self, client: str, ids: np.ndarray, is_test: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def divide(
+        self,
+        client: str,
+        ids: np.ndarray,
+        is_test: np.ndarray | None = None,
+        is_validation: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
         """Returns the places of each split's examples, in the order of their ids: int64 by split.
 
         Args:
           client: whose examples.
           ids: bytes `[n]`, the examples' names.
           is_test: bool `[n]`, where the source says so.
+          is_validation: bool `[n]`, where the source says so; what is then neither is for training.
         """
         everyone = np.argsort(ids, kind="stable")
         if self.by_user:
             nobody = everyone[:0]
-            own = self._split_at(keyed_hash(self.seed, "split", client.encode()), self.test_fraction)
+            own = self._split_at(keyed_hash(self.seed, "split", client.encode()), self._fractions())
             return {split: everyone if split == own else nobody for split in SPLITS}
-        stated = np.zeros(len(ids), bool) if is_test is None else is_test
-        test_fraction = self.test_fraction if is_test is None else 0.0
-        rest = everyone[~stated[everyone]]
+        names = np.full(len(ids), "", "<U10")
+        for split, stated in (("validation", is_validation), ("test", is_test)):
+            if stated is not None:
+                names[stated] = split
+        rest = everyone[names[everyone] == ""]
         hashes = [keyed_hash(self.seed, "split", name) for name in ids[rest].tolist()]
-        splits = (
-            self._names_by_rank(hashes, test_fraction)
-            if self.exact
-            else [self._split_at(number, test_fraction) for number in hashes]
+        shares = self._fractions(is_test is not None, is_validation is not None)
+        names[rest] = (
+            self._names_by_rank(hashes, shares) if self.exact else [self._split_at(number, shares) for number in hashes]
         )
-        names = np.full(len(ids), "test", "<U10")
-        names[rest] = splits
         return {split: everyone[names[everyone] == split] for split in SPLITS}
 
-    def _split_at(self, number: int, test_fraction: float) -> str:
-        position = number / 2**64
-        if position < test_fraction:
-            return "test"
-        return "validation" if position < test_fraction + self.validation_fraction else "train"
+    def _fractions(self, states_test: bool = False, states_validation: bool = False) -> tuple[float, float]:
+        """Shares for test and validation of what the source does not state."""
+        return 0.0 if states_test else self.test_fraction, 0.0 if states_validation else self.validation_fraction
 
-    def _names_by_rank(self, hashes: list[int], test_fraction: float) -> list[str]:
+    def _split_at(self, number: int, shares: tuple[float, float]) -> str:
+        position = number / 2**64
+        if position < shares[0]:
+            return "test"
+        return "validation" if position < sum(shares) else "train"
+
+    def _names_by_rank(self, hashes: list[int], shares: tuple[float, float]) -> list[str]:
         """The split of each example, by the rank of its hash; `hashes` are in the order of the ids, which ends ties."""
-        first = _share_of(test_fraction, len(hashes))
-        second = first + _share_of(self.validation_fraction, len(hashes))
+        first = _share_of(shares[0], len(hashes))
+        second = first + _share_of(shares[1], len(hashes))
         names = ["train"] * len(hashes)
         for rank, place in enumerate(sorted(range(len(hashes)), key=lambda place: (hashes[place], place))):
             if rank < second:

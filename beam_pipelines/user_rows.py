@@ -19,10 +19,11 @@ SCHEMA = pyarrow.schema(
         ("num_examples", pyarrow.int64()),
         # Dead letters as JSON. Where the user as a whole cannot be used, the only one, and there are no examples.
         ("letters", pyarrow.string()),
-        # float32 [n, values], int64 or float32 [n], bool [n] or null: valid examples in the order of the source.
+        # float32 [n, values], int64 or float32 [n], twice bool [n] or null: valid examples in the order of the source.
         ("x", pyarrow.large_binary()),
         ("y", pyarrow.large_binary()),
         ("is_test", pyarrow.large_binary()),
+        ("is_validation", pyarrow.large_binary()),
     ]
 )
 
@@ -39,6 +40,7 @@ class UserRow(NamedTuple):
       x: float32 `[n, values]`.
       y: int64 `[n]`, float32 of a regression.
       is_test: bool `[n]`, where the source says which examples are for test.
+      is_validation: bool `[n]`, where it says which are for validation.
     """
 
     client: str
@@ -49,11 +51,18 @@ class UserRow(NamedTuple):
     x: np.ndarray
     y: np.ndarray
     is_test: np.ndarray | None
+    is_validation: np.ndarray | None
 
     @property
     def is_usable(self) -> bool:
         """Whether the user as a whole can be used."""
         return not any(letter.example is None for letter in self.letters)
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the source says that no example is for training, as where it divides users instead of examples."""
+        stated = [one for one in (self.is_test, self.is_validation) if one is not None]
+        return bool(stated) and bool(np.logical_or.reduce(stated).all())
 
 
 def judge_user(user: UserRecord, rule: ExampleRule) -> UserRow:
@@ -72,8 +81,11 @@ def judge_user(user: UserRecord, rule: ExampleRule) -> UserRow:
         if len(valid):
             x = np.stack([user.x[place] for place in valid])
             y = np.array([user.y[place] for place in valid], y_dtype)
-    is_test = None if user.is_test is None or reason is not None else np.array(user.is_test, bool)[valid]
-    return UserRow(user.client, user.source, user.fingerprint(), user.num_examples, letters, x, y, is_test)
+    stated = (
+        None if one is None or reason is not None else np.array(one, bool)[valid]
+        for one in (user.is_test, user.is_validation)
+    )
+    return UserRow(user.client, user.source, user.fingerprint(), user.num_examples, letters, x, y, *stated)
 
 
 def to_batch(rows: list[UserRow]) -> pyarrow.RecordBatch:
@@ -90,7 +102,7 @@ def rows_of(batch: pyarrow.RecordBatch, rule: ExampleRule) -> Iterator[UserRow]:
     columns = [batch.column(name) for name in SCHEMA.names]
     for place in range(len(batch)):
         client, source, fingerprint, size, letters = (column[place].as_py() for column in columns[:5])
-        x, y, is_test = (column[place].as_buffer() for column in columns[5:])
+        x, y, *stated = (column[place].as_buffer() for column in columns[5:])
         yield UserRow(
             client,
             source,
@@ -99,12 +111,12 @@ def rows_of(batch: pyarrow.RecordBatch, rule: ExampleRule) -> Iterator[UserRow]:
             [DeadLetter(**{**letter, "reason": Reason(letter["reason"])}) for letter in json.loads(letters)],
             np.frombuffer(x, np.float32).reshape(-1, rule.num_values),
             np.frombuffer(y, y_dtype),
-            None if is_test is None else np.frombuffer(is_test, bool),
+            *(None if one is None else np.frombuffer(one, bool) for one in stated),
         )
 
 
 def _values(row: UserRow) -> tuple:
     letters = "[" + ",".join(letter.to_json() for letter in row.letters) + "]"
-    is_test = None if row.is_test is None else row.is_test.tobytes()
+    stated = (None if one is None else one.tobytes() for one in (row.is_test, row.is_validation))
     fixed = (row.client, row.source, row.fingerprint, row.num_examples, letters)
-    return (*fixed, row.x.tobytes(), row.y.tobytes(), is_test)
+    return (*fixed, row.x.tobytes(), row.y.tobytes(), *stated)

@@ -5,13 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.schema import Reason, UserRecord
+from beam_pipelines.schema import Reason, Unusable, UserRecord
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
     """Judges a user as a whole: `(reason, what to quote)`, or `(None, None)` for a sound one."""
+    if user.problem is not None:
+        return user.problem.reason, user.problem.found
     if user.x is None and user.y is None:
         return Reason.MISSING_USER_DATA, user.num_samples
     if user.repeated_key:
@@ -20,8 +22,10 @@ def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
         return Reason.MALFORMED_USER, user.y if isinstance(user.x, list) else user.x
     if len(user.x) != len(user.y):
         return Reason.LENGTH_MISMATCH, {"x": len(user.x), "y": len(user.y)}
-    if user.is_test is not None and len(user.is_test) != len(user.x):
-        return Reason.LENGTH_MISMATCH, {"x": len(user.x), "is_test": len(user.is_test)}
+    for name in ("is_test", "is_validation"):
+        stated = getattr(user, name)
+        if stated is not None and len(stated) != len(user.x):
+            return Reason.LENGTH_MISMATCH, {"x": len(user.x), name: len(stated)}
     if user.num_samples is None:
         return Reason.UNLISTED_USER, len(user.x)
     if type(user.num_samples) is not int or user.num_samples != len(user.x):
@@ -52,6 +56,8 @@ class ExampleRule:
 
     def problem(self, x: Any, y: Any) -> tuple[Reason | None, Any]:
         """Judges one example: `(reason, what to quote)`, or `(None, None)` for a sound one."""
+        if isinstance(x, Unusable):
+            return x.reason, x.found
         reason, raw = self._pixel_problem(x) if self.are_images else self._feature_problem(x)
         return (reason, raw) if reason else self._label_problem(y)
 

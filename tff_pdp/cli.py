@@ -28,14 +28,17 @@ A whole experiment, in the order data flows:
 
 RAW_DATA = """\
 the experiment's data.source says what its data.input is:
-  leaf                   a folder of LEAF JSON of images (the default)
+  leaf                   a folder of LEAF JSON of images, or with its train and test (the default)
   silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
   mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
   fed_emnist             TFF's emnist_all.sqlite[.lzma], or its older .h5 files
-  celeba                 CelebA's text files and img_align_celeba, by person
+  nist_sd19              NIST SD19's by_class and by_write, by writer: raw FEMNIST
+  celeba                 CelebA's text files or LEAF's JSON, and img_align_celeba, by person
   rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
   partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
-options of a source go under data.arguments; tff_pdp/data/datasets.py and user_datasets.py explain them
+  contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
+  simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
+options of a source go under data.arguments; tff_pdp/data/{,user_,graph_}datasets.py explain them
 """
 
 TUNING = """\

@@ -9,6 +9,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +27,7 @@ from tff_pdp.errors import DataError
 _COMPUTE: Any = pyarrow.compute
 # What a task reads at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
-_INTEGER = r"^-?\d{1,18}(\.0*)?$"
+_INTEGER = r"^-?\d{1,19}(\.0*)?$"
 _DECIMAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
 _BY_PLACE = {"population_network": tuple(TABLES["population_network"].names), "target": ("pid", "infected")}
@@ -238,15 +239,17 @@ def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.Chu
     if pyarrow.types.is_string(kind):
         return texts
     # A cast takes neither spaces nor a plus.
-    texts = _COMPUTE.replace_substring_regex(_COMPUTE.utf8_trim_whitespace(texts), r"^\+", "")
+    texts = _COMPUTE.replace_substring_regex(_COMPUTE.utf8_trim_whitespace(texts), r"^\+([\d.])", r"\1")
     if pyarrow.types.is_integer(kind):
         matches = _COMPUTE.match_substring_regex(texts, _INTEGER)
-        numbers = _COMPUTE.if_else(matches, texts, None).cast(pyarrow.float64())
-        limits = np.iinfo(kind.to_pandas_dtype())
-        is_large_enough = _COMPUTE.greater_equal(numbers, float(limits.min))
-        fits = _COMPUTE.and_(is_large_enough, _COMPUTE.less_equal(numbers, float(limits.max)))
-        wanted = _COMPUTE.if_else(fits, texts, None)
-        return _COMPUTE.replace_substring_regex(wanted, r"\.0*$", "").cast(kind)
+        digits = _COMPUTE.replace_substring_regex(_COMPUTE.if_else(matches, texts, None), r"\.0*$", "")
+        # Of as many digits as the largest integer has, so that those above it can be told.
+        wide = pyarrow.decimal128(19)
+        numbers = digits.cast(wide)
+        limits = np.iinfo(f"int{kind.bit_width}")
+        least, most = (pyarrow.scalar(Decimal(int(limit)), wide) for limit in (limits.min, limits.max))
+        fits = _COMPUTE.and_(_COMPUTE.greater_equal(numbers, least), _COMPUTE.less_equal(numbers, most))
+        return _COMPUTE.if_else(fits, numbers, None).cast(kind)
     matches = _COMPUTE.match_substring_regex(texts, _DECIMAL)
     return _COMPUTE.if_else(matches, texts, None).cast(kind)
 

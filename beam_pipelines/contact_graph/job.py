@@ -39,7 +39,7 @@ class ContactGraphOptions(JobOptions):
       silo_by: who belongs to which silo: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`, the
         cell of a grid that a person's home lies in. Contacts between silos are left out.
       num_slots: S, how many contacts a row looks at; 0 for rows of people alone.
-      layout: `slots`, a block of numbers for each contact; or `summary`, their mean; see
+      layout: `slots`, a block of numbers for each contact; `summary`, their mean; or `exposure`, ten numbers; see
         `beam_pipelines.contact_graph.rows`.
       num_days: how many days were observed, from day 0.
       window_days: how many days of history a row has.

@@ -3,7 +3,8 @@
 A row looks at the days before the start of its window. With the layout `slots` it has a block for each sampled contact,
 as in the winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3); with `summary` the mean
 of these blocks over all slots, the empty ones included, and for each day how long contacts were with people who were
-infectious: far fewer numbers, which noise on gradients leaves more of.
+infectious: far fewer numbers, which noise on gradients leaves more of. With `exposure` nothing is left but how many
+contacts were infectious lately and for how long they were met, ten numbers: what noise on gradients leaves most of.
 """
 
 import dataclasses
@@ -16,9 +17,11 @@ from beam_pipelines.contact_graph.person_features import PERSON_FEATURES, SECOND
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES
 
-LAYOUTS = ("slots", "summary")
+LAYOUTS = ("slots", "summary", "exposure")
 NUM_CLASSES = 2
 MOST_CONTACTS = 20
+# Their ranges overlap on purpose: numbers that say nearly the same share a weight's noise between them.
+_LATELY = (1, 2, 3, 5, 7)
 _EDGE_FEATURES = (
     "hours",
     "number_of_contacts",
@@ -33,7 +36,7 @@ class RowLayout:
 
     Attributes:
       kind: one of `LAYOUTS`.
-      num_slots: S, the contacts that are sampled; 0 for rows of people alone.
+      num_slots: S, the contacts that are sampled; 0 for rows of people alone, of whatever kind.
       window_days: how many days of history.
       observed_days: how many days durations of contacts are totals of.
     """
@@ -52,10 +55,19 @@ class RowLayout:
         block = ["present", *PERSON_FEATURES, *_EDGE_FEATURES, *history]
         if not self.num_slots:
             return tuple(own)
+        if self.kind == "exposure":
+            return tuple(
+                f"{what}_last{span}" for what in ("contacts_infectious", "hours_with_infectious") for span in self.spans
+            )
         if self.kind == "summary":
             exposure = [f"hours_with_infectious_day{day}" for day in days]
             return (*own, *(f"contacts_{name}" for name in block), *exposure)
         return (*own, *(f"contact{slot}_{name}" for slot in range(self.num_slots) for name in block))
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """The last days of a history that exposure is a mean over, as numbers of days."""
+        return tuple(span for span in _LATELY if span <= self.window_days)
 
     @property
     def size(self) -> int:
@@ -88,6 +100,9 @@ def build_rows(
     ]
     if not layout.num_slots:
         return np.concatenate(blocks, axis=1)
+    if layout.kind == "exposure":
+        is_susceptible = blocks[2] > 0
+        return _exposures(layout, people, pairs, starts, history) * is_susceptible
     if layout.kind == "summary":
         return np.concatenate([*blocks, *_summaries(layout, people, pairs, starts, history)], axis=1)
     return _with_slots(layout, blocks, people, pairs, starts, history)
@@ -115,8 +130,30 @@ def _summaries(
     blocks = np.concatenate(list(_contact_blocks(layout, people, pairs, starts, history)), axis=1)
     yield to_bytes(_sums(blocks, pairs.owner, len(starts)) / (255.0 * layout.num_slots))
     infectious = blocks[:, -2 * layout.window_days : -layout.window_days] > 0
-    share_of_day = np.minimum(pairs.duration / layout.observed_days / SECONDS_PER_DAY, 1.0)
-    yield to_bytes(_sums(infectious * share_of_day[:, np.newaxis].astype(np.float32), pairs.owner, len(starts)))
+    yield to_bytes(_sums(infectious * _share_of_day(layout, pairs), pairs.owner, len(starts)))
+
+
+def _exposures(layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History") -> np.ndarray:
+    """Shares of slots and of the day with infectious people, as means over the last days: uint8 `[n, 2 * spans]`.
+
+    Their square roots: most contacts are short, and what is close to zero is lost in noise.
+    """
+    days = history.of(people.infected[pairs.other], people.recovered[pairs.other], starts[pairs.owner])
+    infectious = days[:, : layout.window_days] > 0
+    shares_of_slots = _sums(infectious / np.float32(layout.num_slots), pairs.owner, len(starts))
+    shares_of_day = _sums(infectious * _share_of_day(layout, pairs), pairs.owner, len(starts))
+    means = [
+        np.minimum(shares, 1.0)[:, -span:].mean(axis=1)
+        for shares in (shares_of_slots, shares_of_day)
+        for span in layout.spans
+    ]
+    return to_bytes(np.sqrt(np.stack(means, axis=1)))
+
+
+def _share_of_day(layout: RowLayout, pairs: Pairs) -> np.ndarray:
+    """Of a mean day, what each pair spends together: float32 `[pairs, 1]`."""
+    share = np.minimum(pairs.duration / layout.observed_days / SECONDS_PER_DAY, 1.0)
+    return share[:, np.newaxis].astype(np.float32)
 
 
 def _contact_blocks(

@@ -25,11 +25,21 @@ def make_leaf(user_data):
     }
 
 
+def contents(dataset):
+    """The bytes of every file of a dataset."""
+    return {str(path.relative_to(dataset)): path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+
+
+def dead_letters(folder):
+    """All dead letters in a folder, in the order of its files."""
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
 @pytest.fixture
 def write_leaf(tmp_path):
     def write(content, name="all_data_0.json"):
         folder = tmp_path / "raw"
-        folder.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
         (folder / name).write_bytes(gzip.compress(encoded, mtime=0) if name.endswith(".gz") else encoded)
         return folder

@@ -1,6 +1,7 @@
 """The FEMNIST job end to end: what it keeps, what it refuses, and that it is deterministic."""
 
 import dataclasses
+import gzip
 import json
 import os
 import signal
@@ -12,20 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_pipelines.__main__ import build_parser, main
 from beam_pipelines.femnist import FemnistOptions, run_femnist
-from tests.beam_pipelines.conftest import make_leaf, make_user
+from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, Tally
 from tff_pdp.errors import DataError
-
-
-def contents(dataset):
-    return {str(path.relative_to(dataset)): path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
-
-
-def dead_letters(folder):
-    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
 
 
 def images(dataset, client, split):
@@ -311,31 +303,39 @@ def test_killed_job_leaves_nothing_that_looks_complete(write_leaf, options, tmp_
     assert not staging.exists()
 
 
-def test_command_line(write_leaf, tmp_path, capsys):
-    write_leaf(GOOD)
-    arguments = ["femnist", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "clients")]
-    assert main(arguments) == 2
-    assert "wrong_pixel_count: 0 users, 12 examples" in capsys.readouterr().err
-    assert main([*arguments, "--input_shape", "2", "2", "1"]) == 0
-    assert str(tmp_path / "clients") in capsys.readouterr().out
-
-
-def test_command_line_defaults_are_those_of_the_options():
-    parsed = vars(build_parser().parse_args(["femnist", "--input", "a", "--output", "b"]))
-    del parsed["job"]
-    expected = dataclasses.asdict(FemnistOptions("a", "b"))
-    del expected["pipeline_args"]
-    assert parsed == expected
-
-
-def test_real_writers(tmp_path):
+@pytest.fixture
+def real_writers():
+    """The folder of LEAF files of real writers; without one, the test is skipped."""
     root = os.environ.get("TFF_PDP_DATA")
     if not root:
         pytest.skip("TFF_PDP_DATA is not set: no folder with real data")
-    folder = Path(root) / "femnist_digits_leaf" / "all_data"
-    manifest = run_femnist(FemnistOptions(folder, tmp_path / "clients")).manifest
+    return Path(root) / "femnist_digits_leaf" / "all_data"
+
+
+def test_real_writers(real_writers, tmp_path):
+    manifest = run_femnist(FemnistOptions(real_writers, tmp_path / "clients")).manifest
     assert manifest.read == manifest.kept == Tally(24, 2671)
     dataset = ClientDataset.open(tmp_path / "clients", verify=True)
     stacked = dataset.stack(dataset.client_ids, "train")
     assert stacked.mask.sum() == manifest.num_examples["train"]
     assert stacked.x[stacked.mask].min() == 0 and stacked.x[stacked.mask].max() == 1
+
+
+def test_real_writers_in_train_and_test(real_writers, write_leaf, tmp_path):
+    sizes = {"train": 0, "test": 0}
+    for path in sorted(real_writers.iterdir()):
+        leaf = json.loads(gzip.decompress(path.read_bytes()))
+        for side in sizes:
+            # As LEAF divides: nine tenths of each user's examples, rounded down, are for training.
+            users = {}
+            for user, data in leaf["user_data"].items():
+                cut = int(0.9 * len(data["y"]))
+                chosen = slice(cut) if side == "train" else slice(cut, None)
+                users[user] = {"x": data["x"][chosen], "y": data["y"][chosen]}
+                sizes[side] += len(users[user]["y"])
+            name = path.name.removesuffix(".json.gz")
+            write_leaf(make_leaf(users), f"{side}/{name}_niid_0_keep_0_{side}_9.json.gz")
+    options = FemnistOptions(tmp_path / "raw", tmp_path / "clients", validation_fraction=0.0)
+    manifest = run_femnist(options).manifest
+    assert manifest.read == manifest.kept == Tally(24, 2671)
+    assert manifest.num_examples == {**sizes, "validation": 0}

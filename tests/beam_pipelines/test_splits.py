@@ -12,9 +12,10 @@ def names(count):
     return np.array([b"%04d" % number for number in range(count)], "S32")
 
 
-def divide(rule, ids, is_test=None, client="someone"):
+def divide(rule, ids, is_test=None, is_validation=None, client="someone"):
     """The names in each split."""
-    places = rule.divide(client, ids, None if is_test is None else np.array(is_test))
+    stated = (None if one is None else np.array(one) for one in (is_test, is_validation))
+    places = rule.divide(client, ids, *stated)
     return {split: ids[members].tolist() for split, members in places.items()}
 
 
@@ -73,6 +74,17 @@ def test_by_hash_no_example_moves_when_others_leave():
     everyone, fewer = divide(rule, names(200)), divide(rule, names(200)[::2])
     for split, members in fewer.items():
         assert members and set(members) <= set(everyone[split])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_source_that_states_all_three_splits(exact):
+    rule = SplitRule(0.5, 0.4, exact=exact, seed=0)
+    is_test, is_validation = [True, False, False, True], [False, True, False, False]
+    assert divide(rule, names(4), is_test, is_validation) == {
+        "train": [b"0002"],
+        "validation": [b"0001"],
+        "test": [b"0000", b"0003"],
+    }
 
 
 def test_by_user_all_of_a_clients_examples_are_in_one_split():

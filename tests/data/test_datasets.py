@@ -1,10 +1,17 @@
 """Raw data by name: from an experiment's settings to its client dataset, and arguments that are refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from PIL import Image
 
+from beam_pipelines.client_dataset_job import run_client_dataset_job
+from beam_pipelines.leaf import leaf_images
 from tests.data.raw_images import write_cifar10, write_cifar100, write_emnist, write_mnist, write_writers
 from tff_pdp.cli import RAW_DATA
+from tff_pdp.config import DataConfig
+from tff_pdp.data.manifest import Tally
 from tff_pdp.data.silo_arrays import SiloArrays, write_silo_arrays
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
@@ -126,6 +133,46 @@ def test_leaf_is_the_default(prepare, tmp_path):
     assert dataset.manifest.kept.examples == 1797 and dataset.manifest.parameters["source"] == "leaf"
 
 
+def test_leaf_with_train_and_test(prepare, tmp_path):
+    for side in ("train", "test"):
+        write_digits_leaf(tmp_path / "raw" / side, num_clients=3, concentration=1.0, seed=0)
+    manifest = prepare(input_shape=[8, 8, 1], num_classes=10, validation_fraction=0.0).manifest
+    assert manifest.num_examples == {"train": 1797, "validation": 0, "test": 1797} and len(manifest.clients) == 3
+
+
+def test_nist_sd19(prepare, tmp_path):
+    for number in range(12):
+        for place in (f"by_class/{30 + number % 10}/hsf_0", f"by_write/hsf_0/f000{number % 2}_14/d000{number % 2}_14"):
+            path = tmp_path / "raw" / place / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((128, 128), number, np.uint8)).save(path)
+    data = {"source": "nist_sd19", "num_classes": 10, "min_examples_per_client": 1}
+    manifest = prepare(**data, arguments={"classes": "digits"}).manifest
+    assert manifest.read == manifest.kept == Tally(2, 12) and set(manifest.clients) == {"f0000_14", "f0001_14"}
+    with pytest.raises(ConfigError, match=r"and 10; nist_sd19 has \[28, 28, 1\] and 62"):
+        prepare(**data)
+
+
+def test_a_source_may_have_a_job_of_its_own(prepare, tmp_path, monkeypatch):
+    write_digits_leaf(tmp_path / "raw", num_clients=3, concentration=1.0, seed=0)
+    asked = []
+
+    class OneClient:
+        def run(self, options):
+            asked.append(options)
+            return run_client_dataset_job(leaf_images(tmp_path / "raw"), options)
+
+    def build_one_client(data: DataConfig, workspace: Path, *, name: str) -> OneClient:
+        return OneClient()
+
+    monkeypatch.setitem(DATASETS, "one_client", build_one_client)
+    dataset = prepare(source="one_client", input_shape=[8, 8, 1], num_classes=10, seed=7, arguments={"name": "a"})
+    assert dataset.manifest.kept.examples == 1797
+    assert (asked[0].seed, asked[0].num_classes, asked[0].overwrite) == (7, 10, True)
+    with pytest.raises(ConfigError, match=r"unknown key 'data\.arguments\.size'"):
+        prepare(source="one_client", arguments={"name": "a", "size": 1})
+
+
 def test_the_command_line_names_every_kind_of_raw_data():
     named = [line.split()[0] for line in RAW_DATA.splitlines() if line.startswith("  ")]
     assert named == list(DATASETS)
@@ -134,7 +181,7 @@ def test_the_command_line_names_every_kind_of_raw_data():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"source": "mnist"}, "data.source: 'mnist' is not known; known: celeba, fed_emnist, leaf, "),
+        ({"source": "mnist"}, "data.source: 'mnist' is not known; known: celeba, .*fed_emnist, leaf, "),
         (
             {**ROTATED, "arguments": {"num_silo": 8}},
             "source 'rotated_mnist': unknown key 'data.arguments.num_silo'; did you mean 'num_silos'",

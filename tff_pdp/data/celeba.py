@@ -201,10 +201,12 @@ def _image_folder(folder: Path, stated: str | None) -> Path:
     else:
         candidates = [place / raw / IMAGE_FOLDER for place in (folder, folder.parent) for raw in ("", "raw")]
     found = next((path for path in candidates if path.is_dir()), None)
+    if found is None and stated is not None:
+        raise DataError(f"{stated}: no such folder; `images` takes the one with CelebA's aligned and cropped images")
     if found is None:
         raise DataError(
-            f"{candidates[0] if stated is not None else folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned "
-            "and cropped images; the argument `images` names one elsewhere"
+            f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
+            "elsewhere"
         )
     return found
 

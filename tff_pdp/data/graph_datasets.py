@@ -11,7 +11,7 @@ from beam_pipelines.epidemic.population import PopulationOptions, generate_popul
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
 from tff_pdp.config import DataConfig, check_arguments
 from tff_pdp.data.array_images import check_features
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from beam_pipelines.client_dataset_job import ClientDatasetOptions
@@ -78,7 +78,7 @@ def build_contact_graph(
         `{kind: edge}`; see `beam_pipelines.contact_graph.degree`.
       silo_by: `person.<column>`, `household.<column>` or `residence_grid.<degrees>`.
       num_slots: how many contacts a row looks at; 0 for rows of people alone.
-      layout: `slots` or `summary`.
+      layout: `slots`, `summary` or `exposure`.
       num_days: how many days were observed.
       window_days: how many days of history a row has.
       prediction_days: how many days ahead.
@@ -109,12 +109,13 @@ def build_simulated_outbreak(
     population: Mapping[str, Any],
     outbreak: Mapping[str, Any],
     rows: Mapping[str, Any],
+    network: str | None = None,
     metadata: str | None = None,
 ) -> ContactGraph:
     """As `build_contact_graph`, of an outbreak that is simulated first; the tables are written into `workspace`.
 
-    `data.input` is `generated`, for a made-up population, or a file of contacts as SocioPatterns publishes them
-    (`tij_*.dat`, `.gz`).
+    `data.input` is `generated`, for a made-up population; a file of contacts as SocioPatterns publishes them
+    (`tij_*.dat`, `.gz`); or a folder with one such file and at most one `metadata_*.dat`, or one that has such folders.
 
     Args:
       data: the experiment's data section; `seed` decides population, outbreak, windows and sampling.
@@ -122,10 +123,12 @@ def build_simulated_outbreak(
       population: options of `PopulationOptions`; for published contacts, of `ImportOptions`.
       outbreak: options of `OutbreakOptions`.
       rows: arguments of `build_contact_graph`.
-      metadata: the file that says who the people of published contacts are.
+      network: which of `data.input`'s folders; None for `data.input` itself.
+      metadata: the file that says who the people of published contacts are; None for the one beside the contacts, if
+        `data.input` is a folder.
 
     Raises:
-      ConfigError: an argument is unknown, missing or out of range.
+      ConfigError: an argument is unknown, missing or out of range, or means nothing for this input.
       DataError: a file is missing or malformed.
     """
     source = build_contact_graph(
@@ -135,18 +138,39 @@ def build_simulated_outbreak(
     )
     workspace.mkdir(parents=True, exist_ok=True)
     if data.input == GENERATED:
+        if network or metadata:
+            raise ConfigError(
+                f"data.arguments: network and metadata are for published contacts, and data.input is {GENERATED!r}"
+            )
         options = _options(PopulationOptions, {"seed": data.seed, **population}, "population")
         generate_population(workspace, options, overwrite=True)
     else:
-        import_contacts(
-            Path(data.input),
-            Path(metadata) if metadata else None,
-            workspace,
-            _options(ImportOptions, population, "population"),
-            overwrite=True,
-        )
+        contacts, people = _contact_files(Path(data.input), network)
+        if metadata:
+            people = Path(metadata)
+        options = _options(ImportOptions, population, "population")
+        import_contacts(contacts, people, workspace, options, overwrite=True)
     simulate_outbreak(workspace, _options(OutbreakOptions, {"seed": data.seed, **outbreak}, "outbreak"), overwrite=True)
     return dataclasses.replace(source, tables=workspace)
+
+
+def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]:
+    """The files of contacts and, where there is one beside it, of metadata."""
+    folder = given / network if network else given
+    if network and not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; data.arguments.network names a folder of data.input")
+    if not folder.is_dir():
+        return given, None
+    contacts, people = (
+        sorted(path for suffix in ("dat", "dat.gz") for path in folder.glob(f"{name}_*.{suffix}"))
+        for name in ("tij", "metadata")
+    )
+    if len(contacts) != 1 or len(people) > 1:
+        raise DataError(
+            f"{folder}: {len(contacts)} files tij_*.dat (or .gz) and {len(people)} files metadata_*.dat in it; a network "
+            "has one of contacts and at most one of metadata"
+        )
+    return contacts[0], people[0] if people else None
 
 
 def _options(kind: Any, given: Mapping[str, Any], key: str) -> Any:

@@ -10,6 +10,7 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -18,6 +19,7 @@ from scipy import optimize, special
 
 from tff_pdp.errors import BudgetError
 from tff_pdp.privacy.dp_events import (
+    CustomDpEvent,
     PldAccountant,
     RdpAccountant,
     flatten_event,
@@ -303,11 +305,46 @@ def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisatio
     accountant = PldAccountant(adjacency.relation, discretisation)
     if delta < _SMALLEST_PLD_DELTA or discretisation > _COARSEST_PLD_GRID:
         return None
+    if any(isinstance(event, CustomDpEvent) and event.pld(discretisation) is None for event, _ in parts):
+        return _epsilon_through_zeros(parts, delta, discretisation)
     if not all(accountant.supports(event) for event, _ in parts):
         return None
     for event, count in parts:
         accountant.compose(event, count)
     return float(accountant.get_epsilon(delta))
+
+
+def _epsilon_through_zeros(parts: tuple, delta: float, discretisation: float) -> float | None:
+    """Epsilon of neighbours by way of data in which what differs between them counts for nothing.
+
+    If each of the two is (e, d)-indistinguishable from the third, an event's probability under one is at most
+    exp(e) (exp(e) p + d) + d where it is p under the other: they are (2 e, (1 + exp(e)) d)-indistinguishable.
+    """
+    total = None
+    for event, count in parts:
+        loss = event.zeroed_pld(discretisation) if isinstance(event, CustomDpEvent) else None
+        if loss is None:
+            return None
+        composed = loss.self_compose(count)
+        total = composed if total is None else total.compose(composed)
+    if total is None:
+        return None
+    # Up to where rounding in the transforms stays below what is asked for.
+    largest = math.log(delta / _SMALLEST_PLD_DELTA)
+    halves = np.linspace(0.0, largest, 64)
+    low = 0.0
+    for high in halves[1:].tolist():
+        if _holds_through_zeros(total, high, delta):
+            for _ in range(24):
+                middle = (low + high) / 2
+                low, high = (low, middle) if _holds_through_zeros(total, middle, delta) else (middle, high)
+            return 2 * high
+        low = high
+    return None
+
+
+def _holds_through_zeros(loss: Any, half: float, delta: float) -> bool:
+    return float(loss.get_delta_for_epsilon(half)) * (1 + math.exp(half)) <= delta
 
 
 def _pld_grid(parts: tuple, rdp: float | None) -> float:

@@ -34,6 +34,13 @@ class CustomDpEvent(dp_accounting.DpEvent):
         """A privacy loss distribution that dominates one application, or None where none is known."""
         return None
 
+    def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
+        """One that dominates one application against another on data in which what differs counts for nothing.
+
+        Both of two neighbours are that far from the same zeroed data, whose mechanism lies between them.
+        """
+        return None
+
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class ExponentialMechanismDpEvent(CustomDpEvent):

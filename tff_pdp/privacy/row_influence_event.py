@@ -18,15 +18,18 @@ from collections.abc import Callable
 import attr
 import dp_accounting
 import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
 from tff_pdp.privacy.accountants import Adjacency, solve_noise_multiplier
 from tff_pdp.privacy.dp_events import CustomDpEvent, require
+from tff_pdp.privacy.zeroed_rows import zeroed_rows_pld
 
 # A row that differs moves the sum by up to 2 C: (2 rho)^2 / 2 in units of rho^2.
 _REPLACED = 2.0
 # What the released code of the thesis has in its place, as if a row could only come or go.
 _PAPER = 0.5
+_MOST_ROWS_IN_A_MIXTURE = 500
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -45,6 +48,12 @@ class PoissonRowsDpEvent(CustomDpEvent):
         rows = np.arange(self.num_changed_rows + 1)
         log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier, _REPLACED)
+
+    def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
+        """The mixture of Gaussians of `tff_pdp.privacy.zeroed_rows`; None for so many rows that it would take long."""
+        if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
+            return None
+        return zeroed_rows_pld(self.noise_multiplier, self.sampling_rate, self.num_changed_rows, discretisation)
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)

@@ -6,7 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
+import beam_pipelines
 import tff_pdp
+from tff_pdp.data.graph_datasets import GENERATED
 from tff_pdp.errors import DataError
 
 DATA_VARIABLE = "TFF_PDP_DATA"
@@ -18,7 +20,7 @@ class Inputs:
     """Raw data.
 
     Attributes:
-      paths: where they may lie under the data folder, the best first.
+      paths: where they may lie under the data folder, the best first; none for data that are made up.
       origin: where they come from.
       beside: what lies in the same folder and is read as well, where it is there.
     """
@@ -28,6 +30,7 @@ class Inputs:
     beside: tuple[str, ...] = ()
 
 
+MADE_UP = Inputs((), "made up when they are prepared")
 CIFAR10 = Inputs(
     ("cifar10/cifar-10-python.tar.gz", "cifar10/cifar-10-batches-py", "cifar10/cifar-10-python-subset.tar.gz"),
     "the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
@@ -41,15 +44,18 @@ MNIST_WRITERS = Inputs(
 
 
 def find_input(inputs: Inputs, folder: str | None) -> Path:
-    """Returns where raw data lie.
+    """Returns where raw data lie, or the word for data that are made up.
 
     Args:
       inputs: which data.
-      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names.
+      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
+        need none.
 
     Raises:
       DataError: no folder is named, or it does not hold the data.
     """
+    if not inputs.paths:
+        return Path(GENERATED)
     named = folder or os.environ.get(DATA_VARIABLE)
     if not named:
         raise DataError(f"give the folder that holds {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
@@ -61,7 +67,12 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
 
 
 def digest_of_data(inputs: Inputs, path: Path) -> str:
-    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it."""
+    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
+
+    Of data that are made up, of the modules that make them.
+    """
+    if not inputs.paths:
+        return digest_of(Path(beam_pipelines.__file__).parent, "*.py")
     parts = [path, *filter(Path.exists, (path.parent / name for name in inputs.beside))]
     digests = [digest_of(part) for part in parts]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

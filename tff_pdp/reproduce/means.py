@@ -22,6 +22,8 @@ class Mean:
       seeds: how many.
       epsilon_spent: the largest over clients and seeds.
       worst_decile: mean over seeds of what the tenth of the clients gets that is served worst.
+      pooled: mean over seeds of the figure of all clients' test examples together; None where it is no other.
+      prevalence: mean over seeds of the share of positive test examples; None where that says nothing.
       noise_to_signal: of users' noised means, as `UserPlan.noise_to_signal`; None where clients are silos.
       is_at_every_epsilon: whether it was run once for all of them.
     """
@@ -34,6 +36,8 @@ class Mean:
     seeds: int
     epsilon_spent: float
     worst_decile: float
+    pooled: float | None = None
+    prevalence: float | None = None
     noise_to_signal: float | None = None
     is_at_every_epsilon: bool = False
 
@@ -57,11 +61,18 @@ def means_over_seeds(
             seeds=len(group),
             epsilon_spent=max(float(row["epsilon_spent"]) for row in group),
             worst_decile=statistics.fmean(row["worst_decile"] for row in group),
+            pooled=_mean_of(f"pooled_{group[0]['metric']}", group),
+            prevalence=_mean_of("prevalence", group),
             noise_to_signal=group[0].get("noise_to_signal"),
             is_at_every_epsilon=is_at_every_epsilon(key[0]),
         )
         for key, group in groups.items()
     ]
+
+
+def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """None where rows do not have it: figures of all clients together are those of rankings alone."""
+    return statistics.fmean(row[name] for row in rows) if name in rows[0] else None
 
 
 def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:

@@ -51,7 +51,8 @@ def result_row(
       mean_over_clients: the same mean with every client counting the same.
       worst_decile: mean over the tenth of the clients that are served worst.
       settings: of the method and its noise, such as `learning_rate` and `prox_weight`.
-      pooled: figures of all clients' test examples together, by name: `pooled_average_precision`.
+      pooled: figures of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
+        share of positive ones, which is what a random ranking's average precision is expected to be.
 
     Returns:
       `method`, `epsilon`, `seed`, `metric`, `value`, then the others, pooled figures and the settings. Infinity is the

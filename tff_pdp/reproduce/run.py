@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.errors import BudgetError
@@ -128,7 +130,7 @@ class JobRunner:
         return (
             [float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
             [method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
-            pooled_figures(method, state, test, to_adapt),
+            {**pooled_figures(method, state, test, to_adapt), **_prevalence(method)},
         )
 
     def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:
@@ -157,6 +159,14 @@ def planned_epsilon(plan: PrivacyPlan) -> float:
     for scope in plan.budgets:
         ledger.append(scope, plan.training_event(scope))
     return max(ledger.epsilon(scope).best for scope in plan.budgets)
+
+
+def _prevalence(method: Method) -> dict[str, float]:
+    """The share of positive test examples, for a model that ranks: what a random ranking would achieve."""
+    if method.model.ranking is None:
+        return {}
+    labels = [method.clients.load(client_id, "test").y for client_id in method.clients.client_ids]
+    return {"prevalence": float(np.mean(np.concatenate(labels)))}
 
 
 def _noise_of(plan: PrivacyPlan) -> dict[str, float]:

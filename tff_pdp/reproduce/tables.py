@@ -66,11 +66,14 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
     with_lambda = any(mean.prox_weight is not None for mean in means)
     with_paper = any((mean.method, mean.epsilon) in paper for mean in means)
     of_users = report.clients == USERS
+    of_rankings = any(mean.prevalence is not None for mean in means)
     columns = {
         "ε": True,
         "method": True,
         "λ": with_lambda,
         metric_text(metric).label: True,
+        "of all together": of_rankings,
+        "of a random ranking": of_rankings,
         "worst decile": of_users,
         "seeds": True,
         "ε by our accountants": True,
@@ -88,6 +91,8 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
                 METHODS[mean.method].title,
                 MISSING if mean.prox_weight is None else f"{mean.prox_weight:g}",
                 f"{value_text(mean.mean, metric)}{deviation}",
+                MISSING if mean.pooled is None else value_text(mean.pooled, metric),
+                MISSING if mean.prevalence is None else value_text(mean.prevalence, metric),
                 value_text(mean.worst_decile, metric),
                 str(mean.seeds),
                 plain(mean.epsilon_spent),
