@@ -3,6 +3,10 @@
 A person's row is a function of the person, of its contacts with people of its own silo, and of these people. Which
 contacts fill the row's slots depends on the ids at both ends and on the seed (`beam_pipelines.contact_graph.
 sampling`), so a row changes only if its own person, one of its contacts or one of the people at their other ends does.
+
+All of the bounds assume that which silo, group and household people belong to, how large households are, and how many
+people there are, is public, and that neighbouring graphs hold histories of the disease that can be (S, I, R in this
+order): a person whose days contradict each other is left out.
 """
 
 import dataclasses

@@ -56,7 +56,8 @@ class People:
         ids = self.pid[order]
         np.save(folder / "sorted_pid.npy", ids)
         np.save(folder / "place_of_sorted_pid.npy", order.astype(np.int32))
-        if len(ids) and ids[-1] - ids[0] < _SPARSEST * len(ids):
+        # As Python's integers, which do not overflow.
+        if len(ids) and int(ids[-1]) - int(ids[0]) < _SPARSEST * len(ids):
             places = np.full(int(ids[-1] - ids[0]) + 1, -1, np.int32)
             places[ids - ids[0]] = order
             np.save(folder / "place_of_pid.npy", places)

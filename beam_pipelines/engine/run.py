@@ -66,8 +66,13 @@ def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter
 
 
 def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
-    with _progress_bar(stages, folder):
-        pipeline.run().wait_until_finish()
+    try:
+        with _progress_bar(stages, folder):
+            pipeline.run().wait_until_finish()
+    except Exception:
+        # Of one pipeline, later stages trip over what a stage left undone for an error that the user can mend.
+        _check_errors(stages, folder)
+        raise
     for stage in stages:
         left = len(stage.tasks) - count_done(folder, stage.name)
         if left:

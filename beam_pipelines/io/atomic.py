@@ -2,10 +2,14 @@
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+
+_ATTEMPT = re.compile(r"\.[0-9a-f]{32}$")
 
 
 @contextlib.contextmanager
@@ -27,6 +31,11 @@ def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException:
         attempt.unlink(missing_ok=True)
         raise
+
+
+def is_attempt(path: Path) -> bool:
+    """Whether a file is what a killed writer left of one."""
+    return bool(_ATTEMPT.search(path.name))
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:

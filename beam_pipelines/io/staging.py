@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from beam_pipelines.io.atomic import is_attempt
 from beam_pipelines.io.reports import REPORT_FOLDER
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE
 from tff_pdp.errors import DataError, UserError
@@ -64,6 +65,8 @@ def publish(staging: Path, output: Path) -> None:
     for leftover in list(staging.iterdir()):
         if (leftover.is_dir() and leftover.name not in published) or leftover.name == _RESUME_FILE:
             remove(leftover)
+    for path in [path for path in staging.rglob("*") if is_attempt(path)]:
+        remove(path)
     (staging / SUCCESS_FILE).touch()
     if output.exists():
         # Renamed first: a half-removed dataset under the output's name must not look complete.

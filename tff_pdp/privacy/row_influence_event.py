@@ -22,7 +22,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
 from tff_pdp.privacy.accountants import Adjacency, solve_noise_multiplier
-from tff_pdp.privacy.dp_events import CustomDpEvent, require
+from tff_pdp.privacy.dp_events import CustomDpEvent, flatten_event, require
 from tff_pdp.privacy.zeroed_rows import zeroed_rows_pld
 
 # A row that differs moves the sum by up to 2 C: (2 rho)^2 / 2 in units of rho^2.
@@ -156,7 +156,8 @@ def calibrate_rows_noise(
     24.3
     """
     require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
-    return solve_noise_multiplier(make_event, epsilon, delta, adjacency, guess=10.0)
+    guess = _guess(make_event(1.0), delta) / epsilon if 0 < epsilon < math.inf else 1.0
+    return solve_noise_multiplier(make_event, epsilon, delta, adjacency, guess)
 
 
 def paper_node_level_rdp(
@@ -169,6 +170,16 @@ def paper_node_level_rdp(
     """
     rows, log_probabilities = _hypergeometric(num_rows, num_changed_rows, batch_size)
     return _divergences(orders, rows, log_probabilities, noise_multiplier, _PAPER)
+
+
+def _guess(event: dp_accounting.DpEvent, delta: float) -> float:
+    """Roughly the noise for an epsilon of 1: as of all sums together, each moved by what is expected of it."""
+    moved = 0.0
+    for part, count in flatten_event(event):
+        rows = getattr(part, "num_changed_rows", 1)
+        rate = getattr(part, "sampling_rate", getattr(part, "batch_size", 1) / getattr(part, "num_rows", 1))
+        moved += count * (rows * rate) ** 2
+    return 2 * math.sqrt(2 * moved * math.log(1 / delta))
 
 
 def _divergences(

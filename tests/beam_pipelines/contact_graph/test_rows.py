@@ -1,5 +1,7 @@
 """What rows hold, worked out by hand for a town of four, and by plain Python for a larger one."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -177,6 +179,19 @@ def test_windows_labels_and_splits_of_many(tmp_path):
     assert starts == set(range(21, 51))
     assert 140 < sum(split == "validation" for split, _ in expected.values()) < 220
     assert 20 < sum(label for _, label in expected.values()) < 300
+
+
+@pytest.mark.parametrize("first", [-(2**63), -5, 2**63 - 20])
+@pytest.mark.parametrize("spread", [1, 7, 2**58])
+def test_ids_may_be_any_integers(tmp_path, first, spread):
+    pids = [first + number * spread * (1 if first < 2**62 else -1) for number in range(8)]
+    people = {pid: Person(age=number) for number, pid in enumerate(pids)}
+    rows, job = rows_of(
+        Town(people, tuple(Contact(*pair) for pair in itertools.pairwise(pids))), tmp_path, num_slots=2, num_shards=3
+    )
+    present = [place for place, name in enumerate(job.parameters["features"]) if name.endswith("_present")]
+    met = {round(row.x[0] / 2.55): sum(row.x[place] == 255 for place in present) for row in rows.values()}
+    assert met == {0: 1, **dict.fromkeys(range(1, 7), 2), 7: 1}
 
 
 def by_person(folder, **changes):
