@@ -1,4 +1,4 @@
-"""A real Flink cluster on this machine, to run Beam jobs on: `up`, `down`, and `flags` to give to a job.
+"""A real Flink cluster on this machine, to run Beam jobs on: `up`, `down`, `flags` to give to a job, and `jars`.
 
 A JobManager, two task managers and Beam's job server, each a JVM of its own; a task manager starts a Python worker (a
 process, `worker.py`) for every job. All of it lies under `build/flink`: jars, configuration, logs, pid files. Ports are
@@ -61,10 +61,10 @@ def main() -> int:
       The exit status: 0, or 1 after one line on standard error.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["up", "down", "flags"])
+    parser.add_argument("command", choices=["up", "down", "flags", "jars"])
     command = parser.parse_args().command
     try:
-        {"up": up, "down": down, "flags": flags}[command]()
+        {"up": up, "down": down, "flags": flags, "jars": jars}[command]()
     except ClusterError as error:
         print(f"flink: {error}", file=sys.stderr)
         return 1
@@ -128,6 +128,16 @@ def flags() -> None:
         f"--environment_options=process_command={_HOME / 'worker'}",
     )
     print(shlex.join(options))
+
+
+def jars() -> None:
+    """Fetches the cluster's jars, unless they are there.
+
+    Raises:
+      ClusterError: Java or Maven is missing, or Maven cannot fetch them.
+    """
+    _demand_programs()
+    _download_jars()
 
 
 def _ports() -> Ports:
