@@ -14,7 +14,7 @@ _PIXELS = np.array([json.dumps(value / 255).encode() for value in range(256)], o
 
 
 def write_leaf_files(folder: Path, num_writers: int = NUM_WRITERS, num_images: int = NUM_IMAGES, seed: int = 0) -> None:
-    """Writes the files, unless they are there: dark strokes on white, so that most values are 1.0 as in the original."""
+    """Writes the files, unless they are there: dark strokes on white, most values 1.0, as LEAF's."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = np.full(num_writers, num_images // num_writers)
     sizes[: num_images % num_writers] += 1

@@ -14,6 +14,7 @@ _FIGURES = (("cpu_s", "processor seconds"), ("wall_s", "seconds"), ("peak_rss_mb
 
 def plot_costs(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draws processor time, wall time and memory against contacts, a line for each engine, and writes a PNG."""
+    rows = [row for row in rows if row["edges"]]
     figure, axes = plt.subplots(1, len(_FIGURES), figsize=(12, 3.6), layout="constrained")
     for axis, (name, label) in zip(axes, _FIGURES, strict=True):
         for engine in sorted({row["engine"] for row in rows}):

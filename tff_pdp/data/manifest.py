@@ -1,7 +1,7 @@
 """The client dataset on disk: names of its parts, and the manifest that describes them.
 
 <dataset>/
-  shards/part-00000-of-00008.tfrecord   tf.Example records, sorted by (client id, split, example id)
+  shards/part-00000-of-00008.tfrecord   tf.Example records by (client id, split); see the index
   index.parquet                         client_id, split, shard, offset, nbytes, num_examples; one row for each extent,
                                         of which a client's split has one or, in ascending order, several
   dead_letters/*.jsonl                  records that could not be used, each with a reason
