@@ -49,7 +49,7 @@ def add_contact_graph_command(jobs: Any) -> None:
         "--layout",
         default="slots",
         choices=LAYOUTS,
-        help="slots: numbers for each contact; summary: their mean, a tenth as many; default slots",
+        help="slots: numbers for each contact; summary: their mean, a tenth as many; exposure: ten; default slots",
     )
     add("--num_days", type=int, default=57, metavar="N", help="observed days, from day 0; default 57")
     add("--window_days", type=int, default=21, metavar="N", help="of history in a row; default 21")

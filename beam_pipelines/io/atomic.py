@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-
 _ATTEMPT = re.compile(r"\.[0-9a-f]{32}$")
 
 

@@ -167,8 +167,8 @@ def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]
     )
     if len(contacts) != 1 or len(people) > 1:
         raise DataError(
-            f"{folder}: {len(contacts)} files tij_*.dat (or .gz) and {len(people)} files metadata_*.dat in it; a network "
-            "has one of contacts and at most one of metadata"
+            f"{folder}: {len(contacts)} files tij_*.dat (or .gz) and {len(people)} files metadata_*.dat in it; a "
+            "network has one of contacts and at most one of metadata"
         )
     return contacts[0], people[0] if people else None
 

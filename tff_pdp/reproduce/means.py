@@ -61,7 +61,7 @@ def means_over_seeds(
             seeds=len(group),
             epsilon_spent=max(float(row["epsilon_spent"]) for row in group),
             worst_decile=statistics.fmean(row["worst_decile"] for row in group),
-            pooled=_mean_of(f"pooled_{group[0]['metric']}", group),
+            pooled=_mean_of("pooled_average_precision", group),
             prevalence=_mean_of("prevalence", group),
             noise_to_signal=group[0].get("noise_to_signal"),
             is_at_every_epsilon=is_at_every_epsilon(key[0]),

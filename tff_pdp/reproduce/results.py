@@ -52,7 +52,7 @@ def result_row(
       worst_decile: mean over the tenth of the clients that are served worst.
       settings: of the method and its noise, such as `learning_rate` and `prox_weight`.
       pooled: figures of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
-        share of positive ones, which is what a random ranking's average precision is expected to be.
+        share of positive ones: of many examples, a random ranking's average precision; of few, that is somewhat more.
 
     Returns:
       `method`, `epsilon`, `seed`, `metric`, `value`, then the others, pooled figures and the settings. Infinity is the

@@ -162,7 +162,7 @@ def planned_epsilon(plan: PrivacyPlan) -> float:
 
 
 def _prevalence(method: Method) -> dict[str, float]:
-    """The share of positive test examples, for a model that ranks: what a random ranking would achieve."""
+    """The share of positive test examples, for a model that ranks: of many, a random ranking's average precision."""
     if method.model.ranking is None:
         return {}
     labels = [method.clients.load(client_id, "test").y for client_id in method.clients.client_ids]

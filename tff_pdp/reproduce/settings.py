@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tff_pdp.reports.client_words import USERS
+from tff_pdp.reproduce.pandemic_settings import PANDEMIC_SETTINGS
 from tff_pdp.reproduce.pfed_dsu_settings import PFED_DSU_SETTINGS
 from tff_pdp.reproduce.setting import Scale, Setting, Variant
 from tff_pdp.reproduce.silo_settings import SILO_SETTINGS
@@ -10,7 +11,8 @@ from tff_pdp.reproduce.udp_settings import UDP_SETTINGS
 from tff_pdp.reproduce.user_settings import MNIST_WRITERS_SETTING
 
 SETTINGS = {
-    setting.name: setting for setting in (*SILO_SETTINGS, MNIST_WRITERS_SETTING, *UDP_SETTINGS, *PFED_DSU_SETTINGS)
+    setting.name: setting
+    for setting in (*SILO_SETTINGS, *PANDEMIC_SETTINGS, MNIST_WRITERS_SETTING, *UDP_SETTINGS, *PFED_DSU_SETTINGS)
 }
 
 _SUBSET = "data: a part of the images, {name}; {paper} has all 50,000, so {consequence}"

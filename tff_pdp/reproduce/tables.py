@@ -36,7 +36,8 @@ def report_text(report: Reported) -> str:
         lines += _at_every_epsilon(variant.means)
         if variant.grid:
             best = best_of_grid(variant.grid, metric)
-            lines += ["", f"Best λ of the grid, chosen on the test examples as {report.paper} does it: too good."]
+            precedent = f" as {report.paper} does it" if report.paper else ""
+            lines += ["", f"Best λ of the grid, chosen on the test examples{precedent}: too good."]
             lines += ["", *_means_table(best, report, {})]
         verdicts = _verdicts(report.statements, variant.means, metric)
         if verdicts:
@@ -73,7 +74,7 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
         "λ": with_lambda,
         metric_text(metric).label: True,
         "of all together": of_rankings,
-        "of a random ranking": of_rankings,
+        "prevalence": of_rankings,
         "worst decile": of_users,
         "seeds": True,
         "ε by our accountants": True,

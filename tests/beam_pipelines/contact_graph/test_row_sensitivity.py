@@ -24,6 +24,7 @@ WORLDS = {
     "sparse slots": (0, 3, {"layout": "slots", "num_slots": 4}),
     "dense summary": (1, 5, {"layout": "summary", "num_slots": 3}),
     "dense slots": (2, 5, {"layout": "slots", "num_slots": 2}),
+    "exposure": (4, 4, {"layout": "exposure", "num_slots": 3}),
 }
 
 
