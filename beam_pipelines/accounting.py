@@ -1,7 +1,8 @@
 """Counts what a job read, kept and dropped, and proves that nothing was lost in between.
 
 Tasks count by name: `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or client), an
-example, or a row of a table.
+example, or a row of a table. Sums over all tasks prove something only where a record is counted as read before it goes
+from one stage to another, and as kept or left out after.
 """
 
 import dataclasses

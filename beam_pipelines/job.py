@@ -159,10 +159,13 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
     config_hash = job.config_hash()
     finished = _finished_dataset(output, config_hash, options.overwrite)
     if finished is not None:
-        _LOGGER.warning("%s already holds this dataset (same input and options): skipped", output)
-        return Summary(output, finished, skipped=True)
+        return _skipped(output, finished)
     is_staged = options.exchange == "files"
     with staging_folder(output, f"{config_hash} {tff_pdp.__version__}" if is_staged else "") as staging:
+        # Again: until this folder was locked, another job may have been writing the output.
+        finished = _finished_dataset(output, config_hash, options.overwrite)
+        if finished is not None:
+            return _skipped(output, finished)
         engine = Engine(options.runner, tuple(options.pipeline_args), is_staged)
         counts = add_up(run_stages(job.stages, engine, staging))
         _check_quality(options, counts, staging, output)
@@ -170,6 +173,11 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
         manifest.save(staging)
         publish(staging, output)
     return Summary(output, manifest, skipped=False)
+
+
+def _skipped(output: Path, manifest: Manifest) -> Summary:
+    _LOGGER.warning("%s already holds this dataset (same input and options): skipped", output)
+    return Summary(output, manifest, skipped=True)
 
 
 def _finished_dataset(output: Path, config_hash: str, overwrite: bool) -> Manifest | None:

@@ -31,3 +31,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_at(descriptor: int, offset: int, nbytes: int) -> bytes:
+    """Reads bytes at a place of an open file; fewer only where the file ends."""
+    content = os.pread(descriptor, nbytes, offset)
+    # The system returns at most 2 GiB at a time.
+    while len(content) < nbytes:
+        more = os.pread(descriptor, nbytes - len(content), offset + len(content))
+        if not more:
+            break
+        content += more
+    return content

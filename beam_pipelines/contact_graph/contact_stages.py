@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from beam_pipelines.accounting import count_kept, count_read, count_rows
+from beam_pipelines.accounting import count_kept, count_rows
 from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.exchange import gather, scatter
 from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
@@ -25,6 +25,8 @@ from tff_pdp.data.manifest import SPLITS, FeatureSpec
 READ, WRITE = "read_contacts", "write_rows"
 CONTACT_COLUMNS = ("pid1", "pid2", "start_time", "duration", "activity1", "activity2")
 _TABLE = "population_network"
+# Each contact that is kept becomes two; counted where they are given and where they arrive.
+_ENDS = "contact_ends"
 _END = {"owner": np.int32, "other": np.int32, "start": np.int32, "duration": np.int32, "activity": np.int8}
 # Rows encoded at a time.
 _BLOCK_ROWS = 1 << 15
@@ -107,6 +109,7 @@ class _ReadContacts:
             "duration": np.tile(kept["duration"].astype(np.int32), 2),
             "activity": np.concatenate([kept["activity1"], kept["activity2"]]).astype(np.int8),
         }
+        count_rows(context, _ENDS, "read", len(ends["owner"]))
         partitions = ends["owner"].astype(np.int64) * self.num_partitions // max(len(people), 1)
         yield from scatter("contacts", partitions, self.num_partitions, ends)
 
@@ -121,6 +124,7 @@ class _WriteRows:
         rules, people = self.rules, People.load(context.folder)
         first, last = (-(-number * len(people) // rules.num_shards) for number in (task, task + 1))
         ends = gather(context, "contacts", _END)
+        count_rows(context, _ENDS, "kept", len(ends["owner"]))
         own = Contacts(
             ends["owner"].astype(np.int64) - first,
             ends["other"].astype(np.int64),
@@ -165,7 +169,7 @@ class _Shard:
     def _blocks(self, silo: int, split: str, begin: int, end: int, context: TaskContext) -> Iterator[Extent]:
         for start in range(begin, end, _BLOCK_ROWS):
             for x, y, ids in self._examples(split, start, min(start + _BLOCK_ROWS, end)):
-                count_read(context, users=0, examples=len(y))
+                # How many there should be was counted as read when people were ordered.
                 count_kept(context, users=0, examples=len(y))
                 if len(y):
                     records = encode_examples(self.rules.features, x, y, ids)

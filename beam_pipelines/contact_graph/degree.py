@@ -1,15 +1,18 @@
 """How many rows one person, or one pair's contacts, can change: the bound that privacy plans build on, and its proof.
 
 A person's row is a function of the person, of its contacts with people of its own silo, and of these people. Which
-contacts fill the row's slots depends on the ids at both ends and on the seed (`beam_pipelines.contact_graph.
-sampling`), so a row changes only if its own person, one of its contacts or one of the people at their other ends does.
+contacts fill the row's slots depends on nobody else (`beam_pipelines.contact_graph.sampling`), so a row changes only if
+its own person, one of its contacts or one of the people at their other ends does.
 
-All of the bounds assume that which silo, group and household people belong to, how large households are, and how many
-people there are, is public, and that neighbouring graphs hold histories of the disease that can be (S, I, R in this
-order): a person whose days contradict each other is left out.
+All of the bounds assume that these are public: which silo, group and household people belong to, how large households
+are, how many people there are, and the number of days that durations are divided by (`observed_days`). They also assume
+that neighbouring graphs are well-formed: people whose rows cannot be read or conflict, and people whose days of disease
+contradict each other (not S, I, R in this order), are left out, which changes how many rows there are. That a job
+refuses input of which too much is bad says one bit about it.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
@@ -17,6 +20,8 @@ import numpy as np
 
 from tff_pdp.data.row_influence import RowAdjacency, RowInfluence
 from tff_pdp.errors import DataError
+
+_GROUP_COLUMN = re.compile(r"(person|household)\.\w+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,7 @@ class DegreePromise:
     adjacency: RowAdjacency = "replace_one"
 
     def __post_init__(self):
-        _require(self.max_degree >= 0, "max_degree", self.max_degree, "at least 0")
+        _require_integer("max_degree", self.max_degree, 0)
         known = [name for name in get_args(RowAdjacency) if name != "add_or_remove_one"]
         _require(self.adjacency in known, "adjacency", self.adjacency, f"one of {', '.join(known)}")
 
@@ -88,7 +93,9 @@ class PublicGroups:
     max_group_size: int
 
     def __post_init__(self):
-        _require(self.max_group_size >= 1, "max_group_size", self.max_group_size, "at least 1")
+        is_column = isinstance(self.group_column, str) and bool(_GROUP_COLUMN.fullmatch(self.group_column))
+        _require(is_column, "group_column", self.group_column, "person.<column> or household.<column>")
+        _require_integer("max_group_size", self.max_group_size, 1)
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
         """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
@@ -148,11 +155,13 @@ def parse_degree_bound(given: Mapping[str, Any]) -> DegreeBound:
     """Reads `{kind: promise, max_degree: 20}`, `{kind: public_groups, group_column: ..., max_group_size: ...}`, ...
 
     Raises:
-      DataError: the kind or a key is unknown or missing, or a value out of range.
+      DataError: the kind or a key is unknown or missing, or a value out of range or of another type.
     """
+    if not isinstance(given, Mapping):
+        raise DataError(f"degree_bound is {given!r}; it must be a mapping such as {{kind: promise, max_degree: 20}}")
     arguments = dict(given)
     kind = arguments.pop("kind", None)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise DataError(f"degree_bound: kind is {kind!r}; known: {', '.join(_KINDS)}")
     try:
         return _KINDS[kind](**arguments)
@@ -163,6 +172,11 @@ def parse_degree_bound(given: Mapping[str, Any]) -> DegreeBound:
 
 def _times(num_windows: int) -> str:
     return f"; everybody has {num_windows} rows" if num_windows > 1 else ""
+
+
+def _require_integer(key: str, value: Any, least: int) -> None:
+    # A bool is an int to isinstance.
+    _require(type(value) is int and value >= least, key, value, f"an integer, at least {least}")
 
 
 def _require(holds: bool, key: str, value: Any, wanted: str) -> None:

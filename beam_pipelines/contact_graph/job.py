@@ -17,7 +17,7 @@ from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRule
 from beam_pipelines.contact_graph.degree import DegreeBound, parse_degree_bound
 from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
 from beam_pipelines.contact_graph.people_stages import PeopleRules, people_stages
-from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, RowLayout
+from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.pets_files import read_observed_days
 from beam_pipelines.job import DatasetJob, JobOptions, Summary, run_dataset_job
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
@@ -25,8 +25,18 @@ from tff_pdp.errors import DataError
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
-# Of a contact as text.
-_CONTACT_BYTES = 40
+# Of a contact, where ids have seven digits.
+_TEXT_BYTES, _GZIP_BYTES = 34, 9
+# The least that options which are integers may be.
+_INTEGERS = {
+    "num_slots": 0,
+    "num_days": 2,
+    "window_days": 1,
+    "prediction_days": 1,
+    "num_windows": 1,
+    "min_people_per_silo": 1,
+    "num_shards": 0,
+}
 _SILO_BY = re.compile(r"(person|household)\.\w+|residence_grid\.\d+(\.\d+)?")
 
 
@@ -67,22 +77,24 @@ class ContactGraphOptions(JobOptions):
     def __post_init__(self):
         super().__post_init__()
         parse_degree_bound(self.degree_bound)
+        for key, least in _INTEGERS.items():
+            value = getattr(self, key)
+            # A bool is an int to isinstance.
+            self._require(type(value) is int and value >= least, f"{key} must be an integer, at least {least}")
         self._require(
-            bool(_SILO_BY.fullmatch(self.silo_by)),
+            isinstance(self.silo_by, str) and bool(_SILO_BY.fullmatch(self.silo_by)),
             "silo_by must be person.<column>, household.<column> or residence_grid.<degrees>",
         )
-        self._require(self.num_slots >= 0, "num_slots must be at least 0")
+        kind, _, size = self.silo_by.partition(".")
+        self._require(kind != "residence_grid" or float(size) > 0, "silo_by: cells must have more than 0 degrees")
         self._require(self.layout in LAYOUTS, f"layout must be one of {', '.join(LAYOUTS)}")
-        self._require(min(self.window_days, self.prediction_days) >= 1, "window_days and prediction_days must be >= 1")
         self._require(
             self.window_days + self.prediction_days <= self.num_days,
             "num_days must leave room for window_days and prediction_days",
         )
         self._require(self.num_days < 2**15 - 1, "num_days must be below 32767")
-        self._require(self.num_windows >= 1, "num_windows must be at least 1")
         self._require(0 <= self.validation_fraction < 1, "validation_fraction must lie in [0, 1)")
-        self._require(self.min_people_per_silo >= 1, "min_people_per_silo must be at least 1")
-        self._require(0 <= self.num_shards <= 2**16, "num_shards must lie in [0, 65536]")
+        self._require(self.num_shards <= 2**16, "num_shards must lie in [0, 65536]")
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
@@ -106,7 +118,7 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
     layout = RowLayout(options.layout, options.num_slots, options.window_days, read_observed_days(folder))
     features = FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8")
     job = DatasetJob(
-        parameters={**options.parameters(), "source": "contact_graph", "features": list(layout.names)},
+        parameters={**options.parameters(), "source": SOURCE, "features": list(layout.names)},
         sources=sources,
         features=features,
         num_shards=num_shards,
@@ -135,7 +147,7 @@ def _enough_shards(contacts: tuple[Path, ...]) -> int:
     rows = sum(
         pyarrow.parquet.read_metadata(path).num_rows
         if path.suffix == ".parquet"
-        else path.stat().st_size // _CONTACT_BYTES
+        else path.stat().st_size // (_GZIP_BYTES if path.suffix == ".gz" else _TEXT_BYTES)
         for path in contacts
     )
     return 1 + rows // _SHARD_CONTACTS

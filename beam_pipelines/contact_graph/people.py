@@ -47,7 +47,7 @@ class People:
         return len(self.pid)
 
     def save(self, staging: Path) -> None:
-        """Writes the arrays into a job's staging folder, in one move."""
+        """Writes the arrays into a job's staging folder, in one move; does nothing if they are there already."""
         folder = staging / f"{PEOPLE_FOLDER}.{uuid.uuid4().hex}"
         folder.mkdir()
         for name in _ARRAYS:
@@ -62,8 +62,13 @@ class People:
             places[ids - ids[0]] = order
             np.save(folder / "place_of_pid.npy", places)
         (folder / _NAMES_FILE).write_text(json.dumps(self.silos))
-        remove(staging / PEOPLE_FOLDER)
-        folder.rename(staging / PEOPLE_FOLDER)
+        try:
+            folder.rename(staging / PEOPLE_FOLDER)
+        except OSError:
+            if not (staging / PEOPLE_FOLDER).is_dir():
+                raise
+            # The same task was run twice. Its first result is the same, and others may be reading it.
+            remove(folder)
 
     @classmethod
     def load(cls, staging: Path) -> "People":

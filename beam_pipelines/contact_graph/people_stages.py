@@ -112,6 +112,7 @@ class _ReadPeople:
             if self.rules.grid_degrees is not None:
                 is_home = columns["activity_type"] == HOME
                 homes = {name: columns[name][is_home] for name in ("pid", "lid")}
+                count_rows(context, "homes", "read", len(homes["pid"]))
                 yield from scatter("homes", partition_of(homes["lid"], num_partitions), num_partitions, homes)
         elif table == "disease_outcome_training":
             # Rows of state S say nothing that the first day in another state does not say.
@@ -136,8 +137,9 @@ class _JoinPeople:
             household = self._households(context, letters)
             members, names = self._members(person, household, context, letters)
             yield from scatter("members", partition_of(members["pid"], num_partitions), num_partitions, members)
-            if self.rules.grid_degrees is not None:
-                cells, names = self._cells(context, letters)
+            side = self.rules.grid_degrees
+            if side is not None:
+                cells, names = self._cells(side, context, letters)
                 yield from scatter("cells", partition_of(cells["pid"], num_partitions), num_partitions, cells)
             yield from scatter(_NAMES, np.zeros(len(names["id"]), np.int64), 1, names)
 
@@ -170,7 +172,7 @@ class _JoinPeople:
         return household[column][places] if table == "household" else np.zeros(len(places), np.int64)
 
     def _cells(
-        self, context: TaskContext, letters: DeadLetterFile
+        self, side: float, context: TaskContext, letters: DeadLetterFile
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The cell of the grid that each home lies in, and what cells are called."""
         homes = gather(context, "homes", {"pid": np.int64, "lid": np.int64})
@@ -179,7 +181,8 @@ class _JoinPeople:
         residence = _unique("residence_locations", "rlid", rows, context, letters)
         count_rows(context, "residence_locations", "kept", len(residence["rlid"]))
         places, is_known = _find(residence["rlid"].astype(np.int64), homes["lid"])
-        side = self.rules.grid_degrees or 1.0
+        # Whoever has no other home is left out later; homes in known places are counted where they arrive.
+        count_rows(context, "homes", "kept", int(len(is_known) - is_known.sum()))
         south, west = (np.floor(residence[axis] / side).astype(np.int64) for axis in ("latitude", "longitude"))
         texts = [f"cell_{row}_{column}" for row, column in zip(south.tolist(), west.tolist(), strict=True)]
         cell, names = _as_ids(np.array(texts, object))
@@ -200,7 +203,6 @@ class _DescribePeople:
             infected, recovered, is_sound = self._states(members["pid"], context, letters)
             target = self._target(members["pid"], context, letters)
             features = self._features(members, context, letters)
-        count_rows(context, "person", "kept", int(is_sound.sum()))
         columns = {
             "pid": members["pid"],
             "silo": members["silo"],
@@ -217,6 +219,7 @@ class _DescribePeople:
         self, members: dict[str, np.ndarray], context: TaskContext, letters: DeadLetterFile
     ) -> dict[str, np.ndarray]:
         cells = gather(context, "cells", {"pid": np.int64, "cell": np.int64})
+        count_rows(context, "homes", "kept", len(cells["pid"]))
         # Someone with two homes is counted where the first of them, by number, is.
         order = np.lexsort((cells["cell"], cells["pid"]))
         ids, first = np.unique(cells["pid"][order], return_index=True)
@@ -332,12 +335,16 @@ class _OrderPeople:
         return dict(zip(rows["id"].tolist(), rows["name"].tolist(), strict=True))
 
     def _count(self, silo: np.ndarray, is_large: np.ndarray, target: np.ndarray, context: TaskContext) -> None:
-        """Counts silos, and the rows that people of small ones would have had; those of others are counted later."""
-        lost = ~is_large[silo]
-        rows = int(lost.sum()) * self.rules.num_windows + int((target[lost] >= 0).sum())
+        """Counts silos, people, and the rows that they should have; those of large silos are kept when written."""
+        is_lost = ~is_large[silo]
+        num_lost = int(is_lost.sum())
+        rows = len(silo) * self.rules.num_windows + int((target >= 0).sum())
+        lost_rows = num_lost * self.rules.num_windows + int((target[is_lost] >= 0).sum())
         count_read(context, users=len(is_large), examples=rows)
         count_kept(context, users=int(is_large.sum()), examples=0)
-        count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=int((~is_large).sum()), examples=rows)
+        count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=int((~is_large).sum()), examples=lost_rows)
+        count_rows(context, "person", "kept", len(silo) - num_lost)
+        count_rows(context, "person", Reason.TOO_FEW_EXAMPLES, num_lost)
 
     def _splits(self, pids: np.ndarray) -> np.ndarray:
         limit = np.uint64(self.rules.validation_fraction * 2.0**64)

@@ -19,6 +19,8 @@ from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES
 
 LAYOUTS = ("slots", "summary", "exposure")
 NUM_CLASSES = 2
+# What manifests call the source of such rows.
+SOURCE = "contact_graph"
 MOST_CONTACTS = 20
 # Their ranges overlap on purpose: numbers that say nearly the same share a weight's noise between them.
 _LATELY = (1, 2, 3, 5, 7)

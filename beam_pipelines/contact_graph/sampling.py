@@ -1,6 +1,8 @@
 """Which contacts fill the slots of a person's row.
 
-Nothing here depends on positions, on order, or on anybody but the person and those it has met.
+It depends on the ids of the person and of those it has met and on the seed: on the upper bits of a keyed hash, 40 or
+more in a partition of fewer than 2**24 people. Where these are equal, people's order by silo, split and id decides.
+Contacts are of one silo and the split is a hash of the id, so that who comes first depends on nobody else either.
 """
 
 from typing import NamedTuple

@@ -87,6 +87,13 @@ def _add_import(jobs: Any) -> None:
         "--metadata", type=Path, metavar="FILE", help="metadata_*.dat: a row per person, with class, role or department"
     )
     add("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    add(
+        "--observed_days",
+        required=True,
+        type=int,
+        metavar="N",
+        help="days on which people wore sensors: a public constant of the study, not counted from the contacts",
+    )
     add("--region_column", type=int, metavar="N", help="metadata column, from 1, for person.region; default: found")
     add("--activity", choices=ACTIVITY_NAMES, default="other", help="of all contacts; default other")
     add("--hours_ahead", type=float, default=0.0, metavar="H", help="hours to add to the file's times; default 0")
@@ -144,7 +151,8 @@ def _simulate(options: argparse.Namespace) -> str:
 def _import(options: argparse.Namespace) -> str:
     from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
 
-    how = ImportOptions(options.region_column, 1 + ACTIVITY_NAMES.index(options.activity), options.hours_ahead)
+    activity = 1 + ACTIVITY_NAMES.index(options.activity)
+    how = ImportOptions(options.observed_days, options.region_column, activity, options.hours_ahead)
     summary = import_contacts(
         options.contacts, options.metadata, options.output, how, _table_format(options), options.overwrite
     )

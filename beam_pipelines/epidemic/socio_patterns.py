@@ -35,17 +35,22 @@ class ImportOptions:
     """How contacts are imported.
 
     Attributes:
+      observed_days: days on which people wore sensors, a public constant of the study. Durations are divided by it for
+        a daily mean, so it must not be counted from the contacts: each of them could change all rows.
       region_column: which column of the metadata, from 1, becomes `region`; None to find it: the first with text other
         than ids and sexes.
       activity: the activity of all contacts, as the file does not say.
       hours_ahead: added to the file's times, where its days do not begin at midnight (or are those of UTC).
     """
 
+    observed_days: int
     region_column: int | None = None
     activity: int = OTHER
     hours_ahead: float = 0.0
 
     def __post_init__(self) -> None:
+        if type(self.observed_days) is not int or self.observed_days < 1:
+            raise ConfigError(f"observed_days is {self.observed_days!r}; it must be an integer, at least 1")
         if self.region_column is not None and self.region_column < 1:
             raise ConfigError(f"region_column {self.region_column}: columns count from 1")
 
@@ -61,7 +66,7 @@ class ImportSummary:
       num_rows: in table population_network.
       num_repeated: rows of the contact file that were left out because they repeat another.
       num_self_contacts: rows that were left out because i and j are the same.
-      observed_days: days on which anyone met.
+      num_days: days on which anyone met.
       regions: people of each region.
     """
 
@@ -71,7 +76,7 @@ class ImportSummary:
     num_rows: int
     num_repeated: int
     num_self_contacts: int
-    observed_days: int
+    num_days: int
     regions: dict[str, int]
 
     def text(self) -> str:
@@ -79,7 +84,7 @@ class ImportSummary:
         regions = ", ".join(f"{name} {count}" for name, count in self.regions.items())
         return (
             f"{self.num_people:,} people ({self.num_without_contacts} met nobody, {self.num_without_metadata} without "
-            f"metadata) with {self.num_rows:,} contacts on {self.observed_days} days; left out: {self.num_repeated} "
+            f"metadata) with {self.num_rows:,} contacts on {self.num_days} days; left out: {self.num_repeated} "
             f"repeated rows, {self.num_self_contacts} of people with themselves; regions: {regions}"
         )
 
@@ -88,26 +93,36 @@ def import_contacts(
     contacts: Path,
     metadata: Path | None,
     folder: Path,
-    options: ImportOptions | None = None,
+    options: ImportOptions,
     table_format: TableFormat | None = None,
     overwrite: bool = False,
 ) -> ImportSummary:
     """Writes person, household, population_network and `about.json`.
 
     A row of population_network is a longest run of steps in which two people faced each other; one that began before
-    midnight may end after it. Durations are totals of all the days: `observed_days` in `about.json`, the number of days
-    (from midnight) on which anyone met, is what they are to be divided by for a daily mean.
+    midnight may end after it. Durations are totals of all the days: `options.observed_days`, written into `about.json`,
+    is what they are to be divided by for a daily mean.
+
+    People are those of the metadata and those who met. Who takes part is treated as public, also where contacts alone
+    say it: without metadata, and of people whom the metadata leave out.
 
     People have a household each. Ages are not known (`UNKNOWN_AGE`), sex where the metadata say it (else
     `UNKNOWN_SEX`), and `region` is `UNKNOWN_REGION` without metadata.
 
     Raises:
-      DataError: a file is missing or malformed, names file and line; or a table exists and `overwrite` is false.
+      DataError: a file is missing or malformed, names file and line; people met on more days (from midnight) than
+        `observed_days`, a public promise, so that the error says one bit about them; or a table exists and `overwrite`
+        is false.
       ConfigError: the metadata have no column `region_column`.
     """
-    options = options or ImportOptions()
     rows = _read_contacts(contacts)
     rows[:, 0] += round(options.hours_ahead * _HOUR) - STEP
+    num_days = len(np.unique(rows[:, 0] // _DAY))
+    if num_days > options.observed_days:
+        raise DataError(
+            f"{contacts}: people met on more days than observed_days, {options.observed_days}: give the number of days "
+            "that the study had, or mend hours_ahead if its days do not begin at midnight"
+        )
     runs, num_repeated = find_runs(rows[rows[:, 1] != rows[:, 2]])
     met = np.unique(runs[:, :2])
     people = _read_metadata(metadata, met, options.region_column) if metadata else _Metadata({}, {})
@@ -125,9 +140,7 @@ def import_contacts(
         activity = np.full(len(runs), options.activity)
         columns |= {"activity1": activity, "activity2": activity, "lid": np.full(len(runs), _LID)}
         network.write({**columns, "start_time": columns["start_time"] % _DAY})
-    # A day without a single contact is one without sensors: a night, or a Sunday.
-    observed_days = max(1, len(np.unique(rows[:, 0] // _DAY)))
-    write_about(folder, {"observed_days": observed_days, "imported_from": contacts.name})
+    write_about(folder, {"observed_days": options.observed_days, "imported_from": contacts.name})
     return ImportSummary(
         num_people=len(pids),
         num_without_contacts=len(pids) - len(met),
@@ -135,7 +148,7 @@ def import_contacts(
         num_rows=len(runs),
         num_repeated=num_repeated,
         num_self_contacts=int(np.count_nonzero(rows[:, 1] == rows[:, 2])),
-        observed_days=observed_days,
+        num_days=num_days,
         regions={name: regions.count(name) for name in sorted(set(regions))},
     )
 

@@ -16,6 +16,7 @@ import pyarrow
 
 from beam_pipelines.io.atomic import atomic_file
 from beam_pipelines.stages import Piece
+from tff_pdp.files import read_at
 
 _TABLE, _ORIGIN = b"table", b"origin"
 
@@ -79,7 +80,7 @@ def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[b
     descriptor = os.open(path, os.O_RDONLY)
     try:
         for _, _, offset, length in chosen.tolist():
-            yield os.pread(descriptor, length, offset)
+            yield read_at(descriptor, offset, length)
     finally:
         os.close(descriptor)
 

@@ -61,9 +61,11 @@ def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
 
 def publish(staging: Path, output: Path) -> None:
     """Marks a dataset as finished and gives it its name, replacing what stands there."""
+    # First: a job that goes on needs all of the others.
+    remove(staging / _RESUME_FILE)
     published = {*_PUBLISHED_FOLDERS}
     for leftover in list(staging.iterdir()):
-        if (leftover.is_dir() and leftover.name not in published) or leftover.name == _RESUME_FILE:
+        if leftover.is_dir() and leftover.name not in published:
             remove(leftover)
     for path in [path for path in staging.rglob("*") if is_attempt(path)]:
         remove(path)
@@ -80,7 +82,15 @@ def publish(staging: Path, output: Path) -> None:
 
 
 def keep_dead_letters(staging: Path, destination: Path) -> None:
-    """Moves the dead letters of a failing job out of the staging folder, replacing those of an earlier job."""
+    """Moves the dead letters of a failing job out of the staging folder, replacing those of an earlier job.
+
+    Raises:
+      DataError: something else than dead letters is in the way.
+    """
+    if destination.exists() and not (
+        destination.is_dir() and all(path.suffix == ".jsonl" for path in destination.iterdir())
+    ):
+        raise DataError(f"{destination}: holds more than dead letters; choose another --dead_letters or remove it")
     remove(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(staging / DEAD_LETTER_FOLDER, destination)

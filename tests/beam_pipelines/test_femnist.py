@@ -196,6 +196,19 @@ def test_too_much_bad_input_fails_and_keeps_the_dead_letters(write_leaf, options
     assert len(dead_letters(tmp_path / "clients.dead_letters")) == 1
 
 
+def test_dead_letters_replace_nothing_but_dead_letters(write_leaf, options, tmp_path):
+    data = make_user(0)
+    data["y"][0] = 99
+    write_leaf(make_leaf({"a": data}))
+    for _ in range(2):
+        with pytest.raises(DataError, match="cannot be used"):
+            run_femnist(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
+    (tmp_path / "letters" / "thesis.tex").touch()
+    with pytest.raises(DataError, match="holds more than dead letters"):
+        run_femnist(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
+    assert (tmp_path / "letters" / "thesis.tex").exists()
+
+
 def test_no_client_left_fails(write_leaf, options):
     write_leaf(make_leaf({"a": make_user(0)}))
     with pytest.raises(DataError, match="no client is left"):

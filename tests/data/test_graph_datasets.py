@@ -1,5 +1,6 @@
 """Contact graphs as raw data: tables that are there, tables that are made first, and what is refused."""
 
+import dataclasses
 import gzip
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
+from tff_pdp.data.graph_datasets import promised_influence
 from tff_pdp.errors import ConfigError, DataError
 
 PEOPLE, DEGREE = 120, 4
@@ -27,7 +29,7 @@ MEASURED = {
     **DATA,
     "source": "simulated_outbreak",
     "min_examples_per_client": 1,
-    "arguments": {"population": {}, "outbreak": {"initial_infections": 2}, "rows": EDGES},
+    "arguments": {"population": {"observed_days": 1}, "outbreak": {"initial_infections": 2}, "rows": EDGES},
 }
 
 
@@ -69,7 +71,7 @@ def test_seeds_of_population_and_outbreak_can_be_given(prepare, tmp_path):
 def test_measured_contacts(prepare, tmp_path):
     """As one file, as a folder, and as one of several folders."""
     folder = tmp_path / "raw" / "ward"
-    write_contacts(folder / "tij_ward.dat.gz", [(20 * step, *pair) for step in range(3) for pair in ((1, 2), (3, 4))])
+    write_contacts(folder / "tij_ward.dat.gz", [(20 * step, *pair) for step in (1, 2, 3) for pair in ((1, 2), (3, 4))])
     alone = prepare(**MEASURED, input=str(folder / "tij_ward.dat.gz"))
     assert alone.manifest.clients.keys() == {"unknown"}
     (folder / "metadata_ward.dat").write_text("1\tnurse\n2\tnurse\n3\tpatient\n4\tpatient\n5\tpatient\n")
@@ -82,6 +84,14 @@ def test_measured_contacts(prepare, tmp_path):
     arguments = {**MEASURED["arguments"], "metadata": str(tmp_path / "roles.dat")}
     elsewhere = prepare(**{**MEASURED, "arguments": arguments}, input=str(folder))
     assert elsewhere.manifest.clients.keys() == {"somebody"}
+
+
+def test_how_many_days_were_observed_must_be_said(prepare, tmp_path):
+    write_contacts(tmp_path / "raw" / "tij_two.dat.gz", [(20, 1, 2), (86420, 1, 2)])
+    with pytest.raises(ConfigError, match=r"data\.arguments\.population: .*observed_days"):
+        prepare(**{**MEASURED, "arguments": {**MEASURED["arguments"], "population": {}}})
+    with pytest.raises(DataError, match=r"tij_two\.dat\.gz: people met on more days than observed_days, 1"):
+        prepare(**MEASURED)
 
 
 @pytest.mark.parametrize(
@@ -151,3 +161,12 @@ def equal(one, other):
     return one.keys() == other.keys() and all(
         np.array_equal(first, second) for key in one for first, second in zip(one[key], other[key], strict=True)
     )
+
+
+def test_a_promise_that_was_edited_is_refused(prepare):
+    manifest = prepare(**SIMULATED).manifest
+    assert promised_influence(manifest) == manifest.row_influence
+    assert manifest.row_influence is not None and manifest.row_influence.num_rows == 2 * (2 * DEGREE + 1)
+    for changed in (dataclasses.replace(manifest.row_influence, num_rows=1), None):
+        with pytest.raises(DataError, match="row_influence is not what rows of these parameters promise"):
+            promised_influence(dataclasses.replace(manifest, row_influence=changed))

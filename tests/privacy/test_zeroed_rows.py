@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -9,7 +10,7 @@ from scipy import stats
 
 from tff_pdp.privacy.accountants import Adjacency, epsilon_bounds
 from tff_pdp.privacy.row_influence_event import calibrate_rows_noise, poisson_rows_event
-from tff_pdp.privacy.zeroed_rows import zeroed_rows_pld
+from tff_pdp.privacy.zeroed_rows import _Mixture, zeroed_rows_pld
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.01, 0.8), (1.0, 2.0)])
@@ -70,3 +71,30 @@ def test_what_cannot_be_trusted_is_left_to_the_theorem():
     assert epsilon_bounds(poisson_rows_event(0.1, 5.0, 3, 10), 1e-11, Adjacency.REPLACE_ONE).pld is None
     many = epsilon_bounds(poisson_rows_event(0.001, 50.0, 501, 1), 1e-5, Adjacency.REPLACE_ONE)
     assert many.pld is None and math.isfinite(many.rdp)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "rows", "steps"),
+    [(1.0, 1.0, 41, 1), (3.0, 1.0, 200, 100), (0.06, 1e-3, 2, 1), (1.0, 0.3, 2, 10_000), (0.1, 0.03, 200, 100)],
+)
+def test_too_little_noise_is_an_answer_and_no_error(noise, rate, rows, steps):
+    bounds = epsilon_bounds(poisson_rows_event(rate, noise, rows, steps), 1e-6, Adjacency.REPLACE_ONE)
+    assert bounds.best == min(bound for bound in (bounds.rdp, bounds.pld) if bound is not None) > 0
+
+
+def test_hockey_stick_of_zeros_against_the_mixture_at_large_losses():
+    # By quadrature with 40 digits: a difference of nearly equal numbers would be off by half.
+    with mpmath.workdps(40):
+        noise, rows, rate, loss = 10, 41, mpmath.mpf("0.5"), 11
+        shares = [mpmath.binomial(rows, k) * rate**k * (1 - rate) ** (rows - k) for k in range(rows + 1)]
+
+        def ratio(x):
+            return mpmath.log(
+                sum(p * mpmath.exp((k * x - mpmath.mpf(k) ** 2 / 2) / noise**2) for k, p in enumerate(shares))
+            )
+
+        end = mpmath.findroot(lambda x: ratio(x) + loss, -40)
+        other = sum(p * mpmath.ncdf((end - k) / noise) for k, p in enumerate(shares))
+        expected = float(mpmath.ncdf(end / noise) - mpmath.exp(loss) * other)
+    found = _Mixture(noise, 0.5, rows).unzeroed(np.array([float(loss)]))[0]
+    assert found == pytest.approx(expected, rel=1e-6)

@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beam_pipelines.contact_graph.rows import NUM_CLASSES, RowLayout
+from beam_pipelines.contact_graph.degree import parse_degree_bound
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
 from tff_pdp.config import DataConfig, check_arguments
 from tff_pdp.data.array_images import check_features
+from tff_pdp.data.manifest import Manifest
+from tff_pdp.data.row_influence import RowInfluence
 from tff_pdp.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -120,7 +123,7 @@ def build_simulated_outbreak(
     Args:
       data: the experiment's data section; `seed` decides population, outbreak, windows and sampling.
       workspace: a folder, made if missing.
-      population: options of `PopulationOptions`; for published contacts, of `ImportOptions`.
+      population: options of `PopulationOptions`; for published contacts, of `ImportOptions`, `observed_days` at least.
       outbreak: options of `OutbreakOptions`.
       rows: arguments of `build_contact_graph`.
       network: which of `data.input`'s folders; None for `data.input` itself.
@@ -171,6 +174,23 @@ def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]
             "network has one of contacts and at most one of metadata"
         )
     return contacts[0], people[0] if people else None
+
+
+def promised_influence(manifest: Manifest) -> RowInfluence | None:
+    """How many rows of a data set one person, or one pair's contacts, can change; None where rows are independent.
+
+    Raises:
+      DataError: the manifest's promise is not the one that rows made with its parameters keep.
+    """
+    parameters = manifest.parameters
+    if parameters.get("source") == SOURCE:
+        bound = parse_degree_bound(parameters["degree_bound"])
+        if manifest.row_influence != bound.influence(parameters["num_windows"], parameters["num_slots"]):
+            raise DataError(
+                "manifest.json: row_influence is not what rows of these parameters promise: it has been changed; "
+                "prepare the data again"
+            )
+    return manifest.row_influence
 
 
 def _options(kind: Any, given: Mapping[str, Any], key: str) -> Any:

@@ -75,7 +75,10 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class RecordCounts:
-    """How many rows of an input table were read, kept, and left out by reason; these add up."""
+    """How many rows of a table were read, kept, and left out by reason; these add up.
+
+    Of a table that one stage hands on to the next: given, taken, and left out.
+    """
 
     read: int = 0
     kept: int = 0
@@ -101,7 +104,8 @@ class Manifest:
       index: the index file.
       row_influence: how many rows one person can change, where rows are made of a contact graph; None where examples
         are independent.
-      rows: what became of the rows of input tables, by table, where users and examples are made of such.
+      rows: what became of the rows of input tables, and of those handed on between stages, by table, where users and
+        examples are made of such.
       format_version: version of this layout.
     """
 

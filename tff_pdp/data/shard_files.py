@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tff_pdp.errors import DataError
+from tff_pdp.files import read_at
 
 # Shards in use at a time; most systems let a process open 1,024 files.
 _OPEN_FILES = 128
@@ -58,14 +59,7 @@ class _OpenFile:
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        content = os.pread(self.descriptor, nbytes, offset)
-        # The system returns at most 2 GiB at a time.
-        while len(content) < nbytes:
-            more = os.pread(self.descriptor, nbytes - len(content), offset + len(content))
-            if not more:
-                break
-            content += more
-        return content
+        return read_at(self.descriptor, offset, nbytes)
 
     def __del__(self):
         if hasattr(self, "descriptor"):

@@ -10,7 +10,6 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -27,6 +26,7 @@ from tff_pdp.privacy.dp_events import (
     releases_without_noise,
     require,
 )
+from tff_pdp.privacy.through_zeros import epsilon_through_zeros
 
 SMALLEST_NOISE_MULTIPLIER = 0.05
 LARGEST_NOISE_MULTIPLIER = 1e4
@@ -305,51 +305,13 @@ def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisatio
     accountant = PldAccountant(adjacency.relation, discretisation)
     if delta < _SMALLEST_PLD_DELTA or discretisation > _COARSEST_PLD_GRID:
         return None
-    if any(isinstance(event, CustomDpEvent) and event.pld(discretisation) is None for event, _ in parts):
-        # First on a coarse grid; what that finds says how fine the next has to be.
-        draft = _epsilon_through_zeros(parts, delta, 10 * discretisation)
-        found = _epsilon_through_zeros(parts, delta, 5e-4 * draft) if draft else draft
-        return draft if found is None else found
+    if all(isinstance(event, CustomDpEvent) and event.is_through_zeros for event, _ in parts):
+        return epsilon_through_zeros(parts, delta, _SMALLEST_PLD_DELTA)
     if not all(accountant.supports(event) for event, _ in parts):
         return None
     for event, count in parts:
         accountant.compose(event, count)
     return float(accountant.get_epsilon(delta))
-
-
-def _epsilon_through_zeros(parts: tuple, delta: float, discretisation: float) -> float | None:
-    """Epsilon of neighbours by way of data in which what differs between them counts for nothing.
-
-    If each of the two is (e, d)-indistinguishable from the third, an event's probability under one is at most
-    exp(e) (exp(e) p + d) + d where it is p under the other: they are (2 e, (1 + exp(e)) d)-indistinguishable.
-    """
-    total = None
-    for event, count in parts:
-        loss = event.zeroed_pld(discretisation) if isinstance(event, CustomDpEvent) else None
-        # With little noise, nearly all of the loss is beyond what the distribution covers.
-        if loss is None or count * float(loss.get_delta_for_epsilon(math.inf)) > delta:
-            return None
-        composed = loss.self_compose(count)
-        total = composed if total is None else total.compose(composed)
-    # Up to where rounding in the transforms stays below what is asked for.
-    largest = math.log(delta / _SMALLEST_PLD_DELTA)
-    halves = np.linspace(0.0, largest, 64)
-    fits = np.flatnonzero(_fits_through_zeros(total, halves, delta))
-    if not len(fits):
-        return None
-    if fits[0] == 0:
-        return 0.0
-    low, high = halves[fits[0] - 1], halves[fits[0]]
-    # Twice, which makes a two-thousandth of a sixty-fourth of the range.
-    for _ in range(2):
-        finer = np.linspace(low, high, 64)
-        first = np.flatnonzero(_fits_through_zeros(total, finer, delta))[0]
-        low, high = finer[max(first - 1, 0)], finer[first]
-    return 2 * float(high)
-
-
-def _fits_through_zeros(loss: Any, halves: np.ndarray, delta: float) -> np.ndarray:
-    return np.asarray(loss.get_delta_for_epsilon(halves)) * (1 + np.exp(halves)) <= delta
 
 
 def _pld_grid(parts: tuple, rdp: float | None) -> float:

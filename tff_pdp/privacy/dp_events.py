@@ -34,10 +34,19 @@ class CustomDpEvent(dp_accounting.DpEvent):
         """A privacy loss distribution that dominates one application, or None where none is known."""
         return None
 
+    # Whether `zeroed_pld` is how its privacy loss is bounded besides `rdp`.
+    is_through_zeros = False
+
+    @property
+    def zeroed_width_and_mean(self) -> tuple[float, float]:
+        """How far the smallest and the largest loss of `zeroed_pld` are apart, and roughly their mean."""
+        return 0.0, 0.0
+
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
         """One that dominates one application against another on data in which what differs counts for nothing.
 
-        Both of two neighbours are that far from the same zeroed data, whose mechanism lies between them.
+        Both of two neighbours are that far from the same zeroed data; see `tff_pdp.privacy.through_zeros`. None where
+        there is none.
         """
         return None
 

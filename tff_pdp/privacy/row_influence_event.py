@@ -23,7 +23,7 @@ from scipy import special, stats
 
 from tff_pdp.privacy.accountants import Adjacency, solve_noise_multiplier
 from tff_pdp.privacy.dp_events import CustomDpEvent, flatten_event, require
-from tff_pdp.privacy.zeroed_rows import zeroed_rows_pld
+from tff_pdp.privacy.zeroed_rows import width_and_mean_of_losses, zeroed_rows_pld
 
 # A row that differs moves the sum by up to 2 C: (2 rho)^2 / 2 in units of rho^2.
 _REPLACED = 2.0
@@ -48,6 +48,15 @@ class PoissonRowsDpEvent(CustomDpEvent):
         rows = np.arange(self.num_changed_rows + 1)
         log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier, _REPLACED)
+
+    is_through_zeros = True
+
+    @property
+    def zeroed_width_and_mean(self) -> tuple[float, float]:
+        """See `tff_pdp.privacy.zeroed_rows`; zeros where there is no such distribution."""
+        if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
+            return 0.0, 0.0
+        return width_and_mean_of_losses(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
         """The mixture of Gaussians of `tff_pdp.privacy.zeroed_rows`; None for so many rows that it would take long."""

@@ -107,7 +107,8 @@ def _rows_text(influence: RowInfluence) -> str:
 def _mechanism_text(influence: RowInfluence) -> str:
     return (
         f"It counts all S = {influence.num_rows} records that may differ, as many as are in a batch at once, and lets "
-        "each of them move the sum by up to twice the clip norm."
+        "each of them move the sum by up to twice the clip norm (Rényi DP), or by the clip norm towards records that "
+        "count for nothing and again from there (privacy loss distributions, twice); the smaller figure is claimed."
     )
 
 

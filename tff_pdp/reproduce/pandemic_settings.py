@@ -116,12 +116,18 @@ _PANDEMIC = Setting(
 )
 
 
+# Days on which people wore sensors, as the studies were published (www.sociopatterns.org): public constants. Weekends
+# between the ten working days of InVS13 are not among them.
+_OBSERVED_DAYS = {"thiers13": 5, "PS09": 2, "SFHH09": 2, "hospital": 5, "InVS13": 10}
+
+
 def _network(
     name: str, title: str, initial_infections: int, silos: str, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Variant, Variant]:
     """A network with its contacts, and without any."""
     overrides: Overrides = {
         "data.arguments.network": name,
+        "data.arguments.population.observed_days": _OBSERVED_DAYS[name],
         "data.arguments.outbreak.initial_infections": initial_infections,
         **(arguments or {}),
     }

@@ -12,6 +12,7 @@ from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.graph_datasets import promised_influence
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
@@ -82,7 +83,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         noise_on_own_support=algorithm.noise_on_own_support,
         total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
         search=search,
-        row_influence=clients.manifest.row_influence,
+        row_influence=promised_influence(clients.manifest),
     )
     plan = build_plan(config.privacy, training)
     is_auto = settings.get("prox_weight") == AUTO
@@ -181,7 +182,7 @@ def _sizes(releases: SiloReleases) -> np.ndarray:
 
 def _check_for_rows(config: ExperimentConfig, clients: ClientDataset) -> None:
     """Raises a ConfigError where a plan does not protect what rows are made of, or a release is for single rows."""
-    check_suits_rows(config.privacy.plan, clients.manifest.row_influence)
+    check_suits_rows(config.privacy.plan, promised_influence(clients.manifest))
     if config.privacy.plan == "contact_graph" and _releases_statistics(config):
         raise ConfigError(
             "privacy.num_examples and privacy.feature_scaling may release nothing under privacy.plan contact_graph: "

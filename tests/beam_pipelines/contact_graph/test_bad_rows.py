@@ -17,6 +17,7 @@ from tests.beam_pipelines.contact_graph.graph_support import (
     run_in_memory,
     small_town,
 )
+from tff_pdp.data.manifest import RecordCounts
 from tff_pdp.errors import DataError
 
 TOWN = small_town()
@@ -31,6 +32,7 @@ VALUES, LENGTH = "row_with_missing_or_wrong_value", "row_of_another_length"
 PERSON, PLACE = "row_of_unknown_person", "row_of_unknown_household_or_place"
 TIME, LABEL = "time_or_duration_out_of_range", "label_out_of_range"
 NETWORK, STATES, ACTIVITIES = "population_network", "disease_outcome_training", "activity_location_assignment"
+TABLES = ("person", "household", ACTIVITIES, STATES, "target", NETWORK)
 BAD_ROWS = [
     ("person", "x,1,30,1,east,a", VALUES),
     ("person", "99,1,,1,east,a", VALUES),
@@ -103,11 +105,12 @@ def test_bad_rows_are_kept_aside(tmp_path, expected, first):
 
 def test_one_bad_value_does_not_change_how_others_are_read(tmp_path, expected):
     source = TOWN.write(tmp_path / "input")
-    for table in ("person", "household", ACTIVITIES, STATES, "target", NETWORK):
+    for table in TABLES:
         append(source, table, ",".join(["?"] * len((source / f"{table}.csv").read_text().split("\n")[0].split(","))))
     counts, rows, letters = run(source, tmp_path)
     assert rows == expected
-    assert len(letters) == 6 and all(of.dropped[VALUES] == 1 for of in counts.rows.values())
+    assert len(letters) == 6
+    assert {table for table, of in counts.rows.items() if of.dropped.get(VALUES) == 1} == set(TABLES)
 
 
 def test_same_row_twice_counts_once(tmp_path, expected):
@@ -179,6 +182,7 @@ def test_contacts_between_silos_and_groups_are_no_bad_rows(tmp_path):
         for c in TOWN.contacts
     )
     assert counts.rows[NETWORK].kept == kept > 0
+    assert counts.rows["contact_ends"] == RecordCounts(2 * kept, 2 * kept, {})
     assert counts.rows[NETWORK].dropped == {"contact_between_silos_or_groups": len(TOWN.contacts) - kept}
     assert not letters
 
@@ -193,6 +197,8 @@ def test_small_silos_are_left_out(tmp_path):
         "client_below_min_examples": (1, 5)
     }
     assert counts.rows[NETWORK].dropped[PERSON] == 1
+    assert counts.rows["person"].dropped == {"client_below_min_examples": 2}
+    assert counts.rows["person"].kept == len(TOWN.people)
 
 
 def test_silos_by_household_and_by_number(tmp_path):
@@ -228,6 +234,7 @@ def test_silos_by_where_people_live(tmp_path):
     assert clients == ages
     # One at a place that is not in the table, one without a home.
     assert counts.rows["person"].dropped == {PLACE: 2}
+    assert counts.rows["homes"] == RecordCounts(5, 5, {})
     assert counts.rows[NETWORK].kept == 1
 
 

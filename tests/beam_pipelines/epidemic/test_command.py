@@ -7,7 +7,7 @@ import pytest
 
 from beam_pipelines.epidemic.command import add_epidemic_commands
 from beam_pipelines.epidemic.outbreak import OutbreakOptions
-from beam_pipelines.epidemic.pets_files import read_batches
+from beam_pipelines.epidemic.pets_files import read_batches, read_observed_days
 from beam_pipelines.epidemic.population import PopulationOptions
 from tff_pdp.errors import ConfigError
 
@@ -26,7 +26,11 @@ def test_generate_and_simulate(tmp_path):
 def test_import(tmp_path):
     (tmp_path / "tij.dat").write_text("20 1 2\n")
     folder = str(tmp_path / "out")
-    text = run(["import-contacts", "--contacts", str(tmp_path / "tij.dat"), "--output", folder, "--activity", "school"])
+    words = ["import-contacts", "--contacts", str(tmp_path / "tij.dat"), "--output", folder, "--activity", "school"]
+    with pytest.raises(SystemExit):
+        run(words)
+    text = run([*words, "--observed_days", "3"])
+    assert read_observed_days(tmp_path / "out") == 3
     assert text.startswith("2 people (0 met nobody") and text.endswith(f"population: {folder}")
     (batch,) = read_batches(tmp_path / "out", "population_network", ["activity1", "duration"])
     assert batch.to_pydict() == {"activity1": [5], "duration": [20]}

@@ -23,6 +23,7 @@ CONTACTS = """\
 86420 9 3
 86440 9 9
 """
+DAYS = {"observed_days": 2}
 METADATA = "3\t1A\tF\n5\t1B\tM\n9\tTeachers\tNaN\n12\t1A\tF\n"
 
 
@@ -34,7 +35,7 @@ def convert(tmp_path):
             (tmp_path / "metadata.dat").write_text(metadata)
         where = tmp_path / "metadata.dat" if metadata is not None else None
         summary = import_contacts(
-            tmp_path / "tij.dat", where, tmp_path / "out", ImportOptions(**options), overwrite=True
+            tmp_path / "tij.dat", where, tmp_path / "out", ImportOptions(**{**DAYS, **options}), overwrite=True
         )
         return summary, *(read(tmp_path / "out", name) for name in ("person", "population_network"))
 
@@ -49,7 +50,7 @@ def test_runs_become_rows(convert, tmp_path):
         contact(pid1=3, pid2=5, start_time=80, duration=20),
         contact(pid1=3, pid2=9, start_time=0, duration=20),
     ]
-    assert (summary.num_rows, summary.num_repeated, summary.num_self_contacts, summary.observed_days) == (3, 1, 1, 2)
+    assert (summary.num_rows, summary.num_repeated, summary.num_self_contacts, summary.num_days) == (3, 1, 1, 2)
     assert json.loads((tmp_path / "out" / "about.json").read_text())["observed_days"] == 2
     assert read(tmp_path / "out", "household") == [{"hid": pid, "hh_size": 1} for pid in (3, 5, 9, 12)]
 
@@ -94,10 +95,21 @@ def test_days_begin_at_midnight(convert):
     contacts = "84620 1 2\n86400 1 2\n86420 1 2\n86480 1 2\n"
     summary, _, network = convert(contacts)
     assert [(row["start_time"], row["duration"]) for row in network] == [(84600, 20), (86380, 40), (60, 20)]
-    assert summary.observed_days == 2
+    assert summary.num_days == 2
     summary, _, network = convert(contacts, hours_ahead=2.0, activity=5)
     assert [(row["start_time"], row["duration"]) for row in network] == [(5400, 20), (7180, 40), (7260, 20)]
-    assert summary.observed_days == 1 and {row["activity1"] for row in network} == {5}
+    assert summary.num_days == 1 and {row["activity1"] for row in network} == {5}
+
+
+def test_observed_days_are_not_counted(convert, tmp_path):
+    for contacts in (CONTACTS, "20 1 2\n", ""):
+        convert(contacts, observed_days=7)
+        assert json.loads((tmp_path / "out" / "about.json").read_text())["observed_days"] == 7
+    with pytest.raises(DataError, match=r"tij\.dat: people met on more days than observed_days, 1: "):
+        convert(observed_days=1)
+    for days in (0, 1.5, True, "3"):
+        with pytest.raises(ConfigError, match="observed_days is "):
+            ImportOptions(days)  # pyright: ignore[reportArgumentType]
 
 
 def test_overlapping_steps_of_two_clocks_are_one_run():
@@ -108,7 +120,7 @@ def test_overlapping_steps_of_two_clocks_are_one_run():
 
 def test_no_contacts_at_all(convert):
     summary, person, network = convert("", METADATA)
-    assert len(person) == 4 and network == [] and summary.observed_days == 1
+    assert len(person) == 4 and network == [] and summary.num_days == 0
 
 
 @pytest.mark.parametrize(
@@ -135,12 +147,12 @@ def test_unusable_files_are_named(tmp_path):
     for content in (b"20 1 2\n", gzip.compress(b"20 1 2\n" * 999)[:-20]):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"tij\.dat\.gz: truncated or damaged"):
-            import_contacts(path, None, tmp_path / "out")
+            import_contacts(path, None, tmp_path / "out", ImportOptions(**DAYS))
     path.write_bytes(gzip.compress(b"20 1 \xff\n"))
     with pytest.raises(DataError, match=r"tij\.dat\.gz: not UTF-8"):
-        import_contacts(path, None, tmp_path / "out")
+        import_contacts(path, None, tmp_path / "out", ImportOptions(**DAYS))
     with pytest.raises(DataError, match=r"none\.dat: cannot be read"):
-        import_contacts(tmp_path / "none.dat", None, tmp_path / "out")
+        import_contacts(tmp_path / "none.dat", None, tmp_path / "out", ImportOptions(**DAYS))
     assert not (tmp_path / "out").exists()
 
 
@@ -148,11 +160,11 @@ def test_impossible_columns_are_named(convert):
     with pytest.raises(ConfigError, match=r"region_column 4: .*metadata\.dat has 3 columns"):
         convert(metadata=METADATA, region_column=4)
     with pytest.raises(ConfigError, match="region_column 0"):
-        ImportOptions(region_column=0)
+        ImportOptions(**DAYS, region_column=0)
 
 
 @pytest.mark.parametrize(
-    ("study", "num_people", "num_steps", "observed_days", "num_regions"),
+    ("study", "num_people", "num_steps", "num_days", "num_regions"),
     [
         ("hospital", 75, 32_424, 5, 4),
         ("PS09", 242, 125_773, 2, 11),
@@ -162,13 +174,13 @@ def test_impossible_columns_are_named(convert):
         ("WS16", 138, 153_371, 2, 3),
     ],
 )
-def test_published_studies(tmp_path, study, num_people, num_steps, observed_days, num_regions):
+def test_published_studies(tmp_path, study, num_people, num_steps, num_days, num_regions):
     if "TFF_PDP_DATA" not in os.environ:
         pytest.skip("TFF_PDP_DATA is not set: no SocioPatterns files")
     folder = Path(os.environ["TFF_PDP_DATA"]) / "contacts" / study
     (contacts,) = folder.glob("tij_*")
-    summary = import_contacts(contacts, next(folder.glob("metadata_*"), None), tmp_path)
-    assert (summary.num_people, summary.observed_days, len(summary.regions)) == (num_people, observed_days, num_regions)
+    summary = import_contacts(contacts, next(folder.glob("metadata_*"), None), tmp_path, ImportOptions(num_days))
+    assert (summary.num_people, summary.num_days, len(summary.regions)) == (num_people, num_days, num_regions)
     assert summary.num_repeated == summary.num_self_contacts == 0
     # All steps have 20 seconds, and no row repeats another.
     durations = pyarrow.parquet.read_table(tmp_path / "population_network.parquet")["duration"]
