@@ -10,9 +10,10 @@ from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.exchange import gather, scatter
 from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
 from beam_pipelines.contact_graph.keyed_hash import hexadecimal_names, keyed_uint64
+from beam_pipelines.contact_graph.order_people import ORDER
 from beam_pipelines.contact_graph.people import People, PlaceLookup
-from beam_pipelines.contact_graph.people_stages import ORDER, count_read_rows, drop_rows
 from beam_pipelines.contact_graph.person_features import SECONDS_PER_DAY
+from beam_pipelines.contact_graph.row_steps import count_read_rows, drop_rows
 from beam_pipelines.contact_graph.rows import RowLayout, build_rows
 from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
 from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES

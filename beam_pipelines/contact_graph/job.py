@@ -16,7 +16,8 @@ from tqdm import tqdm
 from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
 from beam_pipelines.contact_graph.degree import DegreeBound, parse_degree_bound
 from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
-from beam_pipelines.contact_graph.people_stages import PeopleRules, people_stages
+from beam_pipelines.contact_graph.people_rules import PeopleRules
+from beam_pipelines.contact_graph.people_stages import people_stages
 from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.pets_files import read_observed_days
 from beam_pipelines.job import DatasetJob, JobOptions, Summary, run_dataset_job

@@ -1,68 +1,26 @@
 """The stages that make `People` of the tables about people: read, join to households and places, describe, order."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-import pyarrow
 
-from beam_pipelines.accounting import count_dropped, count_kept, count_read, count_rows
-from beam_pipelines.contact_graph.degree import DegreeBound
+from beam_pipelines.accounting import count_rows
 from beam_pipelines.contact_graph.exchange import Columns, gather, partition_of, scatter
 from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
-from beam_pipelines.contact_graph.keyed_hash import keyed_uint64
-from beam_pipelines.contact_graph.people import NEVER, People
+from beam_pipelines.contact_graph.order_people import ORDER, OrderPeople
+from beam_pipelines.contact_graph.people import NEVER
+from beam_pipelines.contact_graph.people_rules import SILO_NAMES, PeopleRules
 from beam_pipelines.contact_graph.person_features import PERSON_FEATURES, SECONDS_PER_DAY, person_features
+from beam_pipelines.contact_graph.row_steps import as_ids, count_read_rows, drop_rows, find_places, unique_rows
 from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, HOME
 from beam_pipelines.io.shards import DeadLetterFile
-from beam_pipelines.schema import DeadLetter, Reason
+from beam_pipelines.schema import Reason
 from beam_pipelines.stages import Piece, Stage, TaskContext, partition_stage
-from tff_pdp.data.manifest import SPLITS
 
-READ, JOIN, DESCRIBE, ORDER = "read_people", "join_people", "describe_people", "order_people"
+READ, JOIN, DESCRIBE = "read_people", "join_people", "describe_people"
 _KEY = {"person": "hid", "household": "hid", "residence_locations": "rlid"}
-# Of rows that were dropped, how many a dead letter is written for at a time; all are counted.
-_MOST_LETTERS = 1000
-
-# What silos are called; elsewhere they are numbers.
-_NAMES = "silo_names"
 _MEMBER = {"pid": np.int64, "age": np.int32, "sex": np.int8, "hh_size": np.int32, "silo": np.int64, "group": np.int64}
-
-
-@dataclasses.dataclass(frozen=True)
-class PeopleRules:
-    """What decides what people are like and where they belong.
-
-    Attributes:
-      columns: by table, the columns that are read.
-      silo_by: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`.
-      degree_bound: may name groups.
-      validation_fraction: expected share of people whose rows are for validation.
-      min_people: silos with fewer people are dropped.
-      num_days: how many days were observed, from day 0.
-      num_windows: how many rows each person has for training or validation.
-      has_households: whether there is a table of them.
-      seed: keys the split.
-      num_partitions: of people.
-    """
-
-    columns: Mapping[str, tuple[str, ...]]
-    silo_by: str
-    degree_bound: DegreeBound
-    validation_fraction: float
-    min_people: int
-    num_days: int
-    num_windows: int
-    has_households: bool
-    seed: int
-    num_partitions: int
-
-    @property
-    def grid_degrees(self) -> float | None:
-        """The side of a cell of the grid that silos are made by, if they are."""
-        kind, _, size = self.silo_by.partition(".")
-        return float(size) if kind == "residence_grid" else None
 
 
 def people_stages(chunks: Iterable[Chunk], rules: PeopleRules) -> tuple[Stage, ...]:
@@ -75,7 +33,7 @@ def people_stages(chunks: Iterable[Chunk], rules: PeopleRules) -> tuple[Stage, .
             rules.num_partitions,
             _JoinPeople(rules),
             takes=("person", "household", "residence_locations", "homes"),
-            gives=("members", "cells", _NAMES),
+            gives=("members", "cells", SILO_NAMES),
         ),
         partition_stage(
             DESCRIBE,
@@ -84,7 +42,7 @@ def people_stages(chunks: Iterable[Chunk], rules: PeopleRules) -> tuple[Stage, .
             takes=("members", "cells", "activities", "states", "target"),
             gives=("people",),
         ),
-        partition_stage(ORDER, 1, _OrderPeople(rules), takes=("people", _NAMES)),
+        partition_stage(ORDER, 1, OrderPeople(rules), takes=("people", SILO_NAMES)),
     )
 
 
@@ -141,27 +99,27 @@ class _JoinPeople:
             if side is not None:
                 cells, names = self._cells(side, context, letters)
                 yield from scatter("cells", partition_of(cells["pid"], num_partitions), num_partitions, cells)
-            yield from scatter(_NAMES, np.zeros(len(names["id"]), np.int64), 1, names)
+            yield from scatter(SILO_NAMES, np.zeros(len(names["id"]), np.int64), 1, names)
 
     def _households(self, context: TaskContext, letters: DeadLetterFile) -> dict[str, np.ndarray]:
         columns = self.rules.columns.get("household", ("hid",))
         rows = gather(context, "household", dict.fromkeys(columns, np.int64))
-        household = _unique("household", "hid", rows, context, letters)
+        household = unique_rows("household", "hid", rows, context, letters)
         count_rows(context, "household", "kept", len(household["hid"]))
         return household
 
     def _members(
         self, person: Columns, household: Columns, context: TaskContext, letters: DeadLetterFile
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        places, is_known = _find(household["hid"], person["hid"])
+        places, is_known = find_places(household["hid"], person["hid"])
         if self.rules.has_households and not is_known.all():
             drop_rows("person", Reason.UNKNOWN_PLACE, person["pid"][~is_known], context, letters)
             person = {name: values[is_known] for name, values in person.items()}
             places = places[is_known]
         size = len(person["pid"])
         sizes = household["hh_size"][places] if self.rules.has_households else np.zeros(size, np.int32)
-        silo, names = _as_ids(self._column(self.rules.silo_by, person, household, places))
-        group, _ = _as_ids(self._column(self.rules.degree_bound.group_column, person, household, places))
+        silo, names = as_ids(self._column(self.rules.silo_by, person, household, places))
+        group, _ = as_ids(self._column(self.rules.degree_bound.group_column, person, household, places))
         known = {name: person[name] for name in ("pid", "age", "sex")}
         return {**known, "hh_size": sizes.astype(np.int32), "silo": silo, "group": group}, names
 
@@ -178,14 +136,14 @@ class _JoinPeople:
         homes = gather(context, "homes", {"pid": np.int64, "lid": np.int64})
         names = ("rlid", "longitude", "latitude")
         rows = gather(context, "residence_locations", dict.fromkeys(names, np.float64))
-        residence = _unique("residence_locations", "rlid", rows, context, letters)
+        residence = unique_rows("residence_locations", "rlid", rows, context, letters)
         count_rows(context, "residence_locations", "kept", len(residence["rlid"]))
-        places, is_known = _find(residence["rlid"].astype(np.int64), homes["lid"])
+        places, is_known = find_places(residence["rlid"].astype(np.int64), homes["lid"])
         # Whoever has no other home is left out later; homes in known places are counted where they arrive.
         count_rows(context, "homes", "kept", int(len(is_known) - is_known.sum()))
         south, west = (np.floor(residence[axis] / side).astype(np.int64) for axis in ("latitude", "longitude"))
         texts = [f"cell_{row}_{column}" for row, column in zip(south.tolist(), west.tolist(), strict=True)]
-        cell, names = _as_ids(np.array(texts, object))
+        cell, names = as_ids(np.array(texts, object))
         return {"pid": homes["pid"][is_known], "cell": cell[places[is_known]]}, names
 
 
@@ -197,7 +155,7 @@ class _DescribePeople:
 
     def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
         with DeadLetterFile(context.folder, DESCRIBE, task) as letters:
-            members = _unique("person", "pid", gather(context, "members", _MEMBER), context, letters)
+            members = unique_rows("person", "pid", gather(context, "members", _MEMBER), context, letters)
             if self.rules.grid_degrees is not None:
                 members = self._with_cells(members, context, letters)
             infected, recovered, is_sound = self._states(members["pid"], context, letters)
@@ -223,7 +181,7 @@ class _DescribePeople:
         # Someone with two homes is counted where the first of them, by number, is.
         order = np.lexsort((cells["cell"], cells["pid"]))
         ids, first = np.unique(cells["pid"][order], return_index=True)
-        places, is_known = _find(ids, members["pid"])
+        places, is_known = find_places(ids, members["pid"])
         drop_rows("person", Reason.UNKNOWN_PLACE, members["pid"][~is_known], context, letters)
         silo = cells["cell"][order][first][places[is_known]]
         return {**{name: values[is_known] for name, values in members.items()}, "silo": silo}
@@ -234,7 +192,7 @@ class _DescribePeople:
         """The first days in states I and R, and whether a person's days go from one to the other."""
         table = "disease_outcome_training"
         rows = gather(context, "states", {"pid": np.int64, "day": np.int32, "state": np.int8})
-        places, is_known = _find(pids, rows["pid"])
+        places, is_known = find_places(pids, rows["pid"])
         is_sound_day = (rows["day"] >= 0) & (rows["day"] < self.rules.num_days)
         drop_rows(table, Reason.UNKNOWN_PERSON, rows["pid"][~is_known], context, letters)
         drop_rows(table, Reason.TIME_RANGE, rows["pid"][is_known & ~is_sound_day], context, letters)
@@ -252,10 +210,10 @@ class _DescribePeople:
         return infected.astype(np.int16), recovered.astype(np.int16), is_sound
 
     def _target(self, pids: np.ndarray, context: TaskContext, letters: DeadLetterFile) -> np.ndarray:
-        rows = _unique(
+        rows = unique_rows(
             "target", "pid", gather(context, "target", {"pid": np.int64, "infected": np.int8}), context, letters
         )
-        places, is_known = _find(pids, rows["pid"])
+        places, is_known = find_places(pids, rows["pid"])
         is_label = (rows["infected"] == 0) | (rows["infected"] == 1)
         drop_rows("target", Reason.UNKNOWN_PERSON, rows["pid"][~is_known], context, letters)
         drop_rows("target", Reason.LABEL_RANGE, rows["pid"][is_known & ~is_label], context, letters)
@@ -268,7 +226,7 @@ class _DescribePeople:
     def _features(self, members: Mapping[str, np.ndarray], context: TaskContext, letters: DeadLetterFile) -> np.ndarray:
         table = "activity_location_assignment"
         rows = gather(context, "activities", {"pid": np.int64, "activity_type": np.int8, "duration": np.int32})
-        places, is_known = _find(members["pid"], rows["pid"])
+        places, is_known = find_places(members["pid"], rows["pid"])
         is_sound = (
             (rows["activity_type"] >= 1)
             & (rows["activity_type"] <= len(ACTIVITY_NAMES))
@@ -285,123 +243,3 @@ class _DescribePeople:
         return person_features(
             members["age"], members["sex"], members["hh_size"], seconds.reshape(-1, len(ACTIVITY_NAMES))
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _OrderPeople:
-    """Everybody -> `People` in the staging folder, for all tasks to look into."""
-
-    rules: PeopleRules
-
-    def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
-        rows = gather(
-            context,
-            "people",
-            {"pid": np.int64, "silo": np.int64, "group": np.int64, "infected": np.int16, "recovered": np.int16}
-            | {"target": np.int8}
-            | dict.fromkeys(PERSON_FEATURES, np.uint8),
-        )
-        names = self._silo_names(context)
-        ids, silo = np.unique(rows["silo"], return_inverse=True)
-        # In the order of their names, as clients are everywhere.
-        by_name = sorted(ids.tolist(), key=lambda number: names[number])
-        rank = {number: place for place, number in enumerate(by_name)}
-        silo = np.array([rank[number] for number in ids.tolist()], np.int64)[silo]
-        sizes = np.bincount(silo, minlength=len(ids))
-        is_large = sizes >= self.rules.min_people
-        self._count(silo, is_large, rows["target"], context)
-        keep = is_large[silo]
-        silo = (np.cumsum(is_large) - 1)[silo[keep]].astype(np.int32)
-        rows = {name: values[keep] for name, values in rows.items()}
-        split = self._splits(rows["pid"])
-        order = np.lexsort((rows["pid"], split, silo))
-        _, group, group_sizes = np.unique(rows["group"], return_inverse=True, return_counts=True)
-        self.rules.degree_bound.check_groups(group_sizes)
-        People(
-            silos=tuple(names[number] for number, large in zip(by_name, is_large.tolist(), strict=True) if large),
-            pid=rows["pid"][order],
-            silo=silo[order],
-            split=split[order],
-            group=group[order].astype(np.int32),
-            features=np.stack([rows[name] for name in PERSON_FEATURES], axis=1)[order],
-            infected=rows["infected"][order],
-            recovered=rows["recovered"][order],
-            target=rows["target"][order],
-        ).save(context.folder)
-        return ()
-
-    def _silo_names(self, context: TaskContext) -> dict[int, str]:
-        rows = gather(context, _NAMES, {"id": np.int64, "name": object})
-        return dict(zip(rows["id"].tolist(), rows["name"].tolist(), strict=True))
-
-    def _count(self, silo: np.ndarray, is_large: np.ndarray, target: np.ndarray, context: TaskContext) -> None:
-        """Counts silos, people, and the rows that they should have; those of large silos are kept when written."""
-        is_lost = ~is_large[silo]
-        num_lost = int(is_lost.sum())
-        rows = len(silo) * self.rules.num_windows + int((target >= 0).sum())
-        lost_rows = num_lost * self.rules.num_windows + int((target[is_lost] >= 0).sum())
-        count_read(context, users=len(is_large), examples=rows)
-        count_kept(context, users=int(is_large.sum()), examples=0)
-        count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=int((~is_large).sum()), examples=lost_rows)
-        count_rows(context, "person", "kept", len(silo) - num_lost)
-        count_rows(context, "person", Reason.TOO_FEW_EXAMPLES, num_lost)
-
-    def _splits(self, pids: np.ndarray) -> np.ndarray:
-        limit = np.uint64(self.rules.validation_fraction * 2.0**64)
-        is_validation = keyed_uint64(self.rules.seed, "split", pids) < limit
-        return np.where(is_validation, SPLITS.index("validation"), SPLITS.index("train")).astype(np.int8)
-
-
-def count_read_rows(context: TaskContext, table: str, rows: InputRows, letters: DeadLetterFile) -> None:
-    """Counts rows of a chunk as read, and keeps those aside that could not be."""
-    count_rows(context, table, "read", len(rows) + len(rows.letters))
-    letters.add_all(rows.letters)
-    for letter in rows.letters:
-        count_rows(context, table, letter.reason, 1)
-
-
-def _unique(
-    table: str, key: str, rows: Mapping[str, np.ndarray], context: TaskContext, letters: DeadLetterFile
-) -> dict[str, np.ndarray]:
-    """One row for each id, sorted by it: identical ones become one, where they differ all are left out."""
-    order = np.argsort(rows[key], kind="stable")
-    ordered = {name: values[order] for name, values in rows.items()}
-    ids = ordered[key]
-    is_repeat = np.zeros(len(ids), bool)
-    is_repeat[1:] = ids[1:] == ids[:-1]
-    if not is_repeat.any():
-        return ordered
-    differs = np.zeros(len(ids), bool)
-    for values in ordered.values():
-        differs[1:] |= is_repeat[1:] & (values[1:] != values[:-1])
-    conflicting = np.isin(ids, ids[differs])
-    drop_rows(table, Reason.CONFLICTING_ROWS, ids[conflicting], context, letters)
-    identical = is_repeat & ~conflicting
-    count_rows(context, table, Reason.IDENTICAL_ROW, int(identical.sum()))
-    keep = ~(conflicting | is_repeat)
-    return {name: values[keep] for name, values in ordered.items()}
-
-
-def _find(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of ids in a sorted array, and whether they are there; places of those that are not mean nothing."""
-    if not len(ids):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
-    places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return places, ids[places] == wanted
-
-
-def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext, letters: DeadLetterFile) -> None:
-    """Counts rows as left out and keeps the ids of the first of them aside."""
-    count_rows(context, table, reason, len(ids))
-    for identifier in ids[:_MOST_LETTERS].tolist():
-        letters.add(DeadLetter(table, str(identifier), None, reason, ""))
-
-
-def _as_ids(values: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Values of any column as numbers that differ where they do, and the texts that the numbers stand for."""
-    encoded = pyarrow.array(values).dictionary_encode()
-    texts = [str(value) for value in encoded.dictionary.to_pylist()]
-    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
-    numbers = np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int64)
-    names = {"id": numbers, "name": np.array(texts, object)}
-    return (numbers[encoded.indices.to_numpy()] if texts else np.zeros(0, np.int64)), names

@@ -1,0 +1,71 @@
+"""What is done to rows of tables: counted, made unique, looked up, left out."""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow
+
+from beam_pipelines.accounting import count_rows
+from beam_pipelines.contact_graph.input_tables import InputRows
+from beam_pipelines.io.shards import DeadLetterFile
+from beam_pipelines.schema import DeadLetter, Reason
+from beam_pipelines.stages import TaskContext
+
+# Of rows that were dropped, how many a dead letter is written for at a time; all are counted.
+_MOST_LETTERS = 1000
+
+
+def count_read_rows(context: TaskContext, table: str, rows: InputRows, letters: DeadLetterFile) -> None:
+    """Counts rows of a chunk as read, and keeps those aside that could not be."""
+    count_rows(context, table, "read", len(rows) + len(rows.letters))
+    letters.add_all(rows.letters)
+    for letter in rows.letters:
+        count_rows(context, table, letter.reason, 1)
+
+
+def unique_rows(
+    table: str, key: str, rows: Mapping[str, np.ndarray], context: TaskContext, letters: DeadLetterFile
+) -> dict[str, np.ndarray]:
+    """One row for each id, sorted by it: identical ones become one, where they differ all are left out."""
+    order = np.argsort(rows[key], kind="stable")
+    ordered = {name: values[order] for name, values in rows.items()}
+    ids = ordered[key]
+    is_repeat = np.zeros(len(ids), bool)
+    is_repeat[1:] = ids[1:] == ids[:-1]
+    if not is_repeat.any():
+        return ordered
+    differs = np.zeros(len(ids), bool)
+    for values in ordered.values():
+        differs[1:] |= is_repeat[1:] & (values[1:] != values[:-1])
+    conflicting = np.isin(ids, ids[differs])
+    drop_rows(table, Reason.CONFLICTING_ROWS, ids[conflicting], context, letters)
+    identical = is_repeat & ~conflicting
+    count_rows(context, table, Reason.IDENTICAL_ROW, int(identical.sum()))
+    keep = ~(conflicting | is_repeat)
+    return {name: values[keep] for name, values in ordered.items()}
+
+
+def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of ids in a sorted array, and whether they are there; places of those that are not mean nothing."""
+    if not len(ids):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return places, ids[places] == wanted
+
+
+def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext, letters: DeadLetterFile) -> None:
+    """Counts rows as left out and keeps the ids of the first of them aside."""
+    count_rows(context, table, reason, len(ids))
+    for identifier in ids[:_MOST_LETTERS].tolist():
+        letters.add(DeadLetter(table, str(identifier), None, reason, ""))
+
+
+def as_ids(values: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Values of any column as numbers that differ where they do, and the texts that the numbers stand for."""
+    encoded = pyarrow.array(values).dictionary_encode()
+    texts = [str(value) for value in encoded.dictionary.to_pylist()]
+    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    numbers = np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int64)
+    names = {"id": numbers, "name": np.array(texts, object)}
+    return (numbers[encoded.indices.to_numpy()] if texts else np.zeros(0, np.int64)), names
