@@ -20,6 +20,8 @@ from tff_pdp.errors import ConfigError
 # Here and not at the engine: an experiment is read without importing TensorFlow.
 ClientParallelism = Literal["auto", "loop", "vectorized"]
 WEIGHTINGS = ("uniform", "num_examples", "paper_capped_num_examples")
+# As `data.input` of what is made up and not read.
+GENERATED = "generated"
 CLIENT_PARALLELISMS: tuple[ClientParallelism, ...] = typing.get_args(ClientParallelism)
 
 

@@ -10,7 +10,7 @@ from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
-from tff_pdp.config import DataConfig, check_arguments
+from tff_pdp.config import GENERATED, DataConfig, check_arguments
 from tff_pdp.data.array_images import check_features
 from tff_pdp.data.manifest import Manifest
 from tff_pdp.data.row_influence import RowInfluence
@@ -19,8 +19,6 @@ from tff_pdp.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from beam_pipelines.client_dataset_job import ClientDatasetOptions
     from beam_pipelines.job import Summary
-
-GENERATED = "generated"
 
 
 @dataclasses.dataclass(frozen=True)

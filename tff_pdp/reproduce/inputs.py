@@ -8,7 +8,7 @@ from pathlib import Path
 
 import beam_pipelines
 import tff_pdp
-from tff_pdp.data.graph_datasets import GENERATED
+from tff_pdp.config import GENERATED
 from tff_pdp.errors import DataError
 
 DATA_VARIABLE = "TFF_PDP_DATA"
