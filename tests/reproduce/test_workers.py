@@ -11,6 +11,14 @@ from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.workers import _take, run_jobs
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Jobs in the background of a shell inherit that Ctrl-C is ignored; here it is not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def build(tmp_path):
     def made(**how):
