@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow
 
-from beam_pipelines.contact_graph.keyed_hash import keyed_uint64
+from beam_pipelines.keyed_hash import keyed_uint64
 from beam_pipelines.stages import Piece, TaskContext
 
 Columns = Mapping[str, np.ndarray]

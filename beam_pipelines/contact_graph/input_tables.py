@@ -133,21 +133,9 @@ def _schema(chunk: Chunk, columns: Sequence[str]) -> pyarrow.Schema:
 
 def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int, str]]:
     """Where columns are in a file, and what they are called there."""
-    status = path.stat()
-    return _places_in(path, table, columns, status.st_ino, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4096)
-def _places_in(path: Path, table: str, columns: tuple[str, ...], *version: int) -> list[tuple[int, str]]:
-    """The same, kept for the many chunks of a file."""
-    del version
     try:
-        if path.suffix == ".parquet":
-            header = pyarrow.parquet.read_schema(path).names
-        else:
-            with _open_text(path) as file:
-                header = next(_header(file.readline())).tolist()
-    except (pyarrow.ArrowException, OSError, EOFError, zlib.error, StopIteration) as error:
+        header = _header(path)
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as table {table}: {error}") from error
     # An index column, which pandas writes without a name, is no column of the table.
     named = [(place, name) for place, name in enumerate(header) if name and not name.startswith("Unnamed")]
@@ -165,13 +153,23 @@ def _places_in(path: Path, table: str, columns: tuple[str, ...], *version: int) 
     return [place for place in found.values() if place is not None]
 
 
-def _header(line: bytes) -> Iterator[np.ndarray]:
-    table = pyarrow.csv.read_csv(
-        io.BytesIO(line), pyarrow.csv.ReadOptions(autogenerate_column_names=True, encoding="utf-8-sig")
-    )
-    yield np.array(
-        [str(column[0].as_py() if column[0].as_py() is not None else "").strip() for column in table.columns]
-    )
+def _header(path: Path) -> list[str]:
+    """What the columns of a file are called."""
+    status = path.stat()
+    return _header_in(path, status.st_ino, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _header_in(path: Path, *version: int) -> list[str]:
+    """The same, kept for the many chunks and blocks of a file."""
+    del version
+    if path.suffix == ".parquet":
+        return pyarrow.parquet.read_schema(path).names
+    with _open_text(path) as file:
+        line = file.readline()
+    options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, encoding="utf-8-sig")
+    (row,) = pyarrow.csv.read_csv(io.BytesIO(line), options).to_pylist()
+    return ["" if name is None else str(name).strip() for name in row.values()]
 
 
 def _open_text(path: Path) -> BinaryIO:
@@ -206,9 +204,7 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
     def read(types: pyarrow.Schema) -> pyarrow.Table:
         letters.clear()
         places = _places(chunk.path, chunk.table, tuple(schema.names))
-        with _open_text(chunk.path) as file:
-            width = len(next(_header(file.readline())))
-        names = [f"f{place}" for place in range(width)]
+        names = [f"f{place}" for place in range(len(_header(chunk.path)))]
         table = pyarrow.csv.read_csv(
             io.BytesIO(block),
             pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),

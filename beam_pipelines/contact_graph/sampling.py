@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from beam_pipelines.contact_graph.keyed_hash import keyed_uint64
+from beam_pipelines.keyed_hash import keyed_uint64
 
 
 class Contacts(NamedTuple):

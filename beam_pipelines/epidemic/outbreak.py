@@ -20,6 +20,7 @@ from tqdm import tqdm
 from beam_pipelines.epidemic.contacts import Contacts, read_contacts
 from beam_pipelines.epidemic.pets_files import STATE_NAMES
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
+from beam_pipelines.keyed_hash import mix
 from tff_pdp.errors import ConfigError
 
 SUSCEPTIBLE, INFECTIOUS, RECOVERED = range(3)
@@ -206,17 +207,9 @@ def uniform(seed: int, purpose: int, day: int, pids: NDArray[np.int64]) -> NDArr
     """
     key = 0
     for part in (seed, purpose, day):
-        key = int(_mix(np.array([(key + part) & _MASK], np.uint64))[0])
-    # Arrays of unsigned integers wrap, which is what the function asks for.
-    bits = _mix(_mix(pids.astype(np.uint64)) ^ np.uint64(key))
+        key = int(mix(np.array([(key + part) & _MASK], np.uint64))[0])
+    bits = mix(mix(pids.astype(np.uint64)) ^ np.uint64(key))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    bits = bits + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 def _first_infections(pids: NDArray[np.int64], options: OutbreakOptions) -> NDArray[np.intp]:

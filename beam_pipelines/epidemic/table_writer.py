@@ -1,7 +1,6 @@
 """Writes tables of `pets_files` as Parquet or CSV, chunk by chunk; what is not finished never has a table's name."""
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from beam_pipelines.epidemic.pets_files import FORMATS, TABLES, paths_of, plain_type
+from beam_pipelines.io.staging import remove
 from tff_pdp.errors import ConfigError, DataError
 
 _ROWS_PER_GROUP = 1 << 20
@@ -64,7 +64,7 @@ class TableWriter:
         is_folder = self._format.rows_per_file is not None
         self._path = folder / (table if is_folder else f"{table}.{self._format.kind}")
         self._unfinished = folder / f".{self._path.name}.unfinished"
-        _remove(self._unfinished)
+        remove(self._unfinished)
         (self._unfinished if is_folder else folder).mkdir(parents=True, exist_ok=True)
         self._num_files = 0
         self._file: _File | None = None
@@ -94,12 +94,12 @@ class TableWriter:
             if error is None:
                 self._flush(is_last=True)
                 for path in self._existing:
-                    _remove(path)
+                    remove(path)
                 self._unfinished.rename(self._path)
         finally:
             if self._file is not None:
                 self._file.close()
-            _remove(self._unfinished)
+            remove(self._unfinished)
 
     def _rows_to_fill(self) -> int:
         """Rows until those that wait make a row group or complete a file."""
@@ -163,10 +163,3 @@ class _File:
 
 def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
     return values.cast(kind) if isinstance(values, pa.Array) else pa.array(np.asarray(values), kind)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -14,12 +14,12 @@ import polars as pl
 import pyarrow
 import pyarrow.parquet
 
-from beam_pipelines.contact_graph.keyed_hash import keyed_uint64
 from beam_pipelines.contact_graph.people import NEVER, People
 from beam_pipelines.contact_graph.person_features import person_features
 from beam_pipelines.contact_graph.rows import RowLayout, build_rows
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, read_observed_days
+from beam_pipelines.keyed_hash import keyed_uint64
 from tff_pdp.data.manifest import SPLITS
 
 NUM_SLOTS, WINDOW_DAYS, NUM_DAYS, PREDICTION_DAYS, VALIDATION_FRACTION, SEED = 20, 21, 57, 7, 0.1, 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_pipelines.contact_graph.keyed_hash import hexadecimal_names, keyed_uint64
+from beam_pipelines.keyed_hash import hexadecimal_names, keyed_uint64
 from tests.beam_pipelines.contact_graph.graph_support import (
     SILOS,
     Contact,

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from beam_pipelines.contact_graph.keyed_hash import hexadecimal_names, keyed_uint64
 from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
+from beam_pipelines.keyed_hash import hexadecimal_names, keyed_uint64
 from tests.beam_pipelines.contact_graph.graph_support import hash_by_hand, name_by_hand
 
 IDS = np.array([3, 0, 2**40, -5, 2**62, 17])

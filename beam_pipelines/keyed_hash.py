@@ -22,7 +22,7 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
     state = np.full(len(ids[0]), int.from_bytes(digest, "little"), np.uint64)
     for values in ids:
         state += values.astype(np.uint64)
-        state = _finalise(state)
+        mix(state)
     return state
 
 
@@ -37,7 +37,9 @@ def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
     return text.view("S32").ravel()
 
 
-def _finalise(state: np.ndarray) -> np.ndarray:
+def mix(state: np.ndarray) -> np.ndarray:
+    """Applies SplitMix64's step and finaliser to uint64 numbers, in place, and returns them."""
+    # Unsigned integers wrap, which is what the function asks for.
     state += _STEP
     state ^= state >> np.uint64(30)
     state *= np.uint64(0xBF58476D1CE4E5B9)
