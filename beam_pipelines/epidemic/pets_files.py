@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.dataset
 
 from tff_pdp.errors import DataError
+from tff_pdp.files import replace_text
 
 HOME, WORK, SHOPPING, OTHER, SCHOOL, COLLEGE, RELIGION = range(1, 8)
 ACTIVITY_NAMES = ("home", "work", "shopping", "other", "school", "college", "religion")
@@ -77,9 +78,7 @@ def read_batches(folder: Path, table: str, columns: Sequence[str]) -> Iterator[p
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
     """Writes `about.json`: `observed_days` (days that durations of contacts are totals of) and how the tables came."""
-    unfinished = folder / f".{_ABOUT_FILE}.unfinished"
-    unfinished.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    unfinished.rename(folder / _ABOUT_FILE)
+    replace_text(folder / _ABOUT_FILE, json.dumps(about, indent=2) + "\n")
 
 
 def read_observed_days(folder: Path) -> int:

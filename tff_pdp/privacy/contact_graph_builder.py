@@ -13,9 +13,9 @@ from tff_pdp.privacy.silo_example_builder import (
     check_delta,
     check_silo_settings,
     check_some_silo_trains,
+    silo_mechanism,
     silo_sampling_rate,
 )
-from tff_pdp.privacy.silo_example_plan import SiloMechanism
 
 _NOT_PROTECTED = {
     "node": "",
@@ -48,12 +48,7 @@ def build_contact_graph_plan(config: PrivacyConfig, training: PlannedTraining) -
         noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
             config, training, client_id, budget, sampling_rate, influence
         )
-        mechanisms[client_id] = SiloMechanism(
-            clip_norm=config.clip_norm,
-            noise_multiplier=noise_multiplier,
-            sampling_rate=sampling_rate,
-            expected_batch_size=sampling_rate * size,
-        )
+        mechanisms[client_id] = silo_mechanism(config.clip_norm, noise_multiplier, sampling_rate, size)
     check_some_silo_trains(config, last_rounds)
     claim, reason = _claim(training, influence)
     return ContactGraphPlan(

@@ -63,12 +63,7 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
                 _all(selections),
                 released_before,
             )
-        mechanisms[client_id] = SiloMechanism(
-            clip_norm=config.clip_norm,
-            noise_multiplier=noise_multiplier,
-            sampling_rate=sampling_rate,
-            expected_batch_size=sampling_rate * size,
-        )
+        mechanisms[client_id] = silo_mechanism(config.clip_norm, noise_multiplier, sampling_rate, size)
     check_some_silo_trains(config, last_rounds)
     claim, reason = _claim(config, training.num_examples_are_noised, training.unsound)
     return SiloExamplePlan(
@@ -97,7 +92,7 @@ def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining
     mechanisms = {}
     for client_id, size in training.num_examples.items():
         sampling_rate = silo_sampling_rate(config.batch_size, size)
-        mechanisms[client_id] = SiloMechanism(math.inf, 0.0, sampling_rate, sampling_rate * size)
+        mechanisms[client_id] = silo_mechanism(math.inf, 0.0, sampling_rate, size)
     return SiloExamplePlan(
         unit="silo_example",
         adjacency=Adjacency.ADD_OR_REMOVE_ONE,
@@ -178,6 +173,11 @@ def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -
             "number included, is in its ledger"
         )
     return "formal-conditional", "the number of training examples of each silo is treated as public"
+
+
+def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:
+    """The mechanism of a silo of so many examples, whose sums are divided by the expected size of a batch."""
+    return SiloMechanism(clip_norm, noise_multiplier, sampling_rate, expected_batch_size=sampling_rate * size)
 
 
 def silo_sampling_rate(batch_size: int, num_examples: int) -> float:
