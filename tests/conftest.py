@@ -1,5 +1,6 @@
 """What several test folders share: started engines, and one small client dataset written through the real job."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -34,6 +35,26 @@ def engines(native_engine):
 def engine(request, engines):
     """Each of the engines in turn; tests call computations inside `with engine.install():`."""
     return engines[request.param]
+
+
+@pytest.fixture(scope="session")
+def fresh_process():
+    """What verifies exports; one for all, since each imports TensorFlow."""
+    from serving.verify.fresh_process import FreshProcess
+
+    with FreshProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def one_fresh_process(fresh_process):
+    """Exports that would start a process of their own are verified by that one."""
+    from serving.export import exporter, per_client
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (exporter, per_client):
+            patch.setattr(module, "FreshProcess", lambda: contextlib.nullcontext(fresh_process))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The command line: prepare, train, tune, evaluate, account, export, serve, predict, demo, reproduce, doctor.
+"""The command line: prepare, train, tune, evaluate, account, export, personalize, serve, predict, demo and more.
 
 Nothing heavy is imported here: TensorFlow and TFF take many seconds, and `--help` should not.
 """
@@ -47,6 +47,19 @@ the cost is part of epsilon. docs/privacy.md explains it. For what follows, writ
   tuning:
     search: {algorithm: mr_mtl, values: {prox_weight: [0.1, 1, 10]}, runs: geometric, mean_runs: 5}
 then tff-pdp evaluate and tff-pdp export treat the result as a trained method
+"""
+
+
+PERSONALIZE = """\
+only what clients own is fitted, from the global model's: the head, a descriptor of a hypernetwork, or the choice of a
+cluster. The result is the next version of the export, which running servers take up. Silos whose examples are protected
+pay for it, each from a budget of its own, on record in the experiment's folder; docs/privacy.md explains it
+"""
+
+SERVING = """\
+for development, tests and demonstrations: no password, no encryption. It answers as TensorFlow Serving, which is for
+production; metrics for Prometheus are at /monitoring/prometheus/metrics of the REST port. Ctrl-C or SIGTERM ends it
+once running requests are answered
 """
 
 
@@ -124,11 +137,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_engine(export)
     export.set_defaults(run=_lazily("export"))
 
+    personalize = _command(commands, "personalize", "Add clients to the export, fitted to their own examples.")
+    personalize.epilog = PERSONALIZE
+    _add_config(personalize)
+    _add_personalize(personalize)
+    personalize.set_defaults(run=_lazily("personalize"))
+
     serve = _command(commands, "serve", "Serve an export on this machine, speaking TensorFlow Serving's protocols.")
-    serve.add_argument("--model-base-path", required=True, metavar="DIR", help="folder with numbered version folders")
-    serve.add_argument("--model-name", metavar="NAME", help="name in requests; default: the folder's name")
-    serve.add_argument("--rest-port", type=int, default=8501, metavar="PORT", help="default 8501; 0 picks a free one")
-    serve.add_argument("--grpc-port", type=int, default=8500, metavar="PORT", help="default 8500; 0 picks a free one")
+    _add_serve(serve)
     serve.set_defaults(run=_lazily("serve"))
 
     predict = _command(commands, "predict", "Ask a server for predictions on some of a client's test examples.")
@@ -195,6 +211,37 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = SERVING
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model-base-path", metavar="DIR", help="folder with numbered version folders")
+    what.add_argument(
+        "--model-config-file", metavar="FILE", help="several models: TensorFlow Serving's models.config, as text"
+    )
+    parser.add_argument("--model-name", metavar="NAME", help="name in requests; default: the folder's name")
+    parser.add_argument("--rest-port", type=int, default=8501, metavar="PORT", help="default 8501; 0 picks a free one")
+    parser.add_argument("--grpc-port", type=int, default=8500, metavar="PORT", help="default 8500; 0 picks a free one")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1: this machine only")
+    parser.add_argument(
+        "--poll-seconds",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help="how often to look for new versions; default 1; 0: only at the start",
+    )
+    batching = parser.add_mutually_exclusive_group()
+    batching.add_argument(
+        "--batching-parameters-file", metavar="FILE", help="how waiting requests are merged; TensorFlow Serving's file"
+    )
+    batching.add_argument("--no-batching", action="store_true", help="run each request on its own")
+    parser.add_argument(
+        "--max-bytes", type=int, default=64 * 2**20, metavar="N", help="largest request; default 67108864 (64 MiB)"
+    )
+    parser.add_argument(
+        "--max-elements", type=int, default=16 * 2**20, metavar="N", help="largest gRPC tensor; default 16777216"
+    )
+
+
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("setting", choices=tuple(SETTINGS), help="which experiment")
     parser.add_argument("--paper", action="store_true", help="with the paper's choices, unsound ones included")
@@ -211,6 +258,25 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder of the raw data; default: $TFF_PDP_DATA")
     parser.add_argument("--output", metavar="DIR", help="default runs/reproduce/SETTING; a stopped sweep goes on there")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a core")
+
+
+def _add_personalize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--examples",
+        required=True,
+        metavar="PATH",
+        help="an .npz file with x and y of one client, or a client dataset, whose held-out examples are reported on",
+    )
+    parser.add_argument(
+        "--client-id", action="append", default=[], metavar="ID", help="whose; default: all of a client dataset"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="gradient steps; default 100")
+    parser.add_argument("--learning-rate", type=float, metavar="R", help="default: that of training")
+    parser.add_argument("--batch-size", type=int, metavar="B", help="default: privacy.batch_size")
+    parser.add_argument("--clip-norm", type=float, metavar="C", help="of protected silos; default: privacy.clip_norm")
+    parser.add_argument("--epsilon", type=float, metavar="E", help="budget of each protected silo for this fit")
+    parser.add_argument("--delta", type=float, metavar="D", help="of the same; below 1 / number of its examples")
+    parser.add_argument("--replace", action="store_true", help="fit clients again that are in the export already")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

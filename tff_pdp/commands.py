@@ -1,7 +1,9 @@
 """What each command does: read the experiment, call the part that does the work, say where the outputs are."""
 
 import argparse
+import ipaddress
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,45 +71,120 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Exports the experiment's chosen method."""
-    from serving.tf_serving import docker_command, write_models_config
+    from serving.production.tf_serving import docker_command, write_models_config
     from tff_pdp.runtime.export import export_experiment
 
     config = _config(options)
-    version = export_experiment(config)
-    models_config = write_models_config(version.parent, config.export.model_name)
-    content = {"version": str(version), "models_config": str(models_config)}
-    _show(
-        options,
-        content,
-        f"exported: {version}\nserve it here: tff-pdp serve --model-base-path {version.parent}\n"
-        f"in production: {docker_command(version.parent, config.export.model_name)}",
+    exported = export_experiment(config)
+    folder = config.export_folder.parent
+    content = {
+        "versions": {name: str(version) for name, version in exported.versions.items()},
+        "layout": exported.layout,
+        "bytes_about": dict(exported.sizes),
+    }
+    plain_ids, key = config.export.client_ids == "plain", config.client_id_key
+    lines = [
+        f"layout: {exported.layout_text()}",
+        f"requests name clients: {'by their ids' if plain_ids else f'by keyed hashes of their ids, the key is {key}'}",
+    ]
+    if config.export.model_name in exported.versions:
+        version = exported.version
+        content |= {
+            "version": str(version),
+            "models_config": str(write_models_config(version.parent, config.export.model_name)),
+        }
+        lines = [
+            f"exported: {version}",
+            *lines,
+            f"serve it here: tff-pdp serve --model-base-path {version.parent}",
+            f"in production: {docker_command(version.parent, config.export.model_name)}",
+        ]
+    else:
+        own = f"{folder / config.export.model_name}.CLIENT"
+        lines = [
+            f"exported: {len(exported.versions)} models, in {own}",
+            *lines,
+            f"serve one here: tff-pdp serve --model-base-path {own}",
+            f"in production: serving deploy {folder} --output FOLDER",
+        ]
+    _show(options, content, "\n".join(lines))
+    return 0
+
+
+def personalize(options: argparse.Namespace) -> int:
+    """Adds clients to the export, fitted to their own examples."""
+    from tff_pdp.runtime.personalize import FitOptions, personalized_content, personalized_text
+    from tff_pdp.runtime.personalize import personalize as add_clients
+
+    fit = FitOptions(
+        steps=options.steps,
+        learning_rate=options.learning_rate,
+        batch_size=options.batch_size,
+        clip_norm=options.clip_norm,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        replace=options.replace,
     )
+    done = add_clients(_config(options), Path(options.examples), options.client_id, fit)
+    _show(options, personalized_content(done), personalized_text(done))
     return 0
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serves an export until interrupted."""
-    from serving.server import EmbeddedServer
+    """Serves exports until interrupted or terminated."""
+    from serving.server.batching import BatchingOptions, read_batching_file
+    from serving.server.embedded import EmbeddedServer
+    from serving.server.model_config import ServedModel, read_model_config_file
 
-    base_path = Path(options.model_base_path)
-    name = options.model_name or base_path.resolve().name
-    with EmbeddedServer(base_path, name, rest_port=options.rest_port, grpc_port=options.grpc_port) as server:
-        print(server.banner, flush=True)
-        server.wait()
+    if options.model_config_file:
+        if options.model_name:
+            raise ConfigError("--model-name goes with --model-base-path; --model-config-file names its models itself")
+        models = read_model_config_file(Path(options.model_config_file))
+    else:
+        base_path = Path(options.model_base_path)
+        models = [ServedModel(options.model_name or base_path.resolve().name, base_path)]
+    batching = None if options.no_batching else BatchingOptions()
+    if options.batching_parameters_file:
+        batching = read_batching_file(Path(options.batching_parameters_file))
+    server = EmbeddedServer.of_models(
+        models,
+        rest_port=options.rest_port,
+        grpc_port=options.grpc_port,
+        host=options.host,
+        poll_seconds=options.poll_seconds,
+        batching=batching,
+        max_bytes=options.max_bytes,
+        max_elements=options.max_elements,
+    )
+    if not _is_loopback(options.host):
+        print(
+            f"warning: --host {options.host} is not a loopback address: whoever reaches it can ask every model and "
+            "change which are served, without a password",
+            file=sys.stderr,
+        )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with server:
+            print(server.banner, flush=True)
+            server.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 
 def predict(options: argparse.Namespace) -> int:
     """Sends some test examples to a server and prints what comes back."""
-    from serving.client import GrpcClient, RestClient
+    from serving.client.grpc_client import GrpcClient
+    from serving.client.rest_client import RestClient
     from tff_pdp.data.client_dataset import ClientDataset
 
     config = _config(options)
+    client_id = _exported_id(config, options.client_id)
     clients = ClientDataset.open(config.clients_folder)
     examples = clients.load(options.examples_of or options.client_id, "test")
     x, y = examples.x[: options.num_examples], examples.y[: options.num_examples]
     client = GrpcClient(options.address) if options.grpc else RestClient(options.address)
-    prediction = client.predict(config.export.model_name, [options.client_id] * len(x), x)
+    prediction = client.predict(_served_name(config, client_id), [client_id] * len(x), x)
     answers = zip(y, prediction.answers, prediction.personalized, strict=True)
     rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
     _show(
@@ -148,6 +225,28 @@ def doctor(options: argparse.Namespace) -> int:
     content, text = examine()
     _show(options, content, text)
     return 0 if content["healthy"] else 1
+
+
+def _exported_id(config: ExperimentConfig, client_id: str) -> str:
+    """What requests have in place of a client's id."""
+    from serving.client_ids import ClientIdHash
+
+    return client_id if config.export.client_ids == "plain" else ClientIdHash.load(config.client_id_key)(client_id)
+
+
+def _served_name(config: ExperimentConfig, exported_id: str) -> str:
+    """The model that answers for a client: the one of all, unless every client has its own."""
+    base_path = config.export_folder
+    own = base_path.with_name(f"{base_path.name}.{exported_id}")
+    is_divided = config.export.layout == "per_client" or (own.is_dir() and not base_path.is_dir())
+    return own.name if is_divided else base_path.name
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _answer(label: Any, answer: Any) -> dict[str, Any]:

@@ -23,6 +23,8 @@ WEIGHTINGS = ("uniform", "num_examples", "paper_capped_num_examples")
 # As `data.input` of what is made up and not read.
 GENERATED = "generated"
 CLIENT_PARALLELISMS: tuple[ClientParallelism, ...] = typing.get_args(ClientParallelism)
+EXPORT_LAYOUTS = ("auto", "stacked", "clusters", "hypernetwork", "per_client")
+EXPORTED_CLIENT_IDS = ("hashed", "plain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +146,22 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
-    """Which trained method is exported, under which name. Named here, not chosen by a metric: a choice costs budget."""
+    """What is exported, and how.
+
+    Attributes:
+      algorithm: which trained method. Named here, not chosen by a metric: a choice costs budget.
+      model_name: the name it is served under.
+      layout: how personal models lie in the export: `stacked`, a row for every client of what differs between them;
+        `clusters`, a row for every different model; `hypernetwork`, the small states that models are made from, for
+        methods that have them; `per_client`, an export for every client; or `auto`, the smallest that is one export.
+      client_ids: `hashed`, the export and requests have keyed hashes of the clients' ids, the key being in
+        `client_id.key` beside the run; or `plain`, they have the ids themselves.
+    """
 
     algorithm: str
     model_name: str
+    layout: str = "auto"
+    client_ids: str = "hashed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +233,11 @@ class ExperimentConfig:
     def algorithm_folder(self, algorithm: str) -> Path:
         """State, metrics and ledger of one method."""
         return Path(self.output) / algorithm
+
+    @property
+    def client_id_key(self) -> Path:
+        """The key that clients' ids are hashed with where they leave the run: a secret, and no part of an export."""
+        return Path(self.output) / "client_id.key"
 
     @property
     def export_folder(self) -> Path:
@@ -347,6 +366,9 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
         source,
         f"export.model_name {export.model_name!r} must be letters, digits, '_', '.' and '-'",
     )
+    for key, values in {"layout": EXPORT_LAYOUTS, "client_ids": EXPORTED_CLIENT_IDS}.items():
+        given = getattr(export, key)
+        _require(given in values, source, f"export.{key} {given!r} must be one of: {', '.join(values)}")
 
 
 def _require(condition: bool, source: str, message: str) -> None:

@@ -11,17 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipelines.leaf import list_sources
-from serving.client import GrpcClient, RestClient
-from serving.server import EmbeddedServer
-from serving.tf_serving import docker_command, write_models_config
+from serving.client.grpc_client import GrpcClient
+from serving.client.rest_client import RestClient
+from serving.production.tf_serving import docker_command, write_models_config
+from serving.server.embedded import EmbeddedServer
 from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.runtime.experiment import experiment_engine
-from tff_pdp.runtime.export import export_experiment, served_model
+from tff_pdp.runtime.export import export_experiment, exported_ids
 from tff_pdp.runtime.prepare import prepare_clients
 from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table, write_summary
 from tff_pdp.runtime.train import train
+from tff_pdp.runtime.trained_clients import trained_clients
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 MARKER = ".tff_pdp_demo"
@@ -55,7 +57,7 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
     _announce(3, "evaluate: personal models on each silo's test examples")
     summary = evaluate_experiment(config)
     _announce(4, "export: all personal models as one SavedModel")
-    version = export_experiment(config)
+    version = export_experiment(config).version
     write_models_config(version.parent, config.export.model_name)
     _announce(5, "serve: one REST and one gRPC prediction, compared with the in-process model")
     difference = _largest_difference(config)
@@ -96,7 +98,9 @@ def _largest_difference(config: ExperimentConfig) -> float:
     """Serves the export, and compares its answers for every client with the in-process models."""
     method, state = load_trained(config, config.export.algorithm)
     with experiment_engine(config):
-        served = served_model(method, state)
+        trained = trained_clients(method, state)
+        personal = trained.weights_by_id()
+    exported_id = exported_ids(config)
     clients = method.clients
     base_path, name = config.export_folder, config.export.model_name
     differences = []
@@ -107,9 +111,9 @@ def _largest_difference(config: ExperimentConfig) -> float:
                 x = clients.load(client_id, "test").x[:NUM_EXAMPLES]
                 if not len(x):
                     continue
-                weights = served.personal_weights[client_id]
-                expected = served.model.answers(served.model.predict(weights, tf.constant(x))).numpy()
-                prediction = client.predict(name, [client_id] * len(x), x)
+                model = trained.served_model
+                expected = model.answers(model.predict(personal[client_id], tf.constant(x))).numpy()
+                prediction = client.predict(name, [exported_id(client_id)] * len(x), x)
                 if not np.all(prediction.personalized):
                     return float("inf")
                 differences.append(float(np.max(np.abs(prediction.answers - expected))))

@@ -34,7 +34,7 @@ KEY_SENTENCES = [
     "whoever holds it can learn about every user from that user's row",
     "the guarantee is ε = 5.97 at δ = 0.0003 for every user (the sum over runs, an upper bound)",
     "The number of users (N = 1,000) is treated as public",
-    "this report and the exported file name all users",
+    "this report names all users, the exported file, too, or it holds keyed hashes of their names",
     "results of single users with few test examples reveal most",
     "The noise is a float32 Gaussian.",
     "None of that user; of every other user, the same ε and δ.",

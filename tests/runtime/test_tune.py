@@ -20,12 +20,12 @@ from tff_pdp.privacy.accountants import epsilon_bounds
 from tff_pdp.runtime import search as searching
 from tff_pdp.runtime import tune as tuning
 from tff_pdp.runtime.experiment import build_method, experiment_engine
-from tff_pdp.runtime.export import personal_weights
 from tff_pdp.runtime.releases import all_ledgers
 from tff_pdp.runtime.results import evaluate_experiment, load_trained
 from tff_pdp.runtime.rounds import first_state
 from tff_pdp.runtime.run_key import RunKey
 from tff_pdp.runtime.train import train
+from tff_pdp.runtime.trained_clients import trained_clients
 from tff_pdp.runtime.tune import tune
 
 VALUES = {"prox_weight": [0.1, 10], "learning_rate": [0.05, 0.3]}
@@ -128,7 +128,7 @@ def test_the_ledger_holds_the_whole_search_within_the_budget_and_the_method_can_
     assert "Searched privately: prox_weight and learning_rate of MR-MTL." in report
     assert "random number of runs (geometric, 3 on average)" in report
     with experiment_engine(config):
-        weights = personal_weights(method, state)
+        weights = trained_clients(method, state).weights_by_id()
     assert_same([weights[client_id] for client_id in state.client_ids], [one["weights"] for one in state.client_states])
 
 

@@ -1,14 +1,17 @@
 """One small exported model and one running server for every test that only reads them."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from serving.export import export_personalized
-from serving.server import EmbeddedServer
+from serving.export.exporter import export_models
+from serving.export.personal_models import PersonalModels
+from serving.server.embedded import EmbeddedServer
+from serving.verify.fresh_process import FreshProcess
 from tff_pdp.models.base import Model
 from tff_pdp.models.mlp import build_mlp
 
@@ -19,23 +22,38 @@ MAX_ELEMENTS = 1 << 10
 
 @dataclasses.dataclass(frozen=True)
 class Exporter:
-    """A model with weights, and how to export them."""
+    """A model with weights, and how to export them; every export is verified by the same process."""
 
     model: Model
     global_weights: dict[str, np.ndarray]
     personal_weights: dict[str, dict[str, np.ndarray]]
     x: np.ndarray
+    process: FreshProcess
 
-    def export(self, base_path: Path, **changes) -> Path:
+    def models(self, personal_weights: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> PersonalModels:
+        """The models of these clients; what the first of them owns, each of them owns."""
+        clients = self.personal_weights if personal_weights is None else personal_weights
+        owned = set(next(iter(clients.values()), {}))
+        return PersonalModels(
+            model=self.model,
+            client_ids=list(clients),
+            rows=np.arange(1, len(clients) + 1, dtype=np.int32) if owned else np.zeros(len(clients), np.int32),
+            shared={name: array for name, array in self.global_weights.items() if name not in owned},
+            stacked={
+                name: np.stack([self.global_weights[name], *(own[name] for own in clients.values())]) for name in owned
+            },
+        )
+
+    def export(self, base_path: Path, personal_weights=None, **changes) -> Path:
         arguments = {
-            "global_weights": self.global_weights,
-            "personal_weights": self.personal_weights,
+            "models": self.models(personal_weights),
             "example_inputs": self.x,
             "model_name": MODEL_NAME,
             "privacy_report": {"claim": "none"},
             "model_card": {"purpose": "test"},
+            "process": self.process,
         }
-        return export_personalized(base_path, self.model, **{**arguments, **changes})
+        return export_models(base_path, **{**arguments, **changes})
 
     def expected(self, client_ids: list[str], x: np.ndarray) -> np.ndarray:
         """Probabilities of the model in this process, example by example."""
@@ -47,13 +65,14 @@ class Exporter:
 
 
 @pytest.fixture(scope="session")
-def exporter() -> Exporter:
+def exporter(fresh_process) -> Exporter:
     model = build_mlp((3, 2), num_classes=4, hidden_units=(5,))
     return Exporter(
         model=model,
         global_weights=model.init(0),
         personal_weights={"alice": model.init(1), "bob": model.init(2), "é ü": model.init(3)},
         x=np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32),
+        process=fresh_process,
     )
 
 

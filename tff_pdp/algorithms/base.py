@@ -148,6 +148,10 @@ class Algorithm:
         then protects nobody; for a paper's variant only.
       needs_everyone: the method is right only where every client takes part in every round, or leaves for good: the
         server's state, or that of a client who comes late, assumes so. Users, of whom some are drawn, cannot have it.
+      served_from_state: a client's model is made from a state that is small next to it, by `personalise` alone: an
+        export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
+        Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
+        `global_model` is made from, which unknown clients get.
       condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
       unsound: why nothing is guaranteed whatever the privacy plan is, if so.
     """
@@ -171,6 +175,7 @@ class Algorithm:
     noised_size: Callable[[Weights], int] | None = None
     noise_on_own_support: bool = False
     needs_everyone: bool = False
+    served_from_state: bool = False
     condition: str = ""
     unsound: str = ""
 

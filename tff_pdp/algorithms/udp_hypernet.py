@@ -115,5 +115,7 @@ def build_udp_hypernet(
         adapt=adapt if fine_tune else None,
         personalise=(lambda broadcast, adapted: adapted["weights"]) if fine_tune else generate,
         global_model=global_model,
+        # A tuned model is no function of the descriptor.
+        served_from_state=not fine_tune,
         condition=_TRUSTED_SERVER if paper_server_descriptors else "",
     )

@@ -96,6 +96,7 @@ def build_privacy_statement(
             (unit.several_heading, silo_texts.several_text(spent, unit)),
             ("Mechanism", silo_texts.mechanism_text(silos, clip, steps, sampler, unit)),
             ("What it cost", silo_texts.cost_text(silos, other_releases, num_examples_are_noised)),
+            ("Personal models", silo_texts.export_text(statement_parts.is_private(claim), unit)),
             ("If all compared methods are released", privacy_texts.composed_text(composed, SILOS)),
             ("Tuning", tuning),
             ("What is treated as public", silo_texts.public_text(num_examples_are_noised, unit)),

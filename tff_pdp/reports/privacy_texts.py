@@ -16,6 +16,10 @@ CLAIMS: dict[str, str] = {
 }
 
 NO_GUARANTEE = "No guarantee in this run."
+PSEUDONYMS = (
+    "Ids that are keyed hashes are pseudonyms: without the key they do not tell whose a row is, but the row says the "
+    "same."
+)
 
 
 def claim_text(claim: str, reason: str, covered: Sequence[content.AlgorithmResult], guarantee: str) -> str:

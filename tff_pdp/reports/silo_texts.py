@@ -6,7 +6,7 @@ from typing import Any
 
 from tff_pdp.reports import content, numbers
 from tff_pdp.reports.client_words import SILOS
-from tff_pdp.reports.privacy_texts import NO_GUARANTEE, bounds_text, not_private_text, simulation_row
+from tff_pdp.reports.privacy_texts import NO_GUARANTEE, PSEUDONYMS, bounds_text, not_private_text, simulation_row
 from tff_pdp.reports.silo_units import RECORDS, SiloUnit
 
 SAMPLERS: dict[str, str] = {
@@ -122,6 +122,22 @@ def unprotected_text() -> str:
     )
 
 
+def export_text(is_private: bool, unit: SiloUnit = RECORDS) -> str:
+    """What the files beside a served model, and the report, say of personal models."""
+    if not is_private:
+        return (
+            "Nothing is promised of the exported file: every personal model may reveal any record of its silo to "
+            "whoever holds the file or can ask with the silo's id. Keep it where the raw data may be kept. "
+            f"{PSEUDONYMS}"
+        )
+    return (
+        "Every silo's personal model was computed from public and noised values only. To export it and to answer with "
+        "it is post-processing: towards whoever holds the file, or can ask with any silo's id, each silo's "
+        f"{unit.protected} keep that silo's ε and δ. Not covered is what holds of a silo as a whole: its model tells "
+        f"what its records have in common, and that there is such a silo. {PSEUDONYMS}"
+    )
+
+
 def held_out_text(search: Mapping[str, Any] | None, unit: SiloUnit = RECORDS) -> str:
     """What carries no guarantee at all; `search` as in `privacy_statement`."""
     protected = unit.covered
@@ -148,8 +164,8 @@ def who_sees(claim: str, unit: SiloUnit = RECORDS) -> list[dict[str, str]]:
         },
         {"who": "Other silos", "sees": "what the server sends to all", "guarantee": protection[1]},
         {
-            "who": "Users of a silo's personal model",
-            "sees": "that model's weights or answers",
+            "who": "Users of a silo's personal model, and whoever holds the exported file",
+            "sees": "that model's weights or answers, and those of all silos in the file",
             "guarantee": protection[2],
         },
         {

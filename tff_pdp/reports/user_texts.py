@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_pdp.reports import content, numbers
 from tff_pdp.reports.client_words import USERS
-from tff_pdp.reports.privacy_texts import NO_GUARANTEE, bounds_text, not_private_text, simulation_row
+from tff_pdp.reports.privacy_texts import NO_GUARANTEE, PSEUDONYMS, bounds_text, not_private_text, simulation_row
 from tff_pdp.reports.user_facts import UserCosts, UserSums
 
 _JOINT_DP = (
@@ -15,7 +15,8 @@ _JOINT_DP = (
 )
 _ROWS = (
     "The exported file holds the personal models of all users: whoever holds it can learn about every user from that "
-    "user's row, and each row is to be served to its own user alone."
+    "user's row, and whoever can ask a server with a user's id learns about that user from the answers. Each row is to "
+    f"be served to its own user alone. {PSEUDONYMS}"
 )
 NO_NOISE = "no noise was added to what users release"
 NOT_COVERED = (
@@ -176,8 +177,9 @@ def public_text(sums: UserSums) -> str:
     if sums.weight_cap is not None:
         text += " So is the number of training examples of every user, which sets how much the user counts."
     return text + (
-        " Training does not release which users there are, nor who took part in which round; this report and the "
-        "exported file name all users, and how long rounds took, which is on record too, tells how many took part."
+        " Training does not release which users there are, nor who took part in which round; this report names all "
+        "users, the exported file, too, or it holds keyed hashes of their names, and how long rounds took, which is on "
+        "record too, tells how many took part."
     )
 
 
@@ -212,10 +214,14 @@ def who_sees(claim: str) -> list[dict[str, str]]:
         {"who": "The server", "sees": "who takes part, and each participant's clipped release", "guarantee": server},
         {"who": "Other users", "sees": "what the server sends to participants", "guarantee": noised},
         {"who": "The user itself", "sees": "its own raw examples and its own model", "guarantee": "None needed."},
-        {"who": "Who sees a user's personal model", "sees": "that model's weights or answers", "guarantee": joint},
+        {
+            "who": "Who sees a user's personal model",
+            "sees": "that model's weights, or answers to requests with the user's id",
+            "guarantee": joint,
+        },
         {
             "who": "Who holds the exported file",
-            "sees": "the names and the personal models of all users",
+            "sees": "the personal models of all users, under their names or keyed hashes of these",
             "guarantee": "None of any user whose model has a personal part.",
         },
         {"who": "Clients that are unknown to the export", "sees": "the global model's answers", "guarantee": noised},

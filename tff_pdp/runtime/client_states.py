@@ -66,10 +66,10 @@ def is_store(states: ClientStates) -> bool:
 
 
 def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]:
-    """The states of some clients, as computations take them."""
+    """The states of some clients, in this order, as computations take them."""
     if is_store(states):
         return from_columns(state_type, states.read(places), len(places))
-    if len(places) == len(states):
+    if np.array_equal(places, np.arange(len(states))):
         return states
     # Engines take and return lists, too.
     return states.select(places) if isinstance(states, ClientValues) else [states[place] for place in places]

@@ -41,7 +41,9 @@ def recorded_costs(
       scopes: of their ledgers.
       only_budgets_hold: whether what was spent says nothing of what could have been.
     """
-    ledgers = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
+    recorded = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
+    # Clients that were added after training have ledgers of their own, which are about nobody else.
+    ledgers = [ledger for ledger in recorded if any(scope in ledger.budgets for scope in scopes)]
     if not ledgers:
         return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
     delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())

@@ -108,13 +108,20 @@ def ready_states(
         yield np.arange(len(state.client_ids)), state.client_states
         return
     for places in places_in_parts(len(state.client_ids), _CLIENTS_AT_A_TIME):
-        states = select_states(state.client_states, places, method.client_state_type)
-        if method.process.adapt is not None:
-            if train_data is None:
-                raise ValueError(f"{method.algorithm.name} adapts, which takes the training examples")
-            params = method.client_params(state.run_key, max(state.round_number, 1), places, run=ADAPTATION)
-            states = method.process.adapt(state.server_state, states, train_data.select(places), params)
-        yield places, states
+        yield places, ready_states_of(method, state, places, train_data)
+
+
+def ready_states_of(
+    method: Method, state: Checkpoint, places: np.ndarray, train_data: Examples | ClientValues | None
+) -> Sequence[Any]:
+    """The states of some clients, in this order, as their models are used; as `ready_states`. Needs an engine."""
+    states = select_states(state.client_states, places, method.client_state_type)
+    if method.process.adapt is None:
+        return states
+    if train_data is None:
+        raise ValueError(f"{method.algorithm.name} adapts, which takes the training examples")
+    params = method.client_params(state.run_key, max(state.round_number, 1), places, run=ADAPTATION)
+    return method.process.adapt(state.server_state, states, train_data.select(places), params)
 
 
 def evaluate_clients(

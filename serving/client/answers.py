@@ -1,0 +1,146 @@
+"""What clients return: predictions, the state of versions, and the signatures of a model."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+SIGNATURE_FIELD = "signature_def"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The answer for a batch.
+
+    Attributes:
+      answers: float32, probabilities `[n, num_classes]`, or a regression's values `[n]`.
+      personalized: bool `[n]`; false where the client is unknown and the global model answered.
+    """
+
+    answers: np.ndarray
+    personalized: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification:
+    """The answer of `classify` for a batch.
+
+    Attributes:
+      classes: labels, string `[n, k]`.
+      scores: float32 `[n, k]`, the probability of each label.
+    """
+
+    classes: np.ndarray
+    scores: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """The answer of `regress` for a batch.
+
+    Attributes:
+      values: float32 `[n]`.
+    """
+
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionState:
+    """One version that a server has seen.
+
+    Attributes:
+      version: its number.
+      state: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`.
+      error_code: `OK`, or the gRPC code of what ended it.
+      error_message: why it ended, or empty.
+    """
+
+    version: int
+    state: str
+    error_code: str = "OK"
+    error_message: str = ""
+
+    @property
+    def available(self) -> bool:
+        """True if the version takes requests."""
+        return self.state == "AVAILABLE"
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorDescription:
+    """An input or output of a signature.
+
+    Attributes:
+      dtype: as TensorFlow's protos name it, such as `DT_FLOAT`.
+      shape: its dimensions, None for an open one; None altogether where the rank is open.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """One function of a model: its inputs and outputs by key."""
+
+    inputs: Mapping[str, TensorDescription]
+    outputs: Mapping[str, TensorDescription]
+    method_name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMetadata:
+    """A loaded version and its signatures by name."""
+
+    model_name: str
+    version: int
+    signatures: Mapping[str, Signature]
+
+
+def answers_name(outputs: Collection[str]) -> str:
+    """What the answers are called among the outputs of `predict`: a regression's, or else a classifier's."""
+    return "values" if "values" in outputs else "probabilities"
+
+
+def version_states(document: Mapping[str, Any]) -> list[VersionState]:
+    """Reads a `GetModelStatusResponse` in its JSON form.
+
+    Raises:
+      KeyError, TypeError or ValueError: it is none.
+    """
+    states = []
+    for entry in document["model_version_status"]:
+        status = entry.get("status", {})
+        code, message = status.get("error_code", "OK"), status.get("error_message", "")
+        states.append(VersionState(int(entry["version"]), entry["state"], code, message))
+    return states
+
+
+def metadata(document: Mapping[str, Any]) -> ModelMetadata:
+    """Reads a `GetModelMetadataResponse` in its JSON form.
+
+    Raises:
+      KeyError, TypeError or ValueError: it is none.
+    """
+    spec = document["model_spec"]
+    signatures = document["metadata"][SIGNATURE_FIELD]["signature_def"]
+    return ModelMetadata(
+        spec["name"], int(spec["version"]), {name: _signature(value) for name, value in signatures.items()}
+    )
+
+
+def _signature(document: Mapping[str, Any]) -> Signature:
+    return Signature(_tensors(document["inputs"]), _tensors(document["outputs"]), document["method_name"])
+
+
+def _tensors(document: Mapping[str, Any]) -> dict[str, TensorDescription]:
+    return {key: TensorDescription(value["dtype"], _shape(value["tensor_shape"])) for key, value in document.items()}
+
+
+def _shape(document: Mapping[str, Any]) -> tuple[int | None, ...] | None:
+    if document.get("unknown_rank"):
+        return None
+    sizes = [int(dimension["size"]) for dimension in document.get("dim", ())]
+    return tuple(None if size < 0 else size for size in sizes)

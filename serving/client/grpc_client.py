@@ -1,0 +1,206 @@
+"""The client of the gRPC API. Importing it imports TensorFlow, whose messages the requests are made of."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, Unpack
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+from tensorflow.core.example import example_pb2
+from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorflow_serving.apis import (
+    classification_pb2,
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_management_pb2,
+    model_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+    regression_pb2,
+)
+
+from serving.client import answers
+from serving.client.answers import SIGNATURE_FIELD, ModelMetadata, VersionState
+from serving.client.calls import Deadline, ServerError, UnavailableError, call_with_retries
+from serving.client.model_client import (
+    CLASSIFY,
+    DEFAULT_TIMEOUT_SECONDS,
+    PREDICT,
+    Batch,
+    ModelClient,
+    ModelSpec,
+    Options,
+)
+
+# A server that restarts is found again within this time, not gRPC's default of up to two minutes.
+_FIRST_RECONNECT_MILLISECONDS, _LONGEST_RECONNECT_MILLISECONDS = 100, 1000
+_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+Answer = TypeVar("Answer")
+
+
+class GrpcClient(ModelClient[Message]):
+    """Calls the gRPC API over one channel."""
+
+    def __init__(
+        self,
+        address: str,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        **options: Unpack[Options],
+    ):
+        """Does not connect yet; arguments as of `ModelClient`.
+
+        Args:
+          address: `host:port`.
+          timeout_seconds: how long one call may take, retries and parts included.
+          credentials: such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
+          options: as of `ModelClient`.
+
+        Raises:
+          ServingError: a limit is not positive.
+        """
+        super().__init__(address, timeout_seconds, **options)
+        arguments = [
+            ("grpc.max_receive_message_length", self._max_message_bytes),
+            ("grpc.max_send_message_length", self._max_message_bytes),
+            ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MILLISECONDS),
+            ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_MILLISECONDS),
+            # Model servers are near: a proxy meant for the web would only fail to find them.
+            ("grpc.enable_http_proxy", 0),
+        ]
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=arguments)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=arguments)
+        self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
+
+    def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
+        """As `ModelClient.status`."""
+        spec = _spec(ModelSpec(model_name, version), "")
+        request = get_model_status_pb2.GetModelStatusRequest(model_spec=spec)
+        response = self._send(self._models.GetModelStatus, request, Deadline(self._timeout_seconds))
+        return self._checked(lambda: answers.version_states(_to_dict(response)))
+
+    def metadata(self, model_name: str, *, version: int | None = None, label: str | None = None) -> ModelMetadata:
+        """As `ModelClient.metadata`."""
+        spec = _spec(ModelSpec(model_name, version, label), "")
+        request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_FIELD])
+        response = self._send(self._predictions.GetModelMetadata, request, Deadline(self._timeout_seconds))
+        return self._checked(lambda: answers.metadata(_to_dict(response)))
+
+    def reload_config(self, config: Message) -> None:
+        """Replaces the whole configuration of the server, and waits until models that are new to it have loaded.
+
+        Args:
+          config: a `ModelServerConfig` that lists every model: those that it leaves out are unloaded.
+
+        Raises:
+          ServerError: the server cannot be reached in time or refuses the configuration.
+        """
+        request = model_management_pb2.ReloadConfigRequest(config=config)
+        response = self._send(self._models.HandleReloadConfigRequest, request, Deadline(self._timeout_seconds))
+        # The call itself succeeds also where the configuration is refused.
+        if response.status.error_code:
+            code = _CODE_NAMES.get(response.status.error_code, "UNKNOWN")
+            raise ServerError(self.address, code, response.status.error_message)
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._channel.close()
+
+    def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[Message, int]:
+        if method == PREDICT:
+            inputs = {"client_id": _strings(batch.client_ids), batch.key: _column(batch.values)}
+            request = predict_pb2.PredictRequest(model_spec=_spec(spec, signature_name), inputs=inputs)
+        else:
+            build = classification_pb2.ClassificationRequest if method == CLASSIFY else regression_pb2.RegressionRequest
+            request = build(model_spec=_spec(spec, signature_name))
+            request.input.example_list.examples.extend(_examples(batch))
+        return request, request.ByteSize()
+
+    def _call(self, method: str, spec: ModelSpec, payload: Message, deadline: Deadline) -> tuple[np.ndarray, ...]:
+        calls = {PREDICT: self._predictions.Predict, CLASSIFY: self._predictions.Classify}
+        response = self._send(calls.get(method, self._predictions.Regress), payload, deadline)
+        return self._checked(lambda: _arrays(method, response))
+
+    def _send(self, call: Callable, request: Message, deadline: Deadline) -> Any:
+        def attempt(seconds: float) -> Message:
+            try:
+                return call(request, timeout=seconds)
+            except grpc.RpcError as error:
+                code, details = error.code(), error.details() or "no message"
+                if code == grpc.StatusCode.UNAVAILABLE:
+                    raise UnavailableError(self.address, code.name, details) from error
+                raise ServerError(self.address, code.name, details) from error
+
+        return call_with_retries(attempt, self.address, deadline, self._max_attempts)
+
+    def _checked(self, read: Callable[[], Answer]) -> Answer:
+        try:
+            return read()
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unlike_a_personal_model() from error
+
+
+def _spec(spec: ModelSpec, signature_name: str) -> Message:
+    message = model_pb2.ModelSpec(name=spec.name, signature_name=signature_name)
+    if spec.version is not None:
+        message.version.value = spec.version
+    if spec.label is not None:
+        message.version_label = spec.label
+    return message
+
+
+def _column(values: np.ndarray | Sequence[bytes]) -> Message:
+    if not isinstance(values, np.ndarray):
+        return _strings(values)
+    # One copy of the bytes; a list of floats would be converted and packed one by one.
+    return tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_FLOAT, tensor_shape=_shape(values.shape), tensor_content=values.astype("<f4").tobytes()
+    )
+
+
+def _strings(values: Sequence[str] | Sequence[bytes]) -> Message:
+    encoded = [value.encode() if isinstance(value, str) else value for value in values]
+    return tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape((len(encoded),)), string_val=encoded)
+
+
+def _shape(sizes: tuple[int, ...]) -> Message:
+    return tensor_shape_pb2.TensorShapeProto(dim=[{"size": size} for size in sizes])
+
+
+def _examples(batch: Batch) -> Iterator[Message]:
+    for client_id, example in zip(batch.client_ids, batch.values, strict=True):
+        message = example_pb2.Example()
+        message.features.feature["client_id"].bytes_list.value.append(client_id.encode())
+        message.features.feature["x"].float_list.value.extend(np.ravel(example).tolist())
+        yield message
+
+
+def _arrays(method: str, response: Any) -> tuple[np.ndarray, ...]:
+    if method == PREDICT:
+        outputs = dict(response.outputs)
+        return tf.make_ndarray(outputs[answers.answers_name(outputs)]), tf.make_ndarray(outputs["personalized"])
+    if method == CLASSIFY:
+        results = response.result.classifications
+        classes = [[one.label for one in result.classes] for result in results]
+        scores = [[one.score for one in result.classes] for result in results]
+        return np.array(classes, np.str_), np.array(scores, np.float32)
+    return (np.array([one.value for one in response.result.regressions], np.float32),)
+
+
+def _to_dict(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        message,
+        preserving_proto_field_name=True,
+        including_default_value_fields=True,  # pyright: ignore[reportCallIssue]  # Named differently from protobuf 5 on.
+    )

@@ -1,0 +1,283 @@
+"""The interface of both clients: what they check, how they split batches, and how they join the answers."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, TypedDict, TypeVar
+
+import numpy as np
+
+from serving.client.answers import Classification, ModelMetadata, Prediction, Regression, VersionState
+from serving.client.calls import Deadline
+from tff_pdp.errors import ServingError
+
+DEFAULT_TIMEOUT_SECONDS = 10.0
+# The largest batch that servers configured by this package accept.
+DEFAULT_MAX_BATCH_SIZE = 64
+DEFAULT_MAX_MESSAGE_BYTES = 64 * 2**20
+DEFAULT_MAX_ATTEMPTS = 4
+
+PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
+IMAGES_SIGNATURE = "predict_images"
+
+Payload = TypeVar("Payload")
+Client = TypeVar("Client", bound="ModelClient")
+
+
+class Options(TypedDict, total=False):
+    """The options of every client; `ModelClient` says what they are."""
+
+    client_id_hash: Callable[[str], str] | None
+    max_batch_size: int
+    max_message_bytes: int
+    max_attempts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """Which model is asked: its newest version, or one by number, or one by label."""
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+
+    def __post_init__(self):
+        if self.version is not None and self.label is not None:
+            raise ServingError(f"Ask model {self.name!r} by version or by label, not both.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Examples of clients: float32 `[n, *shape]` under the key `x`, or encoded images under `image_bytes`."""
+
+    client_ids: Sequence[str]
+    key: str
+    values: np.ndarray | Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.client_ids)
+
+    def part(self, start: int, stop: int) -> "Batch":
+        """Examples `start` to `stop`, the latter excluded."""
+        return Batch(self.client_ids[start:stop], self.key, self.values[start:stop])
+
+
+class ModelClient(abc.ABC, Generic[Payload]):
+    """Asks personalised models of this package, on the embedded server or TensorFlow Serving.
+
+    Safe to use from many threads. Close it, or use it as a context manager.
+
+    A batch above `max_batch_size` or `max_message_bytes` is sent in parts, one after another, and the answers are
+    joined in order. While one version replaces another, parts may get answers of different ones: name a version where
+    that matters.
+
+    A call that finds no server, loses the connection before an answer or is told to come back (`UNAVAILABLE`) is tried
+    again, as long as its deadline allows. Nothing else is.
+
+    Attributes:
+      address: who is asked.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        *,
+        client_id_hash: Callable[[str], str] | None = None,
+        max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    ):
+        """Does not connect yet.
+
+        Args:
+          address: `host:port`; for REST also a URL such as `https://models.example.org`.
+          timeout_seconds: how long one call may take, retries and parts included.
+          client_id_hash: turns ids into those of the export, usually a `serving.client_ids.ClientIdHash`; None if
+            callers pass them as the export has them.
+          max_batch_size: most examples in one request.
+          max_message_bytes: largest request sent and largest answer accepted.
+          max_attempts: how often one request is sent at most.
+
+        Raises:
+          ServingError: a limit is not positive.
+        """
+        if timeout_seconds <= 0 or min(max_batch_size, max_message_bytes, max_attempts) < 1:
+            raise ServingError("A client's timeout, batch size, message size and number of attempts must be positive.")
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._client_id_hash = client_id_hash
+        self._max_batch_size = max_batch_size
+        self._max_message_bytes = max_message_bytes
+        self._max_attempts = max_attempts
+
+    def predict(
+        self,
+        model_name: str,
+        client_ids: Sequence[str],
+        x: np.ndarray,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+    ) -> Prediction:
+        """Predicts each example with the weights of its client.
+
+        Args:
+          model_name: the name the model is served under.
+          client_ids: one id for each example; an empty one asks for the global model.
+          x: float32 `[n, *input_shape]`.
+          version: the version to ask, by default the newest.
+          label: the label of the version to ask.
+
+        Raises:
+          ServerError: the server cannot be reached in time or refuses the request.
+          ServingError: the batch is empty, has another number of ids than of examples, or an example that is larger
+            than a message may be.
+        """
+        batch = self._batch(client_ids, "x", _numbers(x))
+        return self._predict(ModelSpec(model_name, version, label), "", batch)
+
+    def predict_images(
+        self,
+        model_name: str,
+        client_ids: Sequence[str],
+        images: Sequence[bytes],
+        *,
+        version: int | None = None,
+        label: str | None = None,
+    ) -> Prediction:
+        """Predicts each image, of a model whose examples are images; as `predict`.
+
+        Args:
+          model_name: the name the model is served under.
+          client_ids: one id for each image.
+          images: contents of image files in a format that the export reads, such as PNG or JPEG.
+          version: the version to ask, by default the newest.
+          label: the label of the version to ask.
+        """
+        if not all(isinstance(image, bytes) for image in images):
+            raise ServingError("Images are the bytes of image files; pass arrays of pixels to predict.")
+        batch = self._batch(client_ids, "image_bytes", images)
+        return self._predict(ModelSpec(model_name, version, label), IMAGES_SIGNATURE, batch)
+
+    def classify(
+        self,
+        model_name: str,
+        client_ids: Sequence[str],
+        x: np.ndarray,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+    ) -> Classification:
+        """Classifies each example, sent as `tf.Example`; arguments and errors as of `predict`."""
+        batch = self._batch(client_ids, "x", _numbers(x))
+        parts = list(self._answers(CLASSIFY, ModelSpec(model_name, version, label), CLASSIFY, batch))
+        return Classification(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def regress(
+        self,
+        model_name: str,
+        client_ids: Sequence[str],
+        x: np.ndarray,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+    ) -> Regression:
+        """Predicts the value of each example, sent as `tf.Example`; arguments and errors as of `predict`."""
+        batch = self._batch(client_ids, "x", _numbers(x))
+        parts = list(self._answers(REGRESS, ModelSpec(model_name, version, label), REGRESS, batch))
+        return Regression(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    @abc.abstractmethod
+    def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
+        """Asks for the states of all versions that the server has seen, or of one. Servers ignore labels here.
+
+        Raises:
+          ServerError: the server cannot be reached in time or does not know the model or version.
+        """
+
+    @abc.abstractmethod
+    def metadata(self, model_name: str, *, version: int | None = None, label: str | None = None) -> ModelMetadata:
+        """Asks for the signatures of the newest version, or of one.
+
+        Raises:
+          ServerError: the server cannot be reached in time or has not loaded the model or version.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Closes the connections."""
+
+    @abc.abstractmethod
+    def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[Payload, int]:
+        """Makes one request of a batch, and tells its size in bytes."""
+
+    @abc.abstractmethod
+    def _call(self, method: str, spec: ModelSpec, payload: Payload, deadline: Deadline) -> tuple[np.ndarray, ...]:
+        """Sends one request and returns the arrays of its answer, each `[n, ...]`.
+
+        They are answers and `personalized` of `predict`, classes and scores of `classify`, values of `regress`.
+        """
+
+    def _predict(self, spec: ModelSpec, signature_name: str, batch: Batch) -> Prediction:
+        parts = list(self._answers(PREDICT, spec, signature_name, batch))
+        return Prediction(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _batch(self, client_ids: Sequence[str], key: str, values: Any) -> Batch:
+        if isinstance(client_ids, str) or not all(isinstance(one, str) for one in client_ids):
+            raise ServingError(f"Client ids must be a list of texts, one for each example, not {client_ids!r:.100}.")
+        number = 0 if isinstance(values, np.ndarray) and not values.ndim else len(values)
+        if len(client_ids) != number or not number:
+            raise ServingError(
+                f"{len(client_ids)} client ids for {number} examples: send one for each, and at least one example."
+            )
+        ids = client_ids if self._client_id_hash is None else [self._client_id_hash(one) for one in client_ids]
+        return Batch(list(ids), key, values)
+
+    def _answers(
+        self, method: str, spec: ModelSpec, signature_name: str, batch: Batch
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        deadline = Deadline(self._timeout_seconds)
+        for start in range(0, len(batch), self._max_batch_size):
+            part = batch.part(start, start + self._max_batch_size)
+            for payload, size in self._fitting(method, spec, signature_name, part, start):
+                arrays = self._call(method, spec, payload, deadline)
+                if any(array.shape[:1] != (size,) for array in arrays):
+                    raise self._unlike_a_personal_model()
+                yield arrays
+
+    def _fitting(
+        self, method: str, spec: ModelSpec, signature_name: str, batch: Batch, start: int
+    ) -> Iterator[tuple[Payload, int]]:
+        """Requests that are small enough, and how many examples each has; a request that is not is halved."""
+        payload, num_bytes = self._encode(method, spec, signature_name, batch)
+        if num_bytes <= self._max_message_bytes:
+            yield payload, len(batch)
+            return
+        if len(batch) == 1:
+            raise ServingError(
+                f"Example {start} makes a request of {num_bytes} bytes, above the limit of {self._max_message_bytes}: "
+                "send a smaller example, or raise max_message_bytes here and the limit of the server."
+            )
+        middle = len(batch) // 2
+        yield from self._fitting(method, spec, signature_name, batch.part(0, middle), start)
+        yield from self._fitting(method, spec, signature_name, batch.part(middle, len(batch)), start + middle)
+
+    def _unlike_a_personal_model(self) -> ServingError:
+        return ServingError(f"{self.address} did not answer like a personalised model of this package.")
+
+    def __enter__(self: Client) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _numbers(x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ServingError(f"x must be an array of numbers, of one shape for all examples: {error}.") from error

@@ -1,0 +1,204 @@
+"""The client of the REST API. It needs no TensorFlow."""
+
+import base64
+import json
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import numpy as np
+import orjson
+import urllib3
+from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, ProtocolError
+from urllib3.exceptions import TimeoutError as HTTPTimeoutError
+from urllib3.util import parse_url
+
+from serving.client import answers
+from serving.client.answers import ModelMetadata, VersionState
+from serving.client.calls import UNAVAILABLE, Deadline, ServerError, UnavailableError, call_with_retries
+from serving.client.model_client import (
+    CLASSIFY,
+    DEFAULT_TIMEOUT_SECONDS,
+    PREDICT,
+    Batch,
+    ModelClient,
+    ModelSpec,
+    Options,
+)
+from tff_pdp.errors import ServingError
+
+# Connections that are kept open between calls; more threads than this open further ones for a moment.
+_KEPT_CONNECTIONS = 64
+_READ_BYTES = 2**18
+_HEADERS = {"Content-Type": "application/json"}
+_SERVICE_UNAVAILABLE = 503
+
+
+class RestClient(ModelClient[bytes]):
+    """Calls the REST API, over connections that are kept open. Proxies in the environment are ignored.
+
+    The deadline is checked between reads: an answer that trickles in can outlast it by the time it had at first.
+    """
+
+    def __init__(self, address: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, **options: Unpack[Options]):
+        """Does not connect yet; arguments as of `ModelClient`.
+
+        Raises:
+          ServingError: the address is not one, or a limit is not positive.
+        """
+        super().__init__(address, timeout_seconds, **options)
+        self._url = (address if "://" in address else f"http://{address}").rstrip("/")
+        try:
+            self._pool = urllib3.connection_from_url(self._url, maxsize=_KEPT_CONNECTIONS)
+            self._prefix = parse_url(self._url).path or ""
+        except (LocationParseError, ValueError) as error:
+            raise ServingError(f"{address} is no address of a REST API: use host:port or a URL.") from error
+
+    def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
+        """As `ModelClient.status`."""
+        return self._get(ModelSpec(model_name, version), "", answers.version_states)
+
+    def metadata(self, model_name: str, *, version: int | None = None, label: str | None = None) -> ModelMetadata:
+        """As `ModelClient.metadata`."""
+        return self._get(ModelSpec(model_name, version, label), "/metadata", answers.metadata)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._pool.close()
+
+    def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[bytes, int]:
+        document: dict[str, Any] = {"signature_name": signature_name} if signature_name else {}
+        if method == PREDICT:
+            document["inputs"] = {"client_id": batch.client_ids, batch.key: _column(batch.values)}
+        else:
+            document["examples"] = [
+                {"client_id": client_id, "x": np.ravel(example)}
+                for client_id, example in zip(batch.client_ids, batch.values, strict=True)
+            ]
+        body = _dumps(document, batch.values)
+        return body, len(body)
+
+    def _call(self, method: str, spec: ModelSpec, payload: bytes, deadline: Deadline) -> tuple[np.ndarray, ...]:
+        document = self._request("POST", _path(spec, f":{method}"), payload, deadline)
+        try:
+            return _arrays(method, document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unlike_a_personal_model() from error
+
+    def _get(self, spec: ModelSpec, action: str, read: Callable[[Any], Any]) -> Any:
+        document = self._request("GET", _path(spec, action), None, Deadline(self._timeout_seconds))
+        try:
+            return read(document)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ServingError(f"{self._url} did not answer like TensorFlow Serving.") from error
+
+    def _request(self, method: str, path: str, body: bytes | None, deadline: Deadline) -> Any:
+        url = f"{self._url}{path}"
+
+        def attempt(seconds: float) -> Any:
+            status, answer = self._exchange(method, path, body, seconds, deadline)
+            if status == _SERVICE_UNAVAILABLE:
+                raise UnavailableError(url, str(status), _error_message(answer))
+            if status != 200:
+                raise ServerError(url, str(status), _error_message(answer))
+            try:
+                return _loads(answer)
+            except ValueError as error:
+                raise ServingError(f"{url} did not answer with JSON.") from error
+
+        return call_with_retries(attempt, url, deadline, self._max_attempts)
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, seconds: float, deadline: Deadline
+    ) -> tuple[int, bytes]:
+        """One request and its answer: the HTTP status and the body."""
+        url = f"{self._url}{path}"
+        try:
+            response = self._pool.urlopen(
+                method,
+                f"{self._prefix}{path}",
+                body,
+                _HEADERS if body is not None else None,
+                retries=False,
+                redirect=False,
+                timeout=urllib3.Timeout(connect=seconds, read=seconds),
+                preload_content=False,
+            )
+        except (NewConnectionError, ProtocolError) as error:
+            raise UnavailableError(url, UNAVAILABLE, str(error)) from error
+        except HTTPTimeoutError as error:
+            raise deadline.error(url) from error
+        except HTTPError as error:
+            raise ServingError(f"{url} cannot be reached: {error}.") from error
+        try:
+            return response.status, self._read(response, deadline)
+        except HTTPTimeoutError as error:
+            raise deadline.error(url) from error
+        # The answer had begun, so the request may have been at fault: it is not sent again.
+        except HTTPError as error:
+            raise ServerError(url, UNAVAILABLE, f"the answer broke off: {error}") from error
+        finally:
+            # A connection whose answer was read to its end is back in the pool by now and stays open.
+            response.close()
+
+    def _read(self, response: urllib3.BaseHTTPResponse, deadline: Deadline) -> bytes:
+        body = bytearray()
+        while chunk := response.read(_READ_BYTES, decode_content=False):
+            body += chunk
+            if len(body) > self._max_message_bytes:
+                raise ServingError(
+                    f"{self._url} answered with more than {self._max_message_bytes} bytes: send smaller batches, or "
+                    "raise max_message_bytes."
+                )
+            deadline.remaining(self._url)
+        return bytes(body)
+
+
+def _path(spec: ModelSpec, action: str) -> str:
+    path = f"/v1/models/{urllib.parse.quote(spec.name, safe='')}"
+    if spec.version is not None:
+        path += f"/versions/{spec.version}"
+    if spec.label is not None:
+        path += f"/labels/{urllib.parse.quote(spec.label, safe='')}"
+    return path + action
+
+
+def _column(values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+        return np.ascontiguousarray(values)
+    return [{"b64": base64.b64encode(value).decode("ascii")} for value in values]
+
+
+def _dumps(document: Mapping[str, Any], values: Any) -> bytes:
+    if not isinstance(values, np.ndarray) or np.isfinite(values).all():
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    # orjson would send null for NaN, and the server would complain about that instead.
+    return json.dumps(document, default=np.ndarray.tolist).encode()
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        # TensorFlow Serving writes NaN and Infinity, which are not JSON.
+        return json.loads(body)
+
+
+def _arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
+    if method == PREDICT:
+        outputs = document["outputs"]
+        return np.array(outputs[answers.answers_name(outputs)], np.float32), np.array(outputs["personalized"], bool)
+    results = document["results"]
+    if method == CLASSIFY:
+        classes = [[label for label, _ in result] for result in results]
+        scores = [[score for _, score in result] for result in results]
+        return np.array(classes, np.str_), np.array(scores, np.float32)
+    return (np.array(results, np.float32),)
+
+
+def _error_message(body: bytes) -> str:
+    """What the server said, which is JSON if it is one that serves models."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", errors="replace")[:1000] or "no message"

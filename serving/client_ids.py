@@ -1,0 +1,95 @@
+"""Clients' ids as exports hold them: keyed hashes, so that a served file does not name anyone."""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from tff_pdp.errors import ServingError
+from tff_pdp.files import sync
+
+KEY_BYTES = 32
+
+
+class ClientIdHash:
+    """Turns clients' ids into what an export holds in their place: HMAC-SHA256 under a secret key, 32 hex digits.
+
+    The same id has the same hash in every version, so callers may store it. Without the key nobody can tell from an
+    export who its clients are, nor try likely ids on it; with the key anybody can. A hash is a pseudonym: rows are
+    still personal data.
+
+    Example:
+      >>> ClientIdHash(bytes(32))("alice")
+      'ce3837f76a54a635191b1704ac767226'
+    """
+
+    def __init__(self, key: bytes):
+        """Keeps the key.
+
+        Raises:
+          ServingError: the key has not 32 bytes.
+        """
+        if len(key) != KEY_BYTES:
+            raise ServingError(f"A key for client ids has {KEY_BYTES} bytes, not {len(key)}.")
+        self._key = key
+
+    def __call__(self, client_id: str) -> str:
+        """The id that an export and requests have for this client; an empty id, the global model's, stays empty."""
+        if not client_id:
+            return client_id
+        return hmac.digest(self._key, client_id.encode(), hashlib.sha256).hex()[:32]
+
+    @classmethod
+    def load(cls, path: Path) -> "ClientIdHash":
+        """Reads the key that `load_or_create` wrote.
+
+        Raises:
+          ServingError: the file is missing or holds something else.
+        """
+        try:
+            text = path.read_text(encoding="ascii")
+        except FileNotFoundError as error:
+            raise ServingError(f"{path} is missing: without this key the ids in an export cannot be told.") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServingError(f"{path} cannot be read as a key for client ids: {error}.") from error
+        try:
+            return cls(bytes.fromhex(text))
+        except (ValueError, ServingError) as error:
+            raise ServingError(f"{path} does not hold a key for client ids; restore it.") from error
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "ClientIdHash":
+        """Reads the key or, where there is no file, makes one of the operating system's entropy, readable by its owner.
+
+        Processes that do so at the same moment all get the same key.
+
+        Raises:
+          ServingError: the file holds something else, or cannot be written.
+        """
+        if not path.exists():
+            try:
+                _create_key(path)
+            except OSError as error:
+                raise ServingError(f"{path}: a key for client ids cannot be written: {error}.") from error
+        return cls.load(path)
+
+
+def _create_key(path: Path) -> None:
+    """Writes a new key, unless another process was first; a reader sees the whole key or no file."""
+    # Readable by its owner alone from the first moment.
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    staging = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(KEY_BYTES) + "\n")
+        # Ids that were given out must survive a power cut.
+        sync(staging)
+        # Unlike a renaming, a link never replaces what another process put there.
+        with contextlib.suppress(FileExistsError):
+            os.link(staging, path)
+            sync(path.parent)
+    finally:
+        staging.unlink()

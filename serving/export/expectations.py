@@ -1,0 +1,116 @@
+"""What an export must answer: the model's own answers in this process, for every signature."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from serving.export.image_inputs import takes_images
+from serving.export.layouts import weight_bytes_per_example
+from serving.export.personal_models import GLOBAL_ROW, Arrays, PersonalModels
+from serving.export.served_module import answers_of
+from serving.export.signatures import examples_signature
+from serving.saved_model import layout
+from serving.saved_model.warmup import example
+from serving.verify.fresh_process import Expectation
+from tff_pdp.errors import ServingError
+from tff_pdp.models.base import Model
+
+NUM_EXAMPLES = 8
+MAX_REFERENCES = 32
+# Requests with full models gather much: this bounds a batch of them.
+_MAX_BATCH, _MAX_BATCH_BYTES = 64, 1 << 28
+
+
+def public_examples(model: Model) -> np.ndarray:
+    """Examples that are nobody's: float32 `[n, *input_shape]`, drawn uniformly from `[0, 1)`."""
+    return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
+
+
+def check_examples(model: Model, examples: np.ndarray) -> np.ndarray:
+    """Returns the examples as float32.
+
+    Raises:
+      ServingError: they are not finite, not of the model's shape, or none.
+    """
+    examples = np.asarray(examples, np.float32)
+    if examples.shape[1:] != model.input_shape or not len(examples):
+        needed = ", ".join(["n", *map(str, model.input_shape)])
+        raise ServingError(f"Example inputs have shape {examples.shape}; the model needs [{needed}] with n at least 1.")
+    if not np.isfinite(examples).all():
+        raise ServingError("Example inputs have a value that is not finite.")
+    return examples
+
+
+def default_references(models: PersonalModels) -> dict[str, Arrays]:
+    """The weights of the global model and of the first clients, as the models themselves say."""
+    numbers = {"": GLOBAL_ROW, **dict(zip(models.client_ids[:MAX_REFERENCES], models.rows.tolist(), strict=False))}
+    with tf.device("/CPU:0"):
+        return {client_id: models.weights_of_row(row) for client_id, row in numbers.items()}
+
+
+def build_expectations(
+    models: PersonalModels, examples: np.ndarray, references: Mapping[str, Arrays]
+) -> list[Expectation]:
+    """Returns requests to every signature that mix the references' clients, and the right answers.
+
+    Args:
+      models: what is exported.
+      examples: float32 `[n, *input_shape]`; each client is asked about all of them.
+      references: all weights of some clients, by id ("" for the global model).
+    """
+    model = models.model
+    with tf.device("/CPU:0"):
+        # Where exports are loaded; accelerators may round matrix products further off than the tolerance.
+        answers = {client_id: _answers(model, weights, examples) for client_id, weights in references.items()}
+    asked = list(itertools.product(range(len(examples)), references))
+    size = max(1, min(_MAX_BATCH, _MAX_BATCH_BYTES // max(1, weight_bytes_per_example(models))))
+    first, *others = (asked[start : start + size] for start in range(0, len(asked), size))
+    expected = []
+    for batch in (first, *others):
+        x = np.stack([examples[number] for number, _ in batch])
+        right = np.stack([answers[client_id][number] for number, client_id in batch])
+        client_ids = [client_id for _, client_id in batch]
+        # What the signatures compute is one function, so the further batches need not go through all of them.
+        for signature_name in layout.PREDICT_SIGNATURES if batch is first else layout.PREDICT_SIGNATURES[:1]:
+            inputs = {"client_id": np.array(client_ids, object), "x": x}
+            expected.append(Expectation(signature_name, inputs, _predicted(model, client_ids, right)))
+        if batch is first:
+            expected.append(_expected_of_examples(model, client_ids, x, right))
+    if takes_images(model.input_shape):
+        expected += _expected_of_images(model, references, size)
+    return expected
+
+
+def _answers(model: Model, weights: Arrays, x: np.ndarray) -> np.ndarray:
+    tensors = {name: tf.constant(value) for name, value in weights.items()}
+    return model.answers(model.predict(tensors, tf.constant(x))).numpy()
+
+
+def _predicted(model: Model, client_ids: list[str], right: np.ndarray) -> dict[str, np.ndarray]:
+    name, _ = answers_of(model)
+    return {name: right, "personalized": np.array([client_id != "" for client_id in client_ids])}
+
+
+def _expected_of_examples(model: Model, client_ids: list[str], x: np.ndarray, right: np.ndarray) -> Expectation:
+    serialised = [example(client_id, one).SerializeToString() for client_id, one in zip(client_ids, x, strict=True)]
+    if model.num_classes:
+        classes = np.array([[str(label).encode() for label in range(model.num_classes)]] * len(x), object)
+        outputs = {tf.saved_model.CLASSIFY_OUTPUT_CLASSES: classes, tf.saved_model.CLASSIFY_OUTPUT_SCORES: right}
+    else:
+        outputs = {tf.saved_model.REGRESS_OUTPUTS: right}
+    inputs = {tf.saved_model.CLASSIFY_INPUTS: np.array(serialised, object)}
+    return Expectation(examples_signature(model), inputs, outputs)
+
+
+def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: int) -> Iterator[Expectation]:
+    """One image that is nobody's, for some clients."""
+    pixels = np.random.default_rng(1).integers(0, 256, model.input_shape, np.uint8)
+    content = tf.io.encode_png(pixels).numpy()
+    client_ids = list(references)[: min(size, NUM_EXAMPLES)]
+    x = pixels[np.newaxis].astype(np.float32) / 255
+    with tf.device("/CPU:0"):
+        right = np.concatenate([_answers(model, references[client_id], x) for client_id in client_ids])
+    inputs = {"client_id": np.array(client_ids, object), "image_bytes": np.array([content] * len(client_ids), object)}
+    yield Expectation(layout.IMAGES_SIGNATURE, inputs, _predicted(model, client_ids, right))

@@ -1,0 +1,112 @@
+"""Checks on personal models before anything is written of them."""
+
+import collections
+from collections.abc import Mapping
+
+import numpy as np
+
+from serving.export.personal_models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
+from serving.export.served_module import GLOBAL_ID
+from tff_pdp.errors import ServingError
+from tff_pdp.models.base import Model
+
+
+def check_models(models: PersonalModels) -> None:
+    """Checks that every client has a row, and every row makes weights of the model.
+
+    Raises:
+      ServingError: naming the weight and the client that do not fit.
+    """
+    _check_layout(models)
+    check_client_ids(models)
+    _check_rows(models)
+    for name, array in (*models.shared.items(), *models.stacked.items()):
+        if array.dtype != np.float32:
+            raise ServingError(f"{name!r} is {array.dtype}; models are served of float32.")
+        # Not by `isfinite`, which would take a quarter of the memory again: both pass on NaN.
+        if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise ServingError(f"{name!r} of {_owner(models, name)} has a value that is not finite.")
+    check_weights(models.model, models.weights_of_row(GLOBAL_ROW), "the global model")
+
+
+def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -> None:
+    """Checks the names and shapes of all weights of a model; `owner` is whose they are, for the message."""
+    shapes = {name: array.shape for name, array in model.init(0).items()}
+    if set(weights) != set(shapes):
+        raise ServingError(
+            f"Weights of {owner} are {sorted(weights)}, but the model {model.name!r} has {sorted(shapes)}."
+        )
+    for name, shape in shapes.items():
+        if tuple(weights[name].shape) != shape:
+            raise ServingError(
+                f"Weight {name!r} of {owner} has shape {tuple(weights[name].shape)}; the model needs {shape}."
+            )
+
+
+def check_client_ids(models: PersonalModels) -> None:
+    """Checks that every id can be told from the others, and stand on a line of its own."""
+    for client_id in models.client_ids:
+        # The vocabulary has one id a line, and TensorFlow drops carriage returns when it reads it.
+        if client_id in ("", GLOBAL_ID) or "\n" in client_id or "\r" in client_id:
+            raise ServingError(
+                f"Client id {client_id!r} cannot be exported: it is empty, {GLOBAL_ID!r}, or holds a line break."
+            )
+        if not client_id.isascii():
+            _check_encoding(client_id)
+    if len(set(models.client_ids)) != len(models.client_ids):
+        (repeated, _), *_ = collections.Counter(models.client_ids).most_common(1)
+        raise ServingError(f"Client id {repeated!r} cannot be exported: two clients have it.")
+
+
+def check_references(models: PersonalModels, references: Mapping[str, Arrays]) -> None:
+    """Checks weights that an export is compared with, by client id ("" for the global model)."""
+    known = {"", *models.client_ids}
+    for client_id, weights in references.items():
+        if client_id not in known:
+            raise ServingError(f"There are reference weights of client {client_id!r}, but no such client.")
+        check_weights(models.model, weights, f"client {client_id!r}, for reference,")
+
+
+def _check_layout(models: PersonalModels) -> None:
+    if models.layout not in (STACKED, CLUSTERS, HYPERNETWORK):
+        raise ServingError(f"{models.layout!r} is no layout of models; it is {STACKED}, {CLUSTERS} or {HYPERNETWORK}.")
+    if (models.make_weights is not None) != (models.layout == HYPERNETWORK):
+        raise ServingError(
+            f"make_weights belongs to the layout {HYPERNETWORK!r} and to no other; this is {models.layout!r}."
+        )
+    if both := sorted(set(models.shared) & set(models.stacked)):
+        raise ServingError(f"{', '.join(both)} cannot be both shared and stacked.")
+
+
+def _check_rows(models: PersonalModels) -> None:
+    rows, num_rows = models.rows, models.num_rows
+    for name, stack in models.stacked.items():
+        if stack.ndim < 1 or len(stack) != num_rows or not num_rows:
+            raise ServingError(
+                f"The stack {name!r} has shape {stack.shape}; every stack needs the same number of rows, one at least."
+            )
+    if rows.shape != (len(models.client_ids),) or rows.dtype != np.int32:
+        raise ServingError(
+            f"rows are {rows.dtype} {rows.shape}; {len(models.client_ids)} clients need int32, one each."
+        )
+    if len(rows) and not (rows.min() >= 0 and rows.max() < num_rows):
+        client = int(np.flatnonzero((rows < 0) | (rows >= num_rows))[0])
+        raise ServingError(
+            f"Client {models.client_ids[client]!r} has row {rows[client]}, but the stacks have {num_rows} rows."
+        )
+
+
+def _check_encoding(client_id: str) -> None:
+    try:
+        client_id.encode()
+    except UnicodeEncodeError as error:
+        raise ServingError(f"Client id {client_id!r} cannot be exported: it is not valid Unicode.") from error
+
+
+def _owner(models: PersonalModels, name: str) -> str:
+    if name in models.shared:
+        return "the shared weights"
+    stack = models.stacked[name]
+    row = int(np.flatnonzero(~np.isfinite(stack.reshape(len(stack), -1)).all(axis=1))[0])
+    owners = np.flatnonzero(models.rows == row)
+    return f"client {models.client_ids[owners[0]]!r}" if len(owners) and row != GLOBAL_ROW else f"row {row}"

@@ -1,0 +1,65 @@
+"""Every client's model in the form it is served in: what is shared is held once, what clients own is stacked."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.models.base import Model, Weights
+
+Arrays = Mapping[str, np.ndarray]
+
+GLOBAL_ROW = 0
+# How weights are laid out in a SavedModel; `docs/serving.md` has the sizes and speeds.
+STACKED, CLUSTERS, HYPERNETWORK = "stacked", "clusters", "hypernetwork"
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalModels:
+    """The models of all clients, and the global one that unknown clients get.
+
+    Client number `i` owns row `rows[i]` of every stack; several clients may own the same row. Its model's weights are
+    `make_weights(shared, {name: stack[row]})`. Row 0 is the global model's.
+
+    Attributes:
+      model: the model that every client runs.
+      client_ids: the clients' ids as requests will give them, all different.
+      rows: int32 `[clients]`, the row of each client.
+      shared: arrays that are held once, by name.
+      stacked: arrays `[rows, ...]` by name, a row for every model, the global one first.
+      make_weights: `(shared, own) -> weights of the model`, pure TensorFlow; None where the two together are all of the
+        weights, each name in one of them. A hypernetwork's is `(parameters, descriptor) -> weights`.
+      layout: `stacked`, `clusters` (rows that several clients own) or `hypernetwork` (rows that weights are made from).
+    """
+
+    model: Model
+    client_ids: Sequence[str]
+    rows: np.ndarray
+    shared: Arrays
+    stacked: Arrays
+    make_weights: Callable[[Weights, Weights], Weights] | None = None
+    layout: str = STACKED
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of every stack, the global model's included."""
+        return next((len(stack) for stack in self.stacked.values()), 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays: about what an export takes on disk and, loaded, in memory."""
+        return sum(array.nbytes for array in (*self.shared.values(), *self.stacked.values()))
+
+    @property
+    def values_per_client(self) -> int:
+        """Values in one row of all stacks together."""
+        return sum(int(np.prod(stack.shape[1:], dtype=np.int64)) for stack in self.stacked.values())
+
+    def weights_of_row(self, row: int) -> Weights:
+        """The weights of one model, by name: arrays, or eager tensors where `make_weights` makes them."""
+        own = {name: stack[row] for name, stack in self.stacked.items()}
+        if self.make_weights is None:
+            return {**self.shared, **own}
+        shared = {name: tf.convert_to_tensor(array) for name, array in self.shared.items()}
+        return self.make_weights(shared, {name: tf.convert_to_tensor(array) for name, array in own.items()})

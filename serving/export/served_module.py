@@ -1,0 +1,109 @@
+"""The graph that is served: a table from client ids to rows, stacked personal weights, and the model over them."""
+
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from serving.export.personal_models import GLOBAL_ROW, PersonalModels
+from tff_pdp.models.base import Model, Weights
+
+# The vocabulary's first line, so that the others are numbered from one; TensorFlow refuses an empty line, and a file
+# without any.
+GLOBAL_ID = "<global>"
+_GLOBAL_LINE = 0
+
+
+class ServedModule(tf.Module):
+    """One model for all clients: weights that clients own are stacked, and each example gathers its client's row.
+
+    The checkpoint has the keys `shared/<i>`, `stacked/<i>` and `rows`, numbered in the sorted order of the names.
+
+    Attributes:
+      shared: variables that are held once.
+      stacked: variables `[rows, ...]`.
+      rows: int32 `[1 + clients]`: the row of each line of the vocabulary.
+    """
+
+    def __init__(self, models: PersonalModels, vocabulary_path: Path):
+        """Builds the variables and the lookup table.
+
+        Args:
+          models: what is served.
+          vocabulary_path: what `write_vocabulary` wrote of them.
+        """
+        super().__init__(name="served_models")
+        self._models = models
+        self.shared = [tf.Variable(tf.constant(models.shared[name])) for name in sorted(models.shared)]
+        self.stacked = [tf.Variable(tf.constant(models.stacked[name])) for name in sorted(models.stacked)]
+        self.rows = tf.Variable(tf.constant(np.concatenate([[GLOBAL_ROW], models.rows]), tf.int32))
+        # A file, not constants: a graph over 2 GB cannot be saved, and ids in a file can be inspected.
+        self._lines = tf.lookup.StaticHashTable(
+            tf.lookup.TextFileInitializer(
+                str(vocabulary_path),
+                tf.string,
+                tf.lookup.TextFileIndex.WHOLE_LINE,
+                tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER,
+            ),
+            default_value=_GLOBAL_LINE,
+        )
+
+    def serve(self, client_id: tf.Tensor, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Predicts each example with the weights of its client.
+
+        Args:
+          client_id: string `[batch]`; clients may be mixed and may repeat.
+          x: float32 `[batch, *input_shape]`, finite.
+
+        Returns:
+          `probabilities` float32 `[batch, num_classes]` (of a regression: `values` float32 `[batch]`), and
+          `personalized` bool `[batch]`, false where the client is unknown and the global model answered.
+        """
+        model = self._models.model
+        client_id, x = _checked(client_id, x, model)
+        line = self._lines.lookup(client_id)
+        name, shape = answers_of(model)
+        answers = tf.ensure_shape(model.answers(self._outputs(line, x)), shape)
+        return {name: answers, "personalized": tf.not_equal(line, _GLOBAL_LINE)}
+
+    def _outputs(self, line: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        shared = {name: one.read_value() for name, one in zip(sorted(self._models.shared), self.shared, strict=True)}
+        if not self.stacked:
+            return self._models.model.predict(self._weights(shared, {}), x)
+        row = tf.gather(self.rows, line)
+        stacks = zip(sorted(self._models.stacked), self.stacked, strict=True)
+        own = {name: tf.gather(stack, row) for name, stack in stacks}
+
+        def predict_one(example: tuple[dict[str, tf.Tensor], tf.Tensor]) -> tf.Tensor:
+            own_of_one, one = example
+            return self._models.model.predict(self._weights(shared, own_of_one), one[tf.newaxis])[0]
+
+        # Vectorised, a layer of shared weights is one product over the whole batch.
+        return tf.vectorized_map(predict_one, (own, x))
+
+    def _weights(self, shared: Weights, own: Weights) -> Weights:
+        make_weights = self._models.make_weights
+        return {**shared, **own} if make_weights is None else make_weights(shared, own)
+
+
+def write_vocabulary(path: Path, models: PersonalModels) -> None:
+    """Writes the ids, a line each, in the order of the clients' numbers."""
+    path.write_text("".join(f"{line}\n" for line in (GLOBAL_ID, *models.client_ids)), encoding="utf-8", newline="")
+
+
+def answers_of(model: Model) -> tuple[str, list[int | None]]:
+    """Returns the name of a model's answers in a signature, and their shape."""
+    return ("probabilities", [None, model.num_classes]) if model.num_classes else ("values", [None])
+
+
+def _checked(client_id: tf.Tensor, x: tf.Tensor, model: Model) -> tuple[tf.Tensor, tf.Tensor]:
+    """Checks in the graph, so that every server makes them: rank and shape, equal batch sizes, finite values."""
+    x = tf.ensure_shape(x, [None, *model.input_shape])
+    same_batch = tf.debugging.assert_equal(
+        tf.shape(client_id)[0],
+        tf.shape(x)[0],
+        message="client_id and the examples must have the same batch size: send one client id for each example",
+    )
+    with tf.control_dependencies([same_batch]):
+        return tf.identity(client_id), tf.debugging.check_numerics(x, "x must be finite")

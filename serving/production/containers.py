@@ -1,0 +1,187 @@
+"""The server in containers: its arguments, a Compose file, and Kubernetes manifests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serving.production.exports import ExportedModel
+from serving.production.kit_options import BATCHING_FILE, METRICS_PATH, MONITORING_FILE, KitOptions
+from serving.production.models_config import CONFIG_FILE
+from serving.production.tf_serving import LABELS_ARGUMENT
+
+CONFIG_DIRECTORY = "/config"
+NAME = "tensorflow-serving"
+CONFIG_FILES = (CONFIG_FILE, BATCHING_FILE, MONITORING_FILE)
+_GRPC_PORT, _REST_PORT = 8500, 8501
+_NOBODY = 65534
+
+
+def server_arguments() -> list[str]:
+    """Arguments of `tensorflow_model_server` that read the files of a kit."""
+    return [
+        f"--model_config_file={CONFIG_DIRECTORY}/{CONFIG_FILE}",
+        LABELS_ARGUMENT,
+        "--enable_batching=true",
+        f"--batching_parameters_file={CONFIG_DIRECTORY}/{BATCHING_FILE}",
+        f"--monitoring_config_file={CONFIG_DIRECTORY}/{MONITORING_FILE}",
+        # On by default, and open to everyone who reaches the port.
+        "--enable_profiler=false",
+    ]
+
+
+def health_script(model_name: str, port: int = _REST_PORT) -> str:
+    """A line of bash that succeeds if a version of the model is available: the image has neither curl nor wget.
+
+    The REST API opens once every model is loaded, so one model speaks for all.
+    """
+    request = rf"GET /v1/models/{model_name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    return f"exec 3<>/dev/tcp/127.0.0.1/{port} && printf '{request}' >&3 && grep -q AVAILABLE <&3"
+
+
+def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOptions, memory_mib: int) -> dict[str, Any]:
+    """A Compose file for one machine: loopback ports, everything mounted read-only, no privileges.
+
+    The server runs as the owner of the models, so that nobody else need be able to read them.
+    """
+    mounts = [_mount(model.base_path, f"{options.models_directory}/{model.name}") for model in models]
+    service = {
+        "image": options.image,
+        "command": server_arguments(),
+        "ports": [f"127.0.0.1:{options.grpc_port}:{_GRPC_PORT}", f"127.0.0.1:{options.rest_port}:{_REST_PORT}"],
+        "volumes": [*mounts, _mount(folder, CONFIG_DIRECTORY)],
+        "user": owner(models[0].base_path),
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "cpus": options.cpus,
+        "mem_limit": f"{2 * memory_mib}m",
+        "restart": "unless-stopped",
+        "healthcheck": {
+            # Compose would read a single dollar sign as a variable; the script has none.
+            "test": ["CMD", "bash", "-c", health_script(models[0].name)],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 3,
+            "start_period": "120s",
+        },
+    }
+    return {"services": {NAME: service}}
+
+
+def kustomization() -> dict[str, Any]:
+    """Puts the files of the kit into a ConfigMap named after their content, so that a change starts new servers."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["kubernetes.yaml"],
+        "configMapGenerator": [{"name": NAME, "files": list(CONFIG_FILES)}],
+    }
+
+
+def kubernetes_manifests(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int) -> list[dict[str, Any]]:
+    """A Deployment, its Service and its PodDisruptionBudget; the models are on a volume, read-only."""
+    labels = {"app.kubernetes.io/name": NAME}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": NAME, "labels": labels},
+        "spec": {
+            "replicas": options.replicas,
+            "selector": {"matchLabels": labels},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {
+                        "prometheus.io/scrape": "true",
+                        "prometheus.io/port": str(_REST_PORT),
+                        "prometheus.io/path": METRICS_PATH,
+                    },
+                },
+                "spec": _pod(models[0].name, options, memory_mib),
+            },
+        },
+    }
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in _ports()]
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": NAME, "labels": labels},
+        "spec": {"selector": labels, "ports": ports},
+    }
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": NAME, "labels": labels},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }
+    return [deployment, service, budget]
+
+
+def _pod(model_name: str, options: KitOptions, memory_mib: int) -> dict[str, Any]:
+    status = f"/v1/models/{model_name}"
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _NOBODY,
+            "runAsGroup": _NOBODY,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": NAME,
+                "image": options.image,
+                "args": server_arguments(),
+                "ports": [{"name": name, "containerPort": port} for name, port in _ports()],
+                "startupProbe": _probe(status, period=5, failures=120),
+                # The status is there for a version that is not loaded too; metadata is not.
+                "readinessProbe": _probe(f"{status}/metadata", period=5, failures=2),
+                "livenessProbe": _probe(status, period=10, failures=6),
+                "resources": {
+                    "requests": {"cpu": str(options.cpus), "memory": f"{memory_mib}Mi"},
+                    "limits": {"memory": f"{2 * memory_mib}Mi"},
+                },
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [
+                    {"name": "models", "mountPath": options.models_directory, "readOnly": True},
+                    {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
+                    {"name": "scratch", "mountPath": "/tmp"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "models", "persistentVolumeClaim": {"claimName": options.volume_claim, "readOnly": True}},
+            {"name": "config", "configMap": {"name": NAME}},
+            {"name": "scratch", "emptyDir": {}},
+        ],
+    }
+
+
+def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "rest"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _ports() -> list[tuple[str, int]]:
+    return [("grpc", _GRPC_PORT), ("rest", _REST_PORT)]
+
+
+def _mount(source: Path, target: str) -> dict[str, Any]:
+    # Compose takes a dollar sign for the start of a variable.
+    return {"type": "bind", "source": str(source).replace("$", "$$"), "target": target, "read_only": True}
+
+
+def owner(path: Path) -> str:
+    """User and group of a folder, as containers take them; nobody's where it is root's."""
+    stat = path.stat()
+    return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{_NOBODY}:{_NOBODY}"

@@ -1,0 +1,226 @@
+"""What a signature asks of a request: its checks, in TensorFlow Serving's words, worked out once and cheap for each."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+
+from serving.errors import invalid_argument
+
+Tensors = dict[str, np.ndarray]
+
+# TensorFlow Serving finds these tensors of a signature by exactly these keys.
+EXAMPLES_KEY = tf.saved_model.CLASSIFY_INPUTS
+CLASSES_KEY = tf.saved_model.CLASSIFY_OUTPUT_CLASSES
+SCORES_KEY = tf.saved_model.CLASSIFY_OUTPUT_SCORES
+VALUES_KEY = tf.saved_model.REGRESS_OUTPUTS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expected:
+    """What one input must be: its NumPy dtype (`object` for strings), and its sizes, None where any will do."""
+
+    dtype: np.dtype
+    dtype_name: str
+    shape: tuple[int | None, ...] | None
+
+
+class Signature:
+    """One SignatureDef of a loaded version.
+
+    Attributes:
+      name: the key of the signature.
+      definition: the SignatureDef itself.
+      input_keys: keys of the inputs, sorted.
+      output_keys: keys of the outputs, sorted.
+      is_batchable: whether requests can be merged: the first size of every input and output is the number of examples.
+    """
+
+    def __init__(self, name: str, definition: meta_graph_pb2.SignatureDef):
+        self.name = name
+        self.definition = definition
+        self.input_keys = tuple(sorted(definition.inputs))
+        self.output_keys = tuple(sorted(definition.outputs))
+        tensors = (*definition.inputs.values(), *definition.outputs.values())
+        self.is_batchable = all(_has_free_first_size(info) for info in tensors)
+        self._expected = {key: _expected(definition.inputs[key]) for key in self.input_keys}
+
+    def check_predict(self, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str]) -> None:
+        """Checks the tensors of a predict request: names, dtypes, shapes and the outputs asked for.
+
+        Raises:
+          RequestError: INVALID_ARGUMENT naming the first that is wrong.
+        """
+        self._check_input_names(inputs.keys())
+        for key, array in inputs.items():
+            expected = self._expected[key]
+            # The session would cast in silence; the C++ server does not.
+            if array.dtype != expected.dtype and not (expected.dtype == object and array.dtype.kind in "SU"):
+                raise invalid_argument(
+                    f"Expects arg[{key}] to be {expected.dtype_name} but {_dtype_name(array.dtype)} is provided"
+                )
+            if not _fits(array.shape, expected.shape):
+                raise invalid_argument(
+                    f"input {key} has shape {list(array.shape)}, but the signature has {_shape_text(expected.shape)}"
+                )
+        if output_filter:
+            self._check_output_filter(output_filter)
+
+    def _check_input_names(self, sent: Set[str]) -> None:
+        required = self._expected.keys()
+        if sent == required:
+            return
+        if len(sent) != len(required):
+            raise invalid_argument(
+                f"input size does not match signature: {len(sent)}!={len(required)} len({_braced(sent)}) != "
+                f"len({_braced(required)}). Sent extra: {_braced(sent - required)}. "
+                f"Missing but required: {_braced(required - sent)}."
+            )
+        raise invalid_argument(
+            f"input tensor alias not found in signature: {min(sent - required)}. "
+            f"Inputs expected to be in the set {_braced(required)}."
+        )
+
+    def _check_output_filter(self, output_filter: Sequence[str]) -> None:
+        for index, key in enumerate(output_filter):
+            if key not in self.output_keys:
+                raise invalid_argument(
+                    f"output tensor alias not found in signature: {key} Outputs expected to be in the set "
+                    f"{_braced(self.output_keys)}."
+                )
+            if key in output_filter[:index]:
+                raise invalid_argument(f"duplicate output tensor alias: {key}")
+
+    def classify_inputs(self, examples: np.ndarray) -> Tensors:
+        """Returns the input of a classification, if the signature can classify.
+
+        As in TensorFlow Serving, that is read off the names of its tensors, not off its method name.
+
+        Args:
+          examples: bytes `[n]`, n at least 1: serialised `tf.Example` messages.
+
+        Raises:
+          RequestError: INVALID_ARGUMENT if the signature cannot, or there are no examples.
+        """
+        self._check_single_input()
+        if len(self.output_keys) not in (1, 2):
+            raise invalid_argument(f"Expected one or two output Tensors, found {len(self.output_keys)}")
+        self._check_examples_input("classification")
+        if not {CLASSES_KEY, SCORES_KEY} & set(self.output_keys):
+            raise invalid_argument(
+                f'Expected classification signature outputs to contain at least one of "{CLASSES_KEY}" or '
+                f'"{SCORES_KEY}". Signature was: {self.definition}'
+            )
+        return _examples_input(examples)
+
+    def regress_inputs(self, examples: np.ndarray) -> Tensors:
+        """Returns the input of a regression, if the signature can regress; see `classify_inputs`."""
+        self._check_single_input()
+        if len(self.output_keys) != 1:
+            raise invalid_argument("Expected one output Tensor.")
+        self._check_examples_input("regression")
+        if VALUES_KEY not in self.output_keys:
+            raise invalid_argument(f"No regression outputs found in SignatureDef: {self.definition}")
+        return _examples_input(examples)
+
+    def _check_single_input(self) -> None:
+        if len(self.input_keys) != 1:
+            raise invalid_argument("Expected one input Tensor.")
+
+    def _check_examples_input(self, method: str) -> None:
+        if EXAMPLES_KEY not in self.input_keys:
+            raise invalid_argument(f"No {method} inputs found in SignatureDef: {self.definition}")
+
+
+def check_classes(outputs: Tensors, num_examples: int) -> Tensors:
+    """Returns what a classification answers, if each example has its row of classes, scores, or both.
+
+    Returns:
+      `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, each only where the signature has it.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT if the outputs are not of that form.
+    """
+    found = {key: outputs[key] for key in (CLASSES_KEY, SCORES_KEY) if key in outputs}
+    for key, array in found.items():
+        if array.ndim != 2:
+            raise invalid_argument(f"Expected Tensor shape: [batch_size num_classes] but got {_listed(array.shape)}")
+        is_right = array.dtype == np.float32 if key == SCORES_KEY else array.dtype == object
+        if not is_right:
+            wanted = "DT_FLOAT" if key == SCORES_KEY else "DT_STRING"
+            raise invalid_argument(f"Expected {key} Tensor of {wanted}. Got: DT_{_dtype_name(array.dtype).upper()}")
+        if len(array) != num_examples:
+            raise invalid_argument(f"Expected {key} output batch size of {num_examples}. Got: {len(array)}")
+    classes, scores = found.get(CLASSES_KEY), found.get(SCORES_KEY)
+    if classes is not None and scores is not None and classes.shape != scores.shape:
+        raise invalid_argument(
+            f"Tensors class and score should match in dim_size(1). Got {classes.shape[1]} vs. {scores.shape[1]}"
+        )
+    return found
+
+
+def check_values(outputs: Tensors, num_examples: int) -> Tensors:
+    """Returns what a regression answers, if each example has one value.
+
+    Returns:
+      `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT if the output is not of that form.
+    """
+    values = outputs[VALUES_KEY]
+    if values.ndim != 1 and values.shape[1:] != (1,):
+        raise invalid_argument(
+            f"Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got {_listed(values.shape)}"
+        )
+    if len(values) != num_examples:
+        raise invalid_argument(f"Input batch size did not match output batch size: {num_examples} vs. {len(values)}")
+    if values.dtype != np.float32:
+        raise invalid_argument(f"Expected output Tensor of DT_FLOAT.  Got: DT_{_dtype_name(values.dtype).upper()}")
+    return {VALUES_KEY: values}
+
+
+def _examples_input(examples: np.ndarray) -> Tensors:
+    if not len(examples):
+        raise invalid_argument("Input is empty.")
+    return {EXAMPLES_KEY: examples}
+
+
+def _expected(info: meta_graph_pb2.TensorInfo) -> _Expected:
+    dtype = tf.as_dtype(info.dtype)
+    sizes = [dimension.size for dimension in info.tensor_shape.dim]
+    shape = None if info.tensor_shape.unknown_rank else tuple(None if size < 0 else size for size in sizes)
+    return _Expected(np.dtype(dtype.as_numpy_dtype), dtype.name, shape)
+
+
+def _has_free_first_size(info: meta_graph_pb2.TensorInfo) -> bool:
+    return len(info.tensor_shape.dim) > 0 and info.tensor_shape.dim[0].size < 0
+
+
+def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...] | None) -> bool:
+    if expected is None:
+        return True
+    if len(actual) != len(expected):
+        return False
+    return all(size is None or size == found for found, size in zip(actual, expected, strict=True))
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    try:
+        return tf.as_dtype(dtype).name
+    except TypeError:
+        return str(dtype)
+
+
+def _shape_text(shape: tuple[int | None, ...] | None) -> str:
+    return "any shape" if shape is None else str(shape)
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _braced(keys: Iterable[str]) -> str:
+    return "{" + ",".join(sorted(keys)) + "}"

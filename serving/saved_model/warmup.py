@@ -1,0 +1,140 @@
+"""Warm-up requests: stored with an export, replayed by a server before the version takes its first real request."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+from tensorflow_serving.apis import input_pb2, prediction_log_pb2
+
+from serving.saved_model import layout
+from tff_pdp.errors import ServingError
+
+# TensorFlow Serving refuses to load a version with more.
+MAX_RECORDS = 1000
+BATCH_SIZES = (1, 8)
+PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupRequest:
+    """One stored request.
+
+    Attributes:
+      kind: the API that it is for: `predict`, `classify` or `regress`.
+      signature_name: the signature that it calls.
+      inputs: by key; of `classify` and `regress` only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
+    """
+
+    kind: str
+    signature_name: str
+    inputs: Mapping[str, np.ndarray]
+
+
+def write_requests(
+    export_dir: Path, model_name: str, signatures: Sequence[str], client_ids: Sequence[str], input_shape: tuple
+) -> None:
+    """Writes warm-up requests for every signature and batch size, for known and unknown clients.
+
+    Examples are zeros and images are black: what warms a server up is the shape, and an export should carry no one's
+    data.
+
+    Args:
+      export_dir: the SavedModel directory.
+      model_name: the name under which the model will be served.
+      signatures: names of the signatures, of those in `layout`.
+      client_ids: the clients of the export; may be empty.
+      input_shape: shape of one example.
+    """
+    with tf.io.TFRecordWriter(str(export_dir / layout.WARMUP_FILE)) as writer:
+        for signature_name in signatures:
+            for batch_size in BATCH_SIZES:
+                # The unknown client and some known ones, each as often as it takes.
+                ids = np.resize(np.array(["", *client_ids[: batch_size - 1]], object), batch_size)
+                if signature_name in (layout.CLASSIFY_SIGNATURE, layout.REGRESS_SIGNATURE):
+                    log = _examples_log(model_name, signature_name, ids, input_shape)
+                else:
+                    log = _predict_log(model_name, signature_name, ids, input_shape)
+                writer.write(log.SerializeToString())
+
+
+def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
+    """Reads the warm-up requests of an export; none if it has no warm-up file.
+
+    Raises:
+      ServingError: if the file holds too many records or one that is not a predict, classify or regress request.
+    """
+    path = export_dir / layout.WARMUP_FILE
+    if not path.exists():
+        return
+    for index, record in enumerate(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()):
+        if index >= MAX_RECORDS:
+            raise ServingError(f"{path} holds more than {MAX_RECORDS} records.")
+        log = prediction_log_pb2.PredictionLog.FromString(record)
+        match log.WhichOneof("log_type"):
+            case "predict_log":
+                request = log.predict_log.request
+                inputs = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
+                yield WarmupRequest(PREDICT, request.model_spec.signature_name, inputs)
+            case "classify_log":
+                yield _examples_request(CLASSIFY, log.classify_log.request)
+            case "regress_log":
+                yield _examples_request(REGRESS, log.regress_log.request)
+            case _:
+                raise ServingError(f"{path}: record {index} is not a predict, classify or regress request.")
+
+
+def example(client_id: str, x: np.ndarray) -> tf.train.Example:
+    """One example as the `classify` and `regress` signatures take it: features `client_id` and `x`."""
+    features = {
+        "client_id": tf.train.Feature(bytes_list=tf.train.BytesList(value=[client_id.encode()])),
+        "x": tf.train.Feature(float_list=tf.train.FloatList(value=x.ravel())),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+def _predict_log(
+    model_name: str, signature_name: str, client_ids: np.ndarray, input_shape: tuple
+) -> prediction_log_pb2.PredictionLog:
+    log = prediction_log_pb2.PredictionLog()
+    request = log.predict_log.request
+    request.model_spec.name = model_name
+    request.model_spec.signature_name = signature_name
+    request.inputs["client_id"].CopyFrom(tf.make_tensor_proto(client_ids, tf.string))
+    if signature_name == layout.IMAGES_SIGNATURE:
+        black = tf.zeros(input_shape, tf.uint8)
+        images = np.array([tf.io.encode_png(black).numpy(), tf.io.encode_jpeg(black).numpy()], object)
+        request.inputs["image_bytes"].CopyFrom(tf.make_tensor_proto(np.resize(images, len(client_ids)), tf.string))
+    else:
+        zeros = np.zeros((len(client_ids), *input_shape), np.float32)
+        request.inputs["x"].CopyFrom(tf.make_tensor_proto(zeros))
+    return log
+
+
+def _examples_log(
+    model_name: str, signature_name: str, client_ids: np.ndarray, input_shape: tuple
+) -> prediction_log_pb2.PredictionLog:
+    log = prediction_log_pb2.PredictionLog()
+    request = (log.classify_log if signature_name == layout.CLASSIFY_SIGNATURE else log.regress_log).request
+    request.model_spec.name = model_name
+    request.model_spec.signature_name = signature_name
+    zeros = np.zeros(input_shape, np.float32)
+    request.input.example_list.examples.extend(example(client_id, zeros) for client_id in client_ids)
+    return log
+
+
+def _examples_request(kind: str, request) -> WarmupRequest:
+    serialised = np.array([*_serialised(request.input), None], object)[:-1]
+    return WarmupRequest(kind, request.model_spec.signature_name, {tf.saved_model.CLASSIFY_INPUTS: serialised})
+
+
+def _serialised(message: input_pb2.Input) -> list[bytes]:
+    if message.WhichOneof("kind") != "example_list_with_context":
+        return [one.SerializeToString() for one in message.example_list.examples]
+    context = message.example_list_with_context.context.SerializeToString()
+    # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
+    return [context + one.SerializeToString() for one in message.example_list_with_context.examples]

@@ -1,0 +1,114 @@
+"""How requests are merged into batches: the options, and TensorFlow Serving's file of them."""
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+
+# The message is built at run time, where a type checker cannot see it.
+# pyright: reportAttributeAccessIssue=false
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import Message
+
+from tff_pdp.errors import ServingError
+
+_PACKAGE = "tff_pdp.serving"
+_Field = descriptor_pb2.FieldDescriptorProto
+# The fields of `tensorflow.serving.BatchingParameters`, wrapped as there: `max_batch_size { value: 64 }`.
+_WRAPPED_NUMBERS = (
+    "max_batch_size",
+    "batch_timeout_micros",
+    "max_enqueued_batches",
+    "num_batch_threads",
+    "max_execution_batch_size",
+)
+_READ = ("max_batch_size", "max_enqueued_batches", "num_batch_threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchingOptions:
+    """How requests are merged; the names are those of TensorFlow Serving's batching parameters.
+
+    Attributes:
+      max_batch_size: most examples in one batch. A larger request runs on its own, where TensorFlow Serving refuses
+        it (`enable_large_batch_splitting` unset): a development server has no other replica to send it to.
+      max_enqueued_batches: batches that may wait for one signature; a request beyond them is UNAVAILABLE.
+      num_batch_threads: batches of one signature that run at the same time.
+      allowed_batch_sizes: sizes that batches are padded to, ascending, the last one `max_batch_size`; empty for any.
+    """
+
+    max_batch_size: int = 64
+    max_enqueued_batches: int = 100
+    num_batch_threads: int = 1
+    allowed_batch_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        """Checks the values.
+
+        Raises:
+          ServingError: naming the first that is wrong.
+        """
+        for name in ("max_batch_size", "max_enqueued_batches", "num_batch_threads"):
+            if getattr(self, name) < 1:
+                raise ServingError(f"{name} must be positive; was {getattr(self, name)}")
+        sizes = self.allowed_batch_sizes
+        if not sizes:
+            return
+        if sizes[0] < 1 or any(size >= following for size, following in itertools.pairwise(sizes)):
+            raise ServingError(f"allowed_batch_sizes entries must be positive and increasing; were {list(sizes)}")
+        if sizes[-1] != self.max_batch_size:
+            raise ServingError(
+                "Last entry in allowed_batch_sizes must match max_batch_size; last entry was "
+                f"{sizes[-1]}; expected {self.max_batch_size}"
+            )
+
+    def padded_size(self, num_examples: int) -> int:
+        """Returns the smallest allowed size that holds so many examples; the number itself if none does."""
+        return next((size for size in self.allowed_batch_sizes if size >= num_examples), num_examples)
+
+
+def read_batching_file(path: Path) -> BatchingOptions:
+    """Reads TensorFlow Serving's text form of batching parameters; what is not set keeps this server's default.
+
+    `max_batch_size`, `max_enqueued_batches`, `num_batch_threads` and `allowed_batch_sizes` are used. The others are
+    accepted and have no effect: batches never wait for a timeout, requests of different inner shapes are never
+    padded to a common one, and large requests are never split.
+
+    Raises:
+      ServingError: if the file cannot be read, or a value is out of range.
+    """
+    try:
+        parameters = text_format.Parse(path.read_text(encoding="utf-8"), _message_class()())
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise ServingError(f"{path} is not a readable batching parameters file: {error}") from error
+    values = {name: getattr(parameters, name).value for name in _READ if parameters.HasField(name)}
+    try:
+        return BatchingOptions(**values, allowed_batch_sizes=tuple(parameters.allowed_batch_sizes))
+    except ServingError as error:
+        raise ServingError(f"{path}: {error}") from error
+
+
+@functools.cache
+def _message_class() -> type[Message]:
+    """Builds a message with those fields. Their numbers do not matter in the text form, so they are just counted."""
+    file = descriptor_pb2.FileDescriptorProto(name="batching_parameters.proto", package=_PACKAGE, syntax="proto3")
+    for name, kind in (("Number", _Field.TYPE_INT64), ("Text", _Field.TYPE_STRING), ("Flag", _Field.TYPE_BOOL)):
+        _add_field(file.message_type.add(name=name), "value", kind)
+    parameters = file.message_type.add(name="BatchingParameters")
+    for name in _WRAPPED_NUMBERS:
+        _add_field(parameters, name, _Field.TYPE_MESSAGE, type_name="Number")
+    _add_field(parameters, "thread_pool_name", _Field.TYPE_MESSAGE, type_name="Text")
+    _add_field(parameters, "enable_large_batch_splitting", _Field.TYPE_MESSAGE, type_name="Flag")
+    _add_field(parameters, "allowed_batch_sizes", _Field.TYPE_INT64, label=_Field.LABEL_REPEATED)
+    _add_field(parameters, "pad_variable_length_inputs", _Field.TYPE_BOOL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.BatchingParameters"))
+
+
+def _add_field(
+    message: descriptor_pb2.DescriptorProto, name: str, kind: int, *, type_name: str = "", label: int = 0
+) -> None:
+    field = message.field.add(name=name, number=len(message.field) + 1, type=kind, label=label or _Field.LABEL_OPTIONAL)
+    if type_name:
+        field.type_name = f".{_PACKAGE}.{type_name}"

@@ -1,0 +1,133 @@
+"""JSON bodies: parsed as TensorFlow Serving's parser does, quoted in error messages, written back."""
+
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serving.errors import RequestError, invalid_argument
+
+_MAX_QUOTED_CHARACTERS = 256
+_JSON_SPACE = " \t\r\n"
+_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+_LONGEST_INTEGER = len(str(_INT64_MIN))
+_TYPE_NAMES = {dict: "Object", list: "Array", str: "String", type(None): "Null"}
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Parses the body of a request into its JSON object.
+
+    NaN and infinities are accepted, text after the object is ignored, an integer beyond 64 bits becomes a float, and of
+    a key that is given twice the last value counts.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT if it is not JSON, or not an object.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = _parse_leniently(body)
+    if not isinstance(document, dict):
+        raise format_error(document, "Is not object")
+    return document
+
+
+def signature_name(document: dict[str, Any]) -> str:
+    """The signature that a body asks for; empty for the default one.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT if it is not a string.
+    """
+    name = document.get("signature_name", "")
+    if not isinstance(name, str):
+        raise format_error(document, "not formatted correctly. 'signature_name' key must be a string value.")
+    return name
+
+
+def write(document: Any, *, finite: bool) -> bytes:
+    """Writes an answer; arrays in it are written as lists, of the shortest digits that tell a float from all others.
+
+    Args:
+      document: what to write.
+      finite: no float in it is NaN or infinite. Otherwise they are written as such, as TensorFlow Serving does, though
+        strict JSON has no words for them, and more slowly.
+    """
+    if finite:
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return json.dumps(document, default=_to_list, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def is_base64(value: Any) -> bool:
+    """True for `{"b64": "..."}`, how JSON carries bytes."""
+    return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
+
+
+def type_name(value: Any) -> str:
+    """What TensorFlow Serving calls the JSON type of a value."""
+    if isinstance(value, bool):
+        return "True" if value else "False"
+    return _TYPE_NAMES.get(type(value), "Number")
+
+
+def quote(value: Any) -> str:
+    """The beginning of a value as JSON, for messages."""
+    text = ""
+    try:
+        # In pieces: a large value is not written out to be cut.
+        for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+            text += piece[:_MAX_QUOTED_CHARACTERS]
+            if len(text) >= _MAX_QUOTED_CHARACTERS:
+                break
+    except RecursionError:
+        text += "..."
+    return text[:_MAX_QUOTED_CHARACTERS]
+
+
+def format_error(value: Any, problem: str) -> RequestError:
+    """Builds the error of a value of the wrong form."""
+    return invalid_argument(f"JSON Value: {quote(value)} {problem}")
+
+
+def _parse_leniently(body: bytes) -> Any:
+    """Parses what the fast parser refuses and TensorFlow Serving does not, or says what is wrong with it."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _parse_error("Invalid encoding in string.", error.start) from None
+    stripped = text.lstrip(_JSON_SPACE)
+    if not stripped:
+        raise invalid_argument("JSON Parse error: The document is empty")
+    try:
+        return _LENIENT.raw_decode(stripped)[0]
+    except json.JSONDecodeError as error:
+        raise _parse_error(error.msg, error.pos + len(text) - len(stripped)) from None
+    except RecursionError:
+        raise invalid_argument("JSON Parse error: nested too deeply") from None
+
+
+def _parse_error(reason: str, offset: int) -> RequestError:
+    return invalid_argument(f"JSON Parse error: {reason} at offset: {offset}")
+
+
+def _parse_integer(digits: str) -> int | float:
+    if len(digits) <= _LONGEST_INTEGER and _INT64_MIN <= (number := int(digits)) <= _UINT64_MAX:
+        return number
+    return _parse_float(digits)
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if abs(number) == float("inf"):
+        raise invalid_argument("JSON Parse error: Number too big to be stored in double.")
+    return number
+
+
+_LENIENT = json.JSONDecoder(parse_int=_parse_integer, parse_float=_parse_float)
+
+
+def _to_list(value: np.ndarray | np.generic) -> Any:
+    if value.dtype == np.float32:
+        # The digits of the float itself, not those of the double it would become.
+        return np.array([float(str(number)) for number in value.ravel()]).reshape(value.shape).tolist()
+    return value.tolist()

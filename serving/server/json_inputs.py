@@ -1,0 +1,252 @@
+"""Inputs of a predict request over REST: rows (`instances`) or columns (`inputs`) of JSON values, made into arrays."""
+
+import base64
+import binascii
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+
+from serving.errors import RequestError, invalid_argument
+from serving.server.json_documents import format_error, is_base64, quote, type_name
+
+# What numpy can hold.
+_MAX_DIMENSIONS = 32
+_SERVING_TYPE_NAMES = {tf.float32: "float", tf.float64: "double"}
+_FLOATS = (tf.float32, tf.float64)
+_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint32, tf.uint64)
+
+
+def parse_inputs(document: dict[str, Any], signature: meta_graph_pb2.SignatureDef) -> dict[str, np.ndarray]:
+    """Turns the inputs of a parsed body into arrays of the dtypes that the signature declares.
+
+    Rows may be plain values where the signature has one input. Columns that the signature does not have are ignored.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT with the key, element or shape that is wrong; UNIMPLEMENTED for dtypes that JSON
+        cannot carry.
+    """
+    if "instances" in document and "inputs" in document:
+        raise format_error(
+            document, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
+        )
+    dtypes = {key: tf.as_dtype(signature.inputs[key].dtype) for key in sorted(signature.inputs)}
+    if "instances" in document:
+        return _from_rows(document, dtypes)
+    if "inputs" in document:
+        return _from_columns(document["inputs"], dtypes)
+    raise invalid_argument("Missing 'inputs' or 'instances' key")
+
+
+def _from_columns(columns: Any, dtypes: dict[str, tf.DType]) -> dict[str, np.ndarray]:
+    if not isinstance(columns, dict) or is_base64(columns):
+        if len(dtypes) != 1:
+            raise invalid_argument(
+                "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
+                "tensorinfo_map"
+            )
+        columns = dict.fromkeys(dtypes, columns)
+    arrays = {}
+    for key, dtype in dtypes.items():
+        if key not in columns:
+            raise invalid_argument(f"Missing named input: {key} in 'inputs' object.")
+        array = _to_array(columns[key], dtype)
+        if array is None:
+            _check(columns[key], _shape_of(columns[key]), dtype)
+            raise AssertionError("a column that cannot be read has no fault")
+        arrays[key] = array
+    return arrays
+
+
+def _from_rows(document: dict[str, Any], dtypes: dict[str, tf.DType]) -> dict[str, np.ndarray]:
+    rows = document["instances"]
+    if not isinstance(rows, list):
+        raise format_error(document, "Expecting 'instances' to be an list/array")
+    if not rows:
+        raise format_error(document, "No values in 'instances' array")
+    if not _is_object(rows[0]):
+        if len(dtypes) != 1:
+            raise invalid_argument(
+                "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
+                "tensorinfo_map"
+            )
+        ((key, dtype),) = dtypes.items()
+        array = _to_array(rows, dtype)
+        if array is None:
+            _check_plain_rows(rows, dtype)
+            raise AssertionError("rows that cannot be read have no fault")
+        return {key: array}
+    if all(isinstance(row, dict) and row.keys() == dtypes.keys() for row in rows):
+        arrays = {key: _to_array([row[key] for row in rows], dtype) for key, dtype in dtypes.items()}
+        read = {key: array for key, array in arrays.items() if array is not None}
+        if len(read) == len(dtypes):
+            return read
+    _check_rows(rows, dtypes)
+    raise AssertionError("rows that cannot be read have no fault")
+
+
+def _to_array(value: Any, dtype: tf.DType) -> np.ndarray | None:
+    """Builds an array from nested lists; `None` where one is ragged or a value is of another type, see `_check`."""
+    shape, values = [], [value]
+    # Level by level, so that each pass over the values runs in C.
+    while values and isinstance(values[0], list):
+        if set(map(type, values)) != {list} or len(lengths := set(map(len, values))) != 1:
+            return None
+        shape.extend(lengths)
+        values = list(itertools.chain.from_iterable(values))
+    if len(shape) > _MAX_DIMENSIONS:
+        return None
+    array = _leaves(values, dtype)
+    return None if array is None else array.reshape(shape)
+
+
+def _leaves(values: list, dtype: tf.DType) -> np.ndarray | None:
+    types = set(map(type, values))
+    if dtype == tf.string:
+        return _strings(values) if types <= {str, dict} else None
+    if dtype == tf.bool:
+        return np.array(values, np.bool_) if types <= {bool} else None
+    if dtype in _FLOATS:
+        if not types <= {int, float}:
+            return None
+        # A number beyond float32 becomes infinite here, as in TensorFlow Serving.
+        with np.errstate(over="ignore"):
+            return np.array(values, dtype.as_numpy_dtype)
+    if dtype in _INTEGERS:
+        fits = types <= {int} and (not values or (min(values) >= dtype.min and max(values) <= dtype.max))
+        return np.array(values, dtype.as_numpy_dtype) if fits else None
+    raise RequestError(
+        grpc.StatusCode.UNIMPLEMENTED,
+        f"Conversion of JSON Value: {quote(values[0] if values else None)} to type: {dtype.name}",
+    )
+
+
+def _strings(values: list[str | dict]) -> np.ndarray | None:
+    if not all(isinstance(value, str) or is_base64(value) for value in values):
+        return None
+    array = np.empty(len(values), object)
+    array[:] = [_to_bytes(value) for value in values]
+    return array
+
+
+def _to_bytes(value: str | dict[str, str]) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise invalid_argument("JSON Parse error: The surrogate pair in string is invalid.") from error
+    return decode_base64(value["b64"])
+
+
+def decode_base64(text: str) -> bytes:
+    """Decodes base64; spaces are ignored and the padding may be missing.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT for any other character.
+    """
+    packed = "".join(text.split())
+    try:
+        return base64.b64decode(packed if "=" in packed else packed + "=" * (-len(packed) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid_argument("Unable to base64 decode") from error
+
+
+def _is_object(row: Any) -> bool:
+    return isinstance(row, dict) and not is_base64(row)
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    """The shape that nested lists promise: that of the first element at each level."""
+    shape = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        if not value:
+            break
+        value = value[0]
+    return tuple(shape)
+
+
+def _check_plain_rows(rows: list, dtype: tf.DType) -> None:
+    first: list[Sequence[int]] = []
+    for index, row in enumerate(rows):
+        if _is_object(row):
+            raise invalid_argument(f"Expecting value/list but got object at item {index} of input list")
+        try:
+            _check_row(row, dtype, first)
+        except RequestError as error:
+            raise invalid_argument(
+                f"Failed to process element: {index} of 'instances' list. Error: {_status_text(error)}"
+            ) from error
+
+
+def _check_rows(rows: list, dtypes: dict[str, tf.DType]) -> None:
+    """Finds the first fault of rows, in TensorFlow Serving's order: values first, then keys that are missing."""
+    first: dict[str, list[Sequence[int]]] = {key: [] for key in dtypes}
+    for index, row in enumerate(rows):
+        if not _is_object(row):
+            raise invalid_argument(f"Expecting object but got list at item {index} of input list")
+        for key, value in row.items():
+            try:
+                if key not in dtypes:
+                    raise invalid_argument(f"JSON object: does not have named input: {key}")
+                _check_row(value, dtypes[key], first[key])
+            except RequestError as error:
+                raise invalid_argument(
+                    f"Failed to process element: {index} key: {key} of 'instances' list. Error: {_status_text(error)}"
+                ) from error
+        if row.keys() != dtypes.keys():
+            raise invalid_argument(
+                f"Failed to process element: {index} of 'instances' list. JSON object: {quote(row)} keys must be "
+                f"equal to: {','.join(dtypes)}"
+            )
+
+
+def _check_row(value: Any, dtype: tf.DType, first: list[Sequence[int]]) -> None:
+    """Checks one value of one row, and that its shape is that of the first row's, which it keeps in `first`."""
+    shape = _shape_of(value)
+    _check(value, shape, dtype)
+    expected = first[0] if first else shape
+    first.append(shape)
+    if np.prod(expected) != np.prod(shape):
+        raise invalid_argument(f"Expecting tensor size: {np.prod(expected):.0f} but got: {np.prod(shape):.0f}")
+    if expected != shape:
+        raise invalid_argument(
+            f"Expecting shape {str(list(expected)).replace(' ', '')} but got: {str(list(shape)).replace(' ', '')}"
+        )
+
+
+def _check(value: Any, shape: Sequence[int], dtype: tf.DType, level: int = 0) -> None:
+    """Finds the first value of the wrong type, or the first list of the wrong length, of what `_to_array` refused."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise invalid_argument(f"JSON Value: {quote(value)} is nested in more than {_MAX_DIMENSIONS} lists")
+    if not isinstance(value, list):
+        if level != len(shape):
+            raise format_error(
+                value, f"found at incorrect level: {level + 1} in the JSON DOM. Expected at level: {len(shape)}"
+            )
+        _check_leaf(value, dtype)
+        return
+    if level >= len(shape):
+        raise invalid_argument(f"Encountered list at unexpected level: {level} expected < {len(shape)}")
+    if len(value) != shape[level]:
+        raise invalid_argument(
+            f"Encountered list at unexpected size: {len(value)} at level: {level} expected size: {shape[level]}"
+        )
+    for item in value:
+        _check(item, shape, dtype, level + 1)
+
+
+def _check_leaf(value: Any, dtype: tf.DType) -> None:
+    if dtype == tf.string and isinstance(value, dict) and not is_base64(value):
+        raise format_error(value, "not formatted correctly for base64 data")
+    if _leaves([value], dtype) is None:
+        name = _SERVING_TYPE_NAMES.get(dtype, dtype.name)
+        raise format_error(value, f"Type: {type_name(value)} is not of expected type: {name}")
+
+
+def _status_text(error: RequestError) -> str:
+    return f"{error.code.name}: {error.message}"

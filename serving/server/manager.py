@@ -1,0 +1,265 @@
+"""Which model and version answers a request: loads, watches and replaces versions while requests run."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from serving.errors import RequestError, invalid_argument
+from serving.saved_model import layout
+from serving.saved_model.servable import Servable, load_servable
+from serving.server import version_status
+from serving.server.batching import BatchingOptions
+from serving.server.loaded_version import LoadedVersion
+from serving.server.model_config import ServedModel
+from serving.server.model_table import ModelSpec, ModelTable
+from serving.server.version_loader import Events, VersionLoader
+from serving.server.version_status import StatusBoard, VersionStatus
+from tff_pdp.errors import ServingError
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class ModelManager:
+    """The models of a server.
+
+    Requests come from one event loop and never wait for a change: `acquire`, `resolve` and `statuses` only look
+    things up, under a lock that is held for moments. Changes (`load`, the watching thread, `reload`) take turns under
+    another lock, work out a new table while the old one serves, and put it in place as one. What the new table lacks
+    is freed when its last request has ended.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        poll_seconds: float,
+        batching: BatchingOptions | None = None,
+        load_threads: int = 2,
+        run_threads: int = 0,
+        allowed_roots: Sequence[Path] = (),
+        on_event: Events | None = None,
+        load_export: Callable[[Path], Servable] = load_servable,
+    ):
+        """Does not touch the disk yet; see `load`.
+
+        Args:
+          models: what to serve, with different names.
+          poll_seconds: how often to look for changes on disk; 0 to look only once.
+          batching: how requests are merged; None to run each on its own.
+          load_threads: versions that load at the same time.
+          run_threads: requests or batches that run at the same time, over all models; 0 for one per core, at least 4.
+          allowed_roots: folders that `reload` may read; those of `models` and below are always allowed.
+          on_event: whom to tell of loads.
+          load_export: checks, loads and warms up one export.
+        """
+        self._models = list(models)
+        self._poll_seconds = poll_seconds
+        self._allowed_roots = [*allowed_roots, *(model.base_path for model in models)]
+        self._statuses = StatusBoard()
+        self._load_executor = ThreadPoolExecutor(load_threads, thread_name_prefix="load")
+        self._run_executor = ThreadPoolExecutor(run_threads or _default_run_threads(), thread_name_prefix="run")
+        self._loader = VersionLoader(
+            load_export,
+            load_executor=self._load_executor,
+            run_executor=self._run_executor,
+            batching=batching,
+            statuses=self._statuses,
+            events=on_event,
+        )
+        self._changing = threading.Lock()
+        self._lock = threading.Lock()
+        self._table = ModelTable([], {})
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="version-watcher", daemon=True)
+
+    def load(self) -> None:
+        """Loads the models for the first time.
+
+        Raises:
+          ServingError: if a model has no version that loads, or a label names a version that is not served.
+        """
+        with self._changing:
+            found = {model.name: layout.published_versions(model.base_path) for model in self._models}
+            table = ModelTable(self._models, self._loader.bring_up(self._models, found, {}))
+            try:
+                self._check_first_load(table)
+            except ServingError:
+                self._discard(table)
+                raise
+            self._publish(table)
+
+    def start_watching(self) -> None:
+        """Starts the thread that looks for changes on disk, if it is to look more than once."""
+        if self._poll_seconds > 0:
+            self._watcher.start()
+
+    def stop(self) -> None:
+        """Stops watching and frees every version; waits for what is loading or running. Requests must have ended."""
+        self._stopping.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        with self._changing:
+            self._publish(ModelTable([], {}))
+        self._load_executor.shutdown()
+        self._run_executor.shutdown()
+
+    @contextlib.contextmanager
+    def acquire(self, spec: ModelSpec) -> Iterator[LoadedVersion]:
+        """Yields the version that answers a request, and keeps it loaded meanwhile.
+
+        Raises:
+          RequestError: INVALID_ARGUMENT without a name or with an unknown label; NOT_FOUND if nothing is served.
+        """
+        with self._lock:
+            version = self._table.find(spec)
+            version.add_user()
+        try:
+            yield version
+        finally:
+            version.remove_user()
+
+    def resolve(self, spec: ModelSpec) -> ModelSpec:
+        """Replaces a label by the version it stands for.
+
+        Raises:
+          RequestError: INVALID_ARGUMENT without a name or with an unknown label.
+        """
+        with self._lock:
+            return self._table.resolve(spec)
+
+    def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
+        """Returns the states of one version, or of all versions ever seen, newest first.
+
+        Raises:
+          RequestError: NOT_FOUND for a model or version never seen.
+        """
+        return self._statuses.get(name, version)
+
+    async def reload(self, models: Sequence[ServedModel]) -> None:
+        """Replaces the whole list of models, and returns when the new ones serve. Nothing changes if it fails.
+
+        As in TensorFlow Serving, labels may only name versions that serve before the change. Unlike it, a list with
+        a model that has nothing to serve is refused, instead of being put in place or waited for. If the caller is
+        cancelled, the change still happens.
+
+        Raises:
+          RequestError: PERMISSION_DENIED for a folder outside those allowed; FAILED_PRECONDITION for a label on a
+            version that is not served; UNKNOWN if a model has no version that loads.
+        """
+        self._check_folders(models)
+        await asyncio.to_thread(self._reload, list(models))
+
+    def _reload(self, models: list[ServedModel]) -> None:
+        with self._changing:
+            self._table.check_labels(models)
+            try:
+                found = {model.name: layout.published_versions(model.base_path) for model in models}
+            except ServingError as error:
+                raise invalid_argument(str(error)) from error
+            loaded = {model.name: self._table.reusable_versions(model) for model in models}
+            table = ModelTable(models, self._loader.bring_up(models, found, loaded))
+            unavailable = [f"{{{name}{self._due_to(name)}}}" for name, found in table.versions.items() if not found]
+            if unavailable:
+                self._discard(table)
+                message = f"{len(unavailable)} model(s) did not become available: {{{', '.join(unavailable)}}}"
+                raise RequestError(grpc.StatusCode.UNKNOWN, message)
+            self._publish(table)
+
+    def _due_to(self, name: str) -> str:
+        reasons = self._statuses.errors(name)
+        return f" due to error: {' '.join(reasons)}" if reasons else ": no version found"
+
+    def _check_folders(self, models: Iterable[ServedModel]) -> None:
+        # Whoever reaches the port may call: without this, every folder of this machine could be served.
+        allowed = [root.resolve() for root in self._allowed_roots]
+        for model in models:
+            folder = model.base_path.resolve()
+            if not any(folder.is_relative_to(root) for root in allowed):
+                raise RequestError(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"Model {model.name} is at {model.base_path}, outside the folders this server was started with; "
+                    "a request may only name folders below them.",
+                )
+
+    def _check_first_load(self, table: ModelTable) -> None:
+        for model in table.models:
+            if not table.versions[model.name]:
+                raise ServingError(
+                    f"No version of {model.name!r} under {model.base_path} can be served. "
+                    + (" ".join(self._statuses.errors(model.name)) or "Export a model there first.")
+                )
+        try:
+            table.check_labels(table.models)
+        except RequestError as error:
+            raise ServingError(f"{error.message}. Point the label at a version that is served.") from error
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._poll_seconds):
+            try:
+                with self._changing:
+                    self._refresh()
+            # The thread must outlive whatever happens to one look at the disk.
+            except Exception:
+                _LOGGER.exception("Looking for new versions failed; what is loaded goes on serving.")
+
+    def _refresh(self) -> None:
+        """Brings the models up to date with the disk."""
+        found = {}
+        for model in self._table.models:
+            try:
+                found[model.name] = layout.published_versions(model.base_path)
+            except ServingError as error:
+                # The folder may be gone for a moment, for instance while a volume is mounted again.
+                _LOGGER.warning("%s Still serving what is loaded.", error)
+        loaded = self._table.versions
+        readable = [model for model in self._table.models if model.name in found]
+        self._publish(ModelTable(self._table.models, {**loaded, **self._loader.bring_up(readable, found, loaded)}))
+
+    def _publish(self, table: ModelTable) -> None:
+        """Puts a new table in place, and lets go of the versions that it lacks."""
+        with self._lock:
+            before, self._table = self._table, table
+        for version in table.lacking(before):
+            self._retire(version)
+        for version in before.lacking(table):
+            _LOGGER.info("Serving version %d of %s.", version.version, version.name)
+        self._report_available()
+
+    def _discard(self, table: ModelTable) -> None:
+        """Lets go of versions that were loaded for a change that does not happen."""
+        for version in self._table.lacking(table):
+            self._retire(version)
+        # A model that was to move has tried versions of the same numbers.
+        self._report_available()
+
+    def _report_available(self) -> None:
+        for version in self._table.loaded():
+            self._statuses.set(version.name, version.version, version_status.AVAILABLE)
+
+    def _retire(self, version: LoadedVersion) -> None:
+        self._statuses.set(version.name, version.version, version_status.UNLOADING)
+        version.retire(lambda: self._unload(version))
+
+    def _unload(self, version: LoadedVersion) -> None:
+        # The last user may be on the event loop, which must not wait until a session has been freed.
+        try:
+            self._run_executor.submit(self._close, version)
+        except RuntimeError:  # The executor is shut down.
+            self._close(version)
+
+    def _close(self, version: LoadedVersion) -> None:
+        version.servable.close()
+        if version.version not in self._table.versions.get(version.name, {}):
+            self._statuses.set(version.name, version.version, version_status.END)
+
+
+def _default_run_threads() -> int:
+    # More than one, also on one core: a slow model must not hold up the others.
+    return max(4, os.cpu_count() or 1)

@@ -1,0 +1,163 @@
+"""TensorProto messages to arrays and back, without TensorFlow's general converters, which take most of a request."""
+
+import math
+from collections.abc import Iterable
+
+import grpc
+import numpy as np
+import tensorflow as tf
+
+# Message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+from tensorflow.core.framework import tensor_pb2, types_pb2
+
+from serving.errors import RequestError, invalid_argument
+
+# Of each type: its numpy type, and the field that holds its values where they are not raw bytes.
+_VALUE_FIELDS: dict[int, tuple[type, str]] = {
+    types_pb2.DT_FLOAT: (np.float32, "float_val"),
+    types_pb2.DT_DOUBLE: (np.float64, "double_val"),
+    types_pb2.DT_INT8: (np.int8, "int_val"),
+    types_pb2.DT_INT16: (np.int16, "int_val"),
+    types_pb2.DT_INT32: (np.int32, "int_val"),
+    types_pb2.DT_UINT8: (np.uint8, "int_val"),
+    types_pb2.DT_UINT16: (np.uint16, "int_val"),
+    types_pb2.DT_INT64: (np.int64, "int64_val"),
+    types_pb2.DT_UINT32: (np.uint32, "uint32_val"),
+    types_pb2.DT_UINT64: (np.uint64, "uint64_val"),
+    types_pb2.DT_BOOL: (np.bool_, "bool_val"),
+    types_pb2.DT_HALF: (np.float16, "half_val"),
+    types_pb2.DT_BFLOAT16: (tf.bfloat16.as_numpy_dtype, "half_val"),
+    types_pb2.DT_COMPLEX64: (np.complex64, "scomplex_val"),
+    types_pb2.DT_COMPLEX128: (np.complex128, "dcomplex_val"),
+}
+_TYPES = {np.dtype(dtype): (number, field) for number, (dtype, field) in _VALUE_FIELDS.items()}
+
+
+def to_array(key: str, proto: tensor_pb2.TensorProto, max_elements: int) -> np.ndarray:
+    """Decodes one input tensor as TensorFlow Serving does.
+
+    Values that the message leaves out are copies of its last one, or zeros where it has none, so a few bytes may stand
+    for any number of elements; their number is compared with the limit before any is made.
+
+    Args:
+      key: the name of the input, for messages.
+      proto: the tensor.
+      max_elements: most elements accepted.
+
+    Returns:
+      An array of the dtype and shape of the message, maybe read-only; strings are objects of type bytes.
+
+    Raises:
+      RequestError: RESOURCE_EXHAUSTED if there are too many elements, INVALID_ARGUMENT if the message is malformed.
+    """
+    shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
+    if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
+        raise _malformed(key)
+    num_elements = math.prod(shape)
+    if num_elements > max_elements:
+        raise RequestError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"input {key} has {num_elements} elements; this server accepts {max_elements}",
+        )
+    try:
+        if proto.dtype == types_pb2.DT_STRING:
+            return _strings(proto, num_elements).reshape(shape)
+        dtype, field = _VALUE_FIELDS[proto.dtype]
+        if proto.tensor_content:
+            return _from_bytes(proto.tensor_content, np.dtype(dtype)).reshape(shape)
+        return _filled(_from_values(getattr(proto, field), np.dtype(dtype)), num_elements).reshape(shape)
+    # An unknown type, bytes or values that do not fit: TensorFlow Serving has one message for all of them.
+    except (KeyError, ValueError, OverflowError, IndexError) as error:
+        raise _malformed(key) from error
+
+
+def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
+    """Writes an array into an empty message, its values in the typed field, as TensorFlow Serving does by default.
+
+    Raises:
+      TypeError: the array has a dtype that no signature can answer with.
+    """
+    for size in array.shape:
+        proto.tensor_shape.dim.add().size = size
+    if array.dtype == object:
+        proto.dtype = types_pb2.DT_STRING
+        proto.string_val.extend(array.ravel().tolist())
+        return
+    if array.dtype not in _TYPES:
+        raise TypeError(f"A tensor of dtype {array.dtype} cannot be sent.")
+    proto.dtype, field = _TYPES[array.dtype]
+    getattr(proto, field).extend(_to_values(array.ravel()))
+
+
+def _from_bytes(content: bytes, dtype: np.dtype) -> np.ndarray:
+    if dtype == np.bool_:
+        # Any byte may come; only 0 and 1 are valid booleans in memory.
+        return np.frombuffer(content, np.uint8) != 0
+    return np.frombuffer(content, dtype)
+
+
+def _from_values(values: Iterable, dtype: np.dtype) -> np.ndarray:
+    listed = list(values)
+    if dtype.kind == "c":
+        # Real and imaginary parts take turns.
+        return np.array(listed, dtype.type().real.dtype).view(dtype)
+    if dtype in (np.float16, tf.bfloat16.as_numpy_dtype):
+        # Sixteen-bit floats travel as the integers of their bits.
+        return np.array(listed, np.int64).astype(np.uint16).view(dtype)
+    if dtype.kind in "iu":
+        # The field may be wider than the type: higher bits are dropped, as a cast in C++ does.
+        return np.array(listed, np.uint64 if dtype == np.uint64 else np.int64).astype(dtype)
+    return np.array(listed, dtype)
+
+
+def _to_values(flat: np.ndarray) -> list:
+    if flat.dtype.kind == "c":
+        return flat.view(flat.real.dtype).tolist()
+    if flat.dtype in (np.float16, tf.bfloat16.as_numpy_dtype):
+        return flat.view(np.uint16).tolist()
+    return flat.tolist()
+
+
+def _filled(values: np.ndarray, num_elements: int) -> np.ndarray:
+    """The first `num_elements` of the values, repeating the last where there are fewer."""
+    missing = num_elements - len(values)
+    if missing <= 0:
+        return values[:num_elements]
+    last = values[-1:] if len(values) else np.zeros(1, values.dtype)
+    return np.concatenate([values, np.repeat(last, missing)])
+
+
+def _strings(proto: tensor_pb2.TensorProto, num_elements: int) -> np.ndarray:
+    values = _packed_strings(proto.tensor_content, num_elements) if proto.tensor_content else list(proto.string_val)
+    if len(values) < num_elements:
+        values += [values[-1] if values else b""] * (num_elements - len(values))
+    array = np.empty(num_elements, object)
+    array[:] = values[:num_elements]
+    return array
+
+
+def _packed_strings(content: bytes, num_elements: int) -> list[bytes]:
+    """Raw bytes of strings: the length of each as a variable-length integer, then all the text."""
+    lengths, at = [], 0
+    for _ in range(num_elements):
+        length = shift = 0
+        while True:
+            byte = content[at]
+            at, length, shift = at + 1, length | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                break
+            if shift > 35:
+                raise ValueError("a length has too many bytes")
+        lengths.append(length)
+    if at + sum(lengths) != len(content):
+        raise ValueError("lengths do not add up to the content")
+    values = []
+    for length in lengths:
+        values.append(content[at : at + length])
+        at += length
+    return values
+
+
+def _malformed(key: str) -> RequestError:
+    return invalid_argument(f"tensor parsing error: {key}")

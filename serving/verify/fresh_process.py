@@ -1,0 +1,204 @@
+"""A process of its own that loads an export as a server will: a crash or a hang there is a refusal here."""
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+import serving
+from serving.verify.arrays import save_arrays
+from tff_pdp.errors import ServingError
+
+TIMEOUT_SECONDS = 120.0
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """What an export must answer to one request.
+
+    Attributes:
+      signature_name: the signature that is called; empty for `serving_default`.
+      inputs: an array for each input, by its key; strings as arrays of objects.
+      outputs: the answers by their keys, of the dtype and shape of the signature's. Keys that are left out are not
+        compared.
+    """
+
+    signature_name: str
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+
+
+class FreshProcess:
+    """A process that has imported TensorFlow and nothing of the training, for the verification of exports.
+
+    The import takes seconds and goes on beside the caller: start early, verify late. The process ends with the `with`
+    block, with its parent however that ends, and after a verification that crashed it or took too long; the next one
+    then starts another.
+
+    Example:
+      >>> with FreshProcess() as process:
+      ...     process.verify(Path("no such export"))
+      Traceback (most recent call last):
+        ...
+      tff_pdp.errors.ServingError: no such export is not a directory.
+    """
+
+    def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS):
+        """Starts the process without waiting for it.
+
+        Args:
+          timeout_seconds: how long one verification may take, what is left of the import included.
+        """
+        self._timeout_seconds = timeout_seconds
+        self._worker = _Worker()
+
+    def __enter__(self) -> "FreshProcess":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @property
+    def process_id(self) -> int:
+        """The process id of the worker that runs now."""
+        return self._worker.process.pid
+
+    def close(self) -> None:
+        """Ends the process; a second time does nothing."""
+        self._worker.stop()
+
+    def verify(self, export_dir: Path, expectations: Sequence[Expectation] = ()) -> dict[str, Any]:
+        """Checks an export, loads it, replays its warm-up requests and compares its answers; one call at a time.
+
+        Numbers may differ by `serving.verify.answers.TOLERANCE`, absolute up to 1 and relative above; everything else
+        must be equal.
+
+        Args:
+          export_dir: the directory of one version.
+          expectations: requests and the answers they must get.
+
+        Returns:
+          What was found: the JSON values that `serving.verify.worker` describes.
+
+        Raises:
+          ServingError: the export is refused, or the process died of it or did not answer in time.
+        """
+        if self._worker.process.poll() is not None:
+            self._worker.stop()
+            self._worker = _Worker()
+        with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
+            job = {
+                "export_dir": str(export_dir),
+                "scratch": scratch,
+                "timeout_seconds": self._timeout_seconds,
+                "expectations": _write(expectations, Path(scratch)),
+            }
+            try:
+                answer = self._worker.ask(job, self._timeout_seconds)
+            except _WorkerFailed as failure:
+                self._worker.stop()
+                raise ServingError(f"{export_dir} is refused: the process that loaded it {failure}") from failure
+            except BaseException:
+                # Its answer would be taken for the next one's.
+                self._worker.stop()
+                raise
+        if "refused" in answer:
+            raise ServingError(answer["refused"])
+        return answer
+
+
+class _WorkerFailed(Exception):
+    """How a worker failed to answer."""
+
+
+class _Worker:
+    """One child process: a line of JSON in, a line of JSON out."""
+
+    def __init__(self):
+        # The child must not write into our output. The file has no name, so nothing is left behind however we end.
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="verify-log-")  # noqa: SIM115 - open as long as self
+        package_root = str(Path(serving.__file__).parents[1])
+        self.process = subprocess.Popen(
+            # -P: what lies in the working directory is not to be imported.
+            [sys.executable, "-P", "-m", "serving.verify.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            bufsize=0,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+                # Exports are served on the CPU, and training may hold the accelerator.
+                "CUDA_VISIBLE_DEVICES": "-1",
+                # Only what ends the process; it also finds fault with every machine that has no accelerator.
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
+            # Ctrl-C in the terminal is for us to handle; we stop the worker afterwards.
+            start_new_session=True,
+        )
+        # Also runs when this object is collected and when the interpreter exits.
+        self.stop = weakref.finalize(self, _stop, self.process, os.getpid())
+
+    def ask(self, job: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._died() from None
+        return json.loads(self._read_line(deadline, timeout_seconds))
+
+    def _read_line(self, deadline: float, timeout_seconds: float) -> bytes:
+        assert self.process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise _WorkerFailed(f"did not finish within {timeout_seconds:g} s.")
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise self._died()
+            line += part
+        return line
+
+    def _died(self) -> _WorkerFailed:
+        status = self.process.wait()
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_TAIL_BYTES))
+        tail = self._log.read().decode(errors="replace").strip()
+        return _WorkerFailed(f"{how}. The end of its log:\n{tail}" if tail else f"{how}.")
+
+
+def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # A forked copy of us is not to stop the worker we still use.
+        return
+    # It keeps no state that an orderly end would save.
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _write(expectations: Sequence[Expectation], scratch: Path) -> list[dict[str, str]]:
+    """Writes the arrays of all expectations; returns what the worker needs to read them."""
+    written = []
+    for index, expectation in enumerate(expectations):
+        inputs, outputs = scratch / f"inputs-{index}.npz", scratch / f"outputs-{index}.npz"
+        save_arrays(inputs, expectation.inputs)
+        save_arrays(outputs, expectation.outputs)
+        written.append({"signature_name": expectation.signature_name, "inputs": str(inputs), "outputs": str(outputs)})
+    return written

@@ -1,0 +1,152 @@
+"""The models that the conformance tests ask for: written by a seed, and worked out again in NumPy.
+
+    python -m tests.conformance.models DIR
+
+writes them, `models.config` and `batching_parameters.txt`, and prints how to serve them with TensorFlow Serving.
+"""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from serving.production.kit_options import BATCHING_FILE, KitOptions, batching_parameters
+from serving.production.models_config import CONFIG_FILE, MODELS_DIRECTORY, write_model_config_file
+from serving.production.tf_serving import DOCKER_IMAGE, LABELS_ARGUMENT
+from serving.server.model_config import ServedModel, Specific
+
+CLASSIFIER, REGRESSION = "conformance", "conformance_regression"
+CLIENT_IDS = ("alice", "bob", "é ü")
+# Grey images of two by two pixels, so that requests can be read.
+IMAGE_SHAPE, NUM_CLASSES, HIDDEN_UNITS = (2, 2, 1), 3, 4
+NUM_FEATURES = 3
+STABLE, CANARY = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownModel:
+    """A model whose answers are known: what is shared, and rows of what clients own, the global model's first."""
+
+    name: str
+    version: int
+    shared: dict[str, np.ndarray]
+    stacked: dict[str, np.ndarray]
+
+    def expected(self, client_ids: Sequence[str], x: np.ndarray) -> np.ndarray:
+        """Probabilities `[n, NUM_CLASSES]` or values `[n]`, in float64."""
+        return np.array([self._answer(client_id, example) for client_id, example in zip(client_ids, x, strict=True)])
+
+    def _answer(self, client_id: str, example: np.ndarray) -> np.ndarray:
+        row = CLIENT_IDS.index(client_id) + 1 if client_id in CLIENT_IDS else 0
+        weights = {**self.shared, **{name: stack[row] for name, stack in self.stacked.items()}}
+        weights = {name: value.astype(np.float64) for name, value in weights.items()}
+        activations = example.ravel().astype(np.float64)
+        if self.name == REGRESSION:
+            return (activations @ weights["dense_0/kernel"] + weights["dense_0/bias"])[0]
+        hidden = np.maximum(activations @ weights["dense_0/kernel"] + weights["dense_0/bias"], 0)
+        outputs = hidden @ weights["dense_1/kernel"] + weights["dense_1/bias"]
+        return np.exp(outputs) / np.exp(outputs).sum()
+
+
+def classifier(version: int) -> KnownModel:
+    """A hidden layer that is shared and a head for each client, different in every version."""
+    draw = _drawing(version)
+    num_rows = len(CLIENT_IDS) + 1
+    shared = {
+        "dense_0/kernel": draw(int(np.prod(IMAGE_SHAPE)), HIDDEN_UNITS),
+        "dense_0/bias": draw(HIDDEN_UNITS),
+    }
+    stacked = {"dense_1/kernel": draw(num_rows, HIDDEN_UNITS, NUM_CLASSES), "dense_1/bias": draw(num_rows, NUM_CLASSES)}
+    return KnownModel(CLASSIFIER, version, shared, stacked)
+
+
+def regression() -> KnownModel:
+    """A linear regression for each client."""
+    draw = _drawing(100)
+    num_rows = len(CLIENT_IDS) + 1
+    stacked = {"dense_0/kernel": draw(num_rows, NUM_FEATURES, 1), "dense_0/bias": draw(num_rows, 1)}
+    return KnownModel(REGRESSION, 1, {}, stacked)
+
+
+def served_models(models_directory: Path) -> list[ServedModel]:
+    """The list of models for a server that sees them there."""
+    return [
+        ServedModel(
+            CLASSIFIER,
+            models_directory / CLASSIFIER,
+            Specific((STABLE, CANARY)),
+            {"stable": STABLE, "canary": CANARY},
+        ),
+        ServedModel(REGRESSION, models_directory / REGRESSION),
+    ]
+
+
+def write_models(folder: Path, models_directory: Path = Path(MODELS_DIRECTORY)) -> None:
+    """Writes the exports, the list of them for a server that sees `folder` as `models_directory`, and batching."""
+    # TensorFlow comes with it, which those who only compare answers need not wait for.
+    from serving.verify.fresh_process import FreshProcess
+
+    with FreshProcess() as process:
+        for known in (classifier(STABLE), classifier(CANARY), regression()):
+            _export(folder / known.name, known, process)
+    write_model_config_file(served_models(models_directory), folder / CONFIG_FILE)
+    (folder / BATCHING_FILE).write_text(batching_parameters(KitOptions()))
+
+
+def docker_command(folder: Path) -> str:
+    """What serves them with TensorFlow Serving."""
+    return shlex.join(
+        [
+            *("docker", "run", "--rm", "-p", "127.0.0.1:8500:8500", "-p", "127.0.0.1:8501:8501"),
+            *("--mount", f"type=bind,source={folder.absolute()},target={MODELS_DIRECTORY},readonly", DOCKER_IMAGE),
+            f"--model_config_file={MODELS_DIRECTORY}/{CONFIG_FILE}",
+            LABELS_ARGUMENT,
+            "--enable_batching=true",
+            f"--batching_parameters_file={MODELS_DIRECTORY}/{BATCHING_FILE}",
+        ]
+    )
+
+
+def _drawing(seed: int):
+    rng = np.random.default_rng(seed)
+    return lambda *shape: rng.normal(size=shape).astype(np.float32)
+
+
+def _export(base_path: Path, known: KnownModel, process) -> None:
+    from serving.export.exporter import export_models
+    from serving.export.personal_models import PersonalModels
+    from tff_pdp.models.linear_regression import build_linear_regression
+    from tff_pdp.models.mlp import build_mlp
+
+    if known.name == REGRESSION:
+        model = build_linear_regression((NUM_FEATURES,))
+    else:
+        model = build_mlp(IMAGE_SHAPE, NUM_CLASSES, (HIDDEN_UNITS,))
+    rows = np.arange(1, len(CLIENT_IDS) + 1, dtype=np.int32)
+    export_models(
+        base_path,
+        PersonalModels(model, CLIENT_IDS, rows, known.shared, known.stacked),
+        model_name=known.name,
+        privacy_report={"claim": "none: these weights are drawn at random"},
+        model_card={"purpose": "conformance tests of servers"},
+        version=known.version,
+        process=process,
+    )
+
+
+def main() -> None:
+    """Writes the models into the folder that the command line names."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tests.conformance.models DIR")
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_models(folder)
+    print(docker_command(folder))
+    print("TFF_PDP_SERVING=127.0.0.1:8500,127.0.0.1:8501 python -m pytest tests/conformance")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What every registered algorithm trained is what its export answers: for each client, for strangers, for nobody."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from serving.export.exporter import export_models
+from serving.export.personal_models import CLUSTERS, HYPERNETWORK, STACKED
+from serving.saved_model.servable import load_servable
+from tests.contract.contract_support import MODEL, SIZES, build, ready, run
+from tff_pdp.registry import ALGORITHMS
+from tff_pdp.runtime.engines import build_engine
+from tff_pdp.runtime.served_models import build_served_models
+from tff_pdp.runtime.trained_clients import TrainedClients
+
+IDS = [f"client {index}" for index in range(len(SIZES))]
+ALL, HEADS = sorted(MODEL.init(0)), sorted(MODEL.head)
+# The layout that is found, and what clients own in it.
+EXPECTED = {
+    "fed_avg": (CLUSTERS, []),
+    **dict.fromkeys(["local_only", "finetune", "mr_mtl", "ditto", "mocha"], (STACKED, ALL)),
+    **dict.fromkeys(["ifca_local", "ifca_finetune", "ifca_mr_mtl"], (STACKED, ALL)),
+    **dict.fromkeys(["fed_per", "fed_rep", "centaur", "dp_pfed_dsu"], (STACKED, HEADS)),
+    **dict.fromkeys(["dp_fed_avg_ft", "pmtl_ft", "pp_sgd"], (STACKED, HEADS)),
+    # Asked for: of so few clients, other layouts are smaller or as good.
+    **dict.fromkeys(["ifca", "ifca_fed_avg"], (CLUSTERS, ALL)),
+    **dict.fromkeys(["hypernet", "udp_hypernet"], (HYPERNETWORK, ["client/descriptor"])),
+}
+ASKED_FOR = ("ifca", "ifca_fed_avg", "hypernet", "udp_hypernet")
+
+
+@pytest.fixture(scope="module")
+def loop():
+    """One engine is enough: that all give the same is a test of its own."""
+    with contextlib.closing(build_engine("inprocess", client_parallelism="loop")) as engine:
+        yield engine
+
+
+def trained_clients(name):
+    """Clients after some rounds, and the weights that `personalise` gives them."""
+    algorithm, process = build(name)
+    server, clients = run(process, algorithm)
+    states = list(ready(process, algorithm, server, clients))
+    shared = algorithm.global_model
+    return TrainedClients(
+        model=MODEL,
+        algorithm=algorithm,
+        server_state=server["algorithm"],
+        client_ids=IDS,
+        ready_states=lambda numbers: [states[number] for number in numbers],
+        personalise=lambda some: process.personalise(server, some),
+        global_weights=shared(server["algorithm"]) if shared else None,
+    )
+
+
+def test_every_algorithm_is_expected_to_have_some_layout():
+    assert set(EXPECTED) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_export_answers_like_the_personal_models(name, loop, fresh_process, tmp_path):
+    layout, owned = EXPECTED[name]
+    with loop.install():
+        trained = trained_clients(name)
+        served = build_served_models(trained, layout if name in ASKED_FOR else "auto")
+        weights = list(trained.personalise(trained.ready_states(np.arange(len(IDS)))))
+    assert (served.layout, sorted(served.models.stacked)) == (layout, owned)
+    assert list(served.references) == ["", *IDS]
+    global_weights = trained.global_weights
+    if global_weights is None:
+        global_weights = {name: np.mean([own[name] for own in weights], axis=0) for name in weights[0]}
+
+    version = export_models(
+        tmp_path,
+        served.models,
+        model_name=name,
+        privacy_report={},
+        model_card={},
+        references=served.references,
+        process=fresh_process,
+    )
+    servable = load_servable(version)
+    asked = [*IDS, "stranger", ""] * 2
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(asked))
+    x = rng.normal(size=(len(asked), *MODEL.input_shape)).astype(np.float32)
+    answer = servable.predict("", {"client_id": np.array(asked, object)[order], "x": x[order]})
+    models = [*weights, global_weights, global_weights] * 2
+    expected = np.stack([_probabilities(own, one) for own, one in zip(models, x, strict=True)])
+    np.testing.assert_allclose(answer["probabilities"], expected[order], atol=1e-5)
+    assert answer["personalized"].tolist() == [asked[place] in IDS for place in order]
+
+
+def _probabilities(weights, x):
+    return tf.nn.softmax(MODEL.predict(weights, tf.constant(x[np.newaxis])))[0].numpy()

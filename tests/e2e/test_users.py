@@ -1,0 +1,118 @@
+"""Users on a small scale: raw data to served predictions; each has a model of its own, and no file names anyone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from serving.client.grpc_client import GrpcClient
+from serving.client.rest_client import RestClient
+from serving.server.embedded import EmbeddedServer
+from tff_pdp.config import load_config
+from tff_pdp.data.sources import write_digits_leaf
+from tff_pdp.runtime.experiment import experiment_engine
+from tff_pdp.runtime.export import export_experiment, exported_ids
+from tff_pdp.runtime.prepare import prepare_clients
+from tff_pdp.runtime.results import load_trained
+from tff_pdp.runtime.served_models import served_models
+from tff_pdp.runtime.train import train
+from tff_pdp.runtime.trained_clients import trained_clients
+
+pytestmark = pytest.mark.usefixtures("one_fresh_process")
+
+NUM_USERS = 12
+STEPS = {"learning_rate": 0.1, "local_steps": 2}
+# One with heads that users tune before they use them, one whose models are made from descriptors.
+METHODS = {
+    "centaur": {**STEPS, "adapt_steps": 3},
+    "udp_hypernet": {**STEPS, "hidden_units": [], "descriptor_learning_rate": 10.0},
+}
+LAYOUTS = {"centaur": "stacked", "udp_hypernet": "hypernetwork"}
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """A folder with a prepared client dataset, and both methods trained on it."""
+    folder = tmp_path_factory.mktemp("users")
+    write_digits_leaf(folder / "leaf", num_clients=NUM_USERS, concentration=5.0, seed=0)
+    config = config_of(folder, "centaur")
+    prepare_clients(config)
+    for name in METHODS:
+        train(config, name, progress=False)
+    return folder
+
+
+def config_of(folder, name):
+    settings = {
+        "output": str(folder),
+        "data.input": str(folder / "leaf"),
+        "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
+        "privacy": {
+            "plan": "user",
+            "batch_size": 16,
+            "clip_norm": 0.5,
+            "users_per_round": 6,
+            "budgets": {"epsilon": 20.0, "delta": 1e-3},
+        },
+        "training.rounds": 4,
+        "training.evaluate_every": 4,
+        "training.client_parallelism": "loop",
+        "algorithms": METHODS,
+        "export.algorithm": name,
+        "export.model_name": name,
+        "export.layout": LAYOUTS[name],
+        "tuning": {},
+    }
+    return load_config(Path(__file__).parents[2] / "configs" / "demo.yaml", settings)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_user_is_answered_by_its_own_model(output, name):
+    config = config_of(output, name)
+    exported = export_experiment(config)
+    assert exported.layout == LAYOUTS[name]
+    method, state = load_trained(config, name)
+    with experiment_engine(config):
+        weights = trained_clients(method, state).weights_by_id()
+        shared = served_models(method, state).references[""]
+    state.client_states.close()
+    users = list(method.clients.client_ids)
+    assert len({tuple(own[method.model.head[0]].ravel()) for own in weights.values()}) >= NUM_USERS // 2
+
+    # Unknown to the export: a stranger, nobody, and a user under its plain name.
+    asked = [*users, "stranger", "", users[0]]
+    own_id = exported_ids(config)
+    ids = [*(own_id(user) for user in users), own_id("stranger"), "", users[0]]
+    x = np.concatenate([method.clients.load(user, "test").x[:1] for user in users])
+    x = np.concatenate([x, x[:3]])
+    known = [True] * NUM_USERS + [False] * 3
+    models = [weights[user] if is_known else shared for user, is_known in zip(asked, known, strict=True)]
+    expected = np.concatenate([_answers(method.model, own, row[None]) for own, row in zip(models, x, strict=True)])
+    with EmbeddedServer(config.export_folder, name, rest_port=0, grpc_port=0) as server:
+        rest = RestClient(f"127.0.0.1:{server.rest_port}").predict(name, ids, x)
+        with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
+            grpc = client.predict(name, ids, x)
+    for found in (rest, grpc):
+        np.testing.assert_allclose(found.answers, expected, atol=1e-5)
+        assert found.personalized.tolist() == known
+
+
+@pytest.mark.timeout(300)
+def test_no_file_of_an_export_names_a_user(output):
+    config = config_of(output, "centaur")
+    version = export_experiment(config).version
+    method, state = load_trained(config, "centaur")
+    state.client_states.close()
+    files = {path: path.read_bytes() for path in version.rglob("*") if path.is_file()}
+    for user in method.clients.client_ids:
+        assert [path for path, content in files.items() if user.encode() in content] == []
+        # What is looked for would be found.
+        assert any(exported_ids(config)(user).encode() in content for content in files.values())
+    key = config.client_id_key.read_text().strip()
+    assert not any(key.encode() in content or bytes.fromhex(key) in content for content in files.values())
+
+
+def _answers(model, weights, x):
+    return model.answers(model.predict(weights, tf.constant(x))).numpy()

@@ -1,0 +1,333 @@
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from serving.export import versions
+from serving.export.personal_models import CLUSTERS, HYPERNETWORK, PersonalModels
+from serving.saved_model import layout, warmup
+from serving.saved_model.checks import check_export
+from serving.saved_model.servable import load_servable
+from tff_pdp.errors import ServingError
+from tff_pdp.models.base import Model
+from tff_pdp.models.hypernetwork import Hypernetwork
+from tff_pdp.models.linear_regression import build_linear_regression
+
+
+@pytest.fixture
+def copy(export_dir, tmp_path):
+    return shutil.copytree(export_dir, tmp_path / "copy")
+
+
+def test_signatures_have_the_promised_keys_types_and_open_batches(export_dir):
+    signatures = load_servable(export_dir).signatures
+    described = {
+        name: {
+            key: (tf.as_dtype(info.dtype).name, [dimension.size for dimension in info.tensor_shape.dim])
+            for key, info in (*signatures[name].inputs.items(), *signatures[name].outputs.items())
+        }
+        for name in signatures
+        if signatures[name].inputs
+    }
+    predict = {
+        "client_id": ("string", [-1]),
+        "x": ("float32", [-1, 3, 2]),
+        "probabilities": ("float32", [-1, 4]),
+        "personalized": ("bool", [-1]),
+    }
+    classify = {"inputs": ("string", [-1]), "classes": ("string", [-1, 4]), "scores": ("float32", [-1, 4])}
+    assert described == {"serving_default": predict, "predict": predict, "classify": classify}
+    assert signatures["classify"].method_name == "tensorflow/serving/classify"
+    assert signatures["predict"].method_name == "tensorflow/serving/predict"
+
+
+def test_manifest_hashes_every_file(export_dir):
+    manifest = json.loads((export_dir / layout.MANIFEST_FILE).read_text())
+    files = {path.relative_to(export_dir).as_posix() for path in export_dir.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == files - {layout.MANIFEST_FILE}
+    card = (export_dir / layout.MODEL_CARD_FILE).read_bytes()
+    assert manifest["files"][layout.MODEL_CARD_FILE] == hashlib.sha256(card).hexdigest()
+    assert manifest["tensorflow_version"] == tf.__version__
+    assert (manifest["num_clients"], manifest["num_rows"], manifest["layout"]) == (3, 4, "stacked")
+    assert manifest["weights"] == {
+        "shared": [],
+        "stacked": ["dense_0/bias", "dense_0/kernel", "dense_1/bias", "dense_1/kernel"],
+    }
+    assert manifest["signatures"]["classify"] == {
+        "method": "tensorflow/serving/classify",
+        "inputs": {"inputs": {"dtype": "string", "shape": [None]}},
+        "outputs": {
+            "classes": {"dtype": "string", "shape": [None, 4]},
+            "scores": {"dtype": "float32", "shape": [None, 4]},
+        },
+    }
+    assert json.loads((export_dir / layout.PRIVACY_REPORT_FILE).read_text()) == {"claim": "none"}
+
+
+def test_export_carries_no_example_and_no_staging_path(exporter, export_dir):
+    requests = list(warmup.read_requests(export_dir))
+    assert len(requests) == 3 * len(warmup.BATCH_SIZES)
+    assert all(not request.inputs["x"].any() for request in requests if request.kind == "predict")
+    for path in export_dir.rglob("*"):
+        if path.is_file():
+            assert str(export_dir.parent).encode() not in path.read_bytes(), path
+            assert exporter.x[0].tobytes() not in path.read_bytes(), path
+
+
+def test_a_regression_answers_values(exporter, tmp_path):
+    model = build_linear_regression((3, 2))
+    weights = [{name: np.full_like(array, k) for name, array in model.init(0).items()} for k in (1, 10, 1000)]
+    personal = {"a": weights[1], "b": weights[2]}
+    # The tolerance is relative to values this large.
+    path = dataclasses.replace(exporter, model=model, global_weights=weights[0], personal_weights=personal).export(
+        tmp_path
+    )
+    servable = load_servable(path)
+    outputs = servable.signatures["predict"].outputs
+    assert {key: [dimension.size for dimension in info.tensor_shape.dim] for key, info in outputs.items()} == {
+        "values": [-1],
+        "personalized": [-1],
+    }
+    answer = servable.predict("", {"client_id": np.array(["b", "", "a"], object), "x": exporter.x[:3]})
+    sums = exporter.x[:3].sum(axis=(1, 2)) + 1
+    np.testing.assert_allclose(answer["values"], sums * [1000, 1, 10], rtol=1e-5)
+    np.testing.assert_array_equal(answer["personalized"], [True, False, True])
+    manifest = json.loads((path / layout.MANIFEST_FILE).read_text())
+    assert manifest["signatures"]["predict"]["outputs"]["values"] == {"dtype": "float32", "shape": [None]}
+    assert "classify" not in manifest["signatures"]
+    examples = [warmup.example("b", exporter.x[0]), warmup.example("", exporter.x[1])]
+    serialised = np.array([one.SerializeToString() for one in examples], object)
+    np.testing.assert_allclose(servable.regress("regress", serialised)["outputs"], sums[:2] * [1000, 1], rtol=1e-5)
+
+
+def test_a_client_may_own_only_the_head(exporter, tmp_path):
+    heads = {
+        client: {name: weights[name] for name in exporter.model.head}
+        for client, weights in exporter.personal_weights.items()
+    }
+    servable = load_servable(exporter.export(tmp_path, personal_weights=heads))
+    ids = ["bob", "nobody", "alice"]
+    answer = servable.predict("", {"client_id": np.array(ids, object), "x": exporter.x[:3]})
+    expected = [
+        tf.nn.softmax(exporter.model.predict({**exporter.global_weights, **heads.get(client, {})}, x[np.newaxis]))[0]
+        for client, x in zip(ids, exporter.x[:3], strict=True)
+    ]
+    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-6)
+    np.testing.assert_array_equal(answer["personalized"], [True, False, True])
+
+
+def test_without_clients_the_global_model_answers_everyone(exporter, tmp_path):
+    servable = load_servable(exporter.export(tmp_path, personal_weights={}))
+    answer = servable.predict("", {"client_id": np.array(["alice", ""], object), "x": exporter.x[:2]})
+    np.testing.assert_allclose(answer["probabilities"], exporter.expected(["", ""], exporter.x[:2]), atol=1e-6)
+    assert not answer["personalized"].any()
+
+
+def test_convolutions_with_weights_of_each_client(tmp_path, exporter):
+    def init(seed):
+        rng = np.random.default_rng(seed)
+        return {
+            "kernel": rng.normal(size=(3, 3, 1, 2)).astype(np.float32),
+            "head": rng.normal(size=(2, 3)).astype(np.float32),
+        }
+
+    def predict(weights, x):
+        features = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(x, weights["kernel"], 1, "SAME")), 2, 2, "SAME")
+        return tf.reduce_mean(features, [1, 2]) @ weights["head"]
+
+    model = Model("toy_cnn", (4, 4, 1), 3, init, predict, ("head",))
+    x = np.random.default_rng(1).normal(size=(2, 4, 4, 1)).astype(np.float32)
+    personal = {"a": init(1), "b": init(2)}
+    cnn = dataclasses.replace(exporter, model=model, global_weights=init(0), personal_weights=personal, x=x)
+    # The export verifies itself against `model.predict`, client by client.
+    servable = load_servable(cnn.export(tmp_path))
+    answer = servable.predict("", {"client_id": np.array(["b", "a"], object), "x": x})
+    np.testing.assert_allclose(answer["probabilities"], cnn.expected(["b", "a"], x), atol=1e-6)
+
+
+def test_clients_may_share_rows(exporter, tmp_path):
+    four = exporter.models()
+    models = dataclasses.replace(
+        four, client_ids=["a", "b", "c", "d"], rows=np.array([2, 1, 2, 0], np.int32), layout=CLUSTERS
+    )
+    servable = load_servable(exporter.export(tmp_path, models=models))
+    ids = ["a", "b", "c", "d", "e"]
+    answer = servable.predict("", {"client_id": np.array(ids, object), "x": exporter.x[:5]})
+    expected = exporter.expected(["bob", "alice", "bob", "", ""], exporter.x[:5])
+    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-6)
+    # Known is who has a row, be it the global one.
+    np.testing.assert_array_equal(answer["personalized"], [True, True, True, True, False])
+
+
+def test_weights_may_be_made_of_descriptors(exporter, tmp_path):
+    hypernetwork = Hypernetwork(3, (4,), seed=1)
+    parameters = hypernetwork.init({name: tf.constant(array) for name, array in exporter.global_weights.items()})
+    descriptors = np.random.default_rng(2).normal(size=(3, 3)).astype(np.float32)
+    models = PersonalModels(
+        model=exporter.model,
+        client_ids=["a", "b"],
+        rows=np.array([1, 2], np.int32),
+        shared={name: tensor.numpy() for name, tensor in parameters.items()},
+        stacked={"descriptor": descriptors},
+        make_weights=lambda shared, own: hypernetwork.generate(shared, own["descriptor"]),
+        layout=HYPERNETWORK,
+    )
+    servable = load_servable(exporter.export(tmp_path, models=models))
+    answer = servable.predict("", {"client_id": np.array(["b", "", "a"], object), "x": exporter.x[:3]})
+    expected = [
+        tf.nn.softmax(
+            exporter.model.predict(hypernetwork.generate(parameters, tf.constant(descriptors[row])), x[np.newaxis])
+        )[0]
+        for row, x in zip([2, 0, 1], exporter.x[:3], strict=True)
+    ]
+    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-6)
+
+
+def test_answers_must_be_those_of_the_references(exporter, tmp_path):
+    references = {"": exporter.global_weights, "bob": exporter.personal_weights["bob"]}
+    assert exporter.export(tmp_path, references=references).name == "1"
+    with pytest.raises(ServingError, match="differently from the model"):
+        exporter.export(tmp_path, references={"bob": exporter.personal_weights["alice"]})
+    with pytest.raises(ServingError, match="no such client"):
+        exporter.export(tmp_path, references={"carol": exporter.global_weights})
+    assert [path.name for path in layout.published_versions(tmp_path).values()] == ["1"]
+
+
+def test_requests_without_examples_get_no_answers(export_dir):
+    servable = load_servable(export_dir)
+    answer = servable.predict("", {"client_id": np.array([], object), "x": np.zeros((0, 3, 2), np.float32)})
+    assert answer["probabilities"].shape == (0, 4)
+
+
+def test_version_numbers_rise_and_are_never_reused(exporter, tmp_path):
+    assert exporter.export(tmp_path).name == "1"
+    assert exporter.export(tmp_path, version=5).name == "5"
+    shutil.rmtree(tmp_path / "5")
+    assert exporter.export(tmp_path).name == "6"
+    for version in (0, 2, 5, 6, 2**63):
+        with pytest.raises(ServingError, match="never reused"):
+            exporter.export(tmp_path, version=version)
+
+
+def test_failed_verification_leaves_nothing(exporter, tmp_path):
+    lying = dataclasses.replace(exporter.model, predict=_differs_between_calls(exporter.model.predict))
+    with pytest.raises(ServingError, match="differently from the model"):
+        dataclasses.replace(exporter, model=lying).export(tmp_path)
+    assert layout.published_versions(tmp_path) == {}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_killed_export_leaves_nothing_that_looks_complete(tmp_path):
+    program = (
+        "import os, pathlib, sys\n"
+        "from serving.export.versions import staged_version\n"
+        "with staged_version(pathlib.Path(sys.argv[1])) as (version, staging):\n"
+        "    (staging / 'saved_model.pb').write_bytes(b'')\n"
+        "    os._exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["1.tmp"]
+    assert layout.published_versions(tmp_path) == {}
+    with versions.staged_version(tmp_path) as (version, _):
+        assert version == 2
+
+
+def test_an_export_that_runs_holds_its_number(tmp_path):
+    with versions.staged_version(tmp_path) as (first, _), versions.staged_version(tmp_path) as (second, _):
+        assert (first, second) == (1, 2)
+
+
+@pytest.mark.parametrize("client_id", ["", "a\nb", "a\rb", "<global>"])
+def test_ids_that_break_the_vocabulary_are_refused(exporter, tmp_path, client_id):
+    with pytest.raises(ServingError, match="cannot be exported"):
+        exporter.export(tmp_path, personal_weights={client_id: exporter.global_weights})
+    assert not list(tmp_path.iterdir())
+
+
+def test_ids_must_be_different(exporter, tmp_path):
+    models = dataclasses.replace(exporter.models(), client_ids=["a", "b", "a"])
+    with pytest.raises(ServingError, match="two clients have it"):
+        exporter.export(tmp_path, models=models)
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_do_not_fit_the_model_are_refused(exporter, tmp_path):
+    models, weights = exporter.models(), exporter.global_weights
+    bias = "dense_0/bias"
+
+    def with_stack(name, stack):
+        return {"models": dataclasses.replace(models, stacked={**models.stacked, name: stack})}
+
+    def with_rows(rows):
+        return {"models": dataclasses.replace(models, rows=np.array(rows))}
+
+    stack = models.stacked[bias]
+    without_bias = {name: array for name, array in models.stacked.items() if name != bias}
+    broken = np.where(np.arange(4)[:, np.newaxis] == 2, np.float32(np.nan), stack)
+    cases = [
+        ({"models": dataclasses.replace(models, stacked=without_bias)}, "Weights of the global model are"),
+        (with_stack("unknown", stack), "Weights of the global model are"),
+        (with_stack(bias, np.zeros((4, 6), np.float32)), r"has shape \(6,\); the model needs \(5,\)"),
+        (with_stack(bias, stack[:3]), "the same number of rows"),
+        (with_stack(bias, stack.astype(np.float64)), "is float64"),
+        (with_stack(bias, broken), "'dense_0/bias' of client 'bob' has a value that is not finite"),
+        ({"models": dataclasses.replace(models, shared={bias: weights[bias]})}, "both shared and stacked"),
+        (with_rows([1, 2]), "rows are int64"),
+        ({"models": dataclasses.replace(models, rows=np.array([1, 4, 2], np.int32))}, "'bob' has row 4"),
+        ({"models": dataclasses.replace(models, layout="other")}, "no layout"),
+        ({"models": dataclasses.replace(models, layout=HYPERNETWORK)}, "make_weights belongs to"),
+        ({"example_inputs": np.zeros((1, 2, 3))}, r"needs \[n, 3, 2\]"),
+        ({"example_inputs": np.zeros((0, 3, 2))}, "n at least 1"),
+        ({"example_inputs": np.full((1, 3, 2), np.inf)}, "not finite"),
+        ({"model_name": "../up"}, "cannot be served"),
+        ({"model_card": {"accuracy": float("nan")}}, "model_card.json cannot be written"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(ServingError, match=message):
+            exporter.export(tmp_path / "base", **changes)
+    if (tmp_path / "base").exists():
+        assert layout.published_versions(tmp_path / "base") == {}
+        assert not list((tmp_path / "base").glob("*.tmp"))
+
+
+def test_python_functions_in_the_graph_are_refused(exporter, tmp_path):
+    def predict(weights, x):
+        return tf.numpy_function(lambda logits: logits, [exporter.model.predict(weights, x)], tf.float32)
+
+    model = Model("python", (3, 2), 4, exporter.model.init, predict, ())
+    with pytest.raises(ServingError, match="PyFunc"):
+        dataclasses.replace(exporter, model=model).export(tmp_path, personal_weights={})
+
+
+def test_changed_missing_and_added_files_are_refused(copy):
+    vocabulary = next((copy / "assets").iterdir())
+    original = vocabulary.read_bytes()
+    vocabulary.write_bytes(original.replace(b"alice", b"malic"))
+    with pytest.raises(ServingError, match="does not match the SHA-256"):
+        check_export(copy)
+    vocabulary.unlink()
+    with pytest.raises(ServingError, match="lacks assets/"):
+        check_export(copy)
+    vocabulary.write_bytes(original)
+    (copy / layout.EXTRA_DIRECTORY / "more").write_bytes(b"")
+    with pytest.raises(ServingError, match=r"holds assets\.extra/more"):
+        check_export(copy)
+    (copy / layout.MANIFEST_FILE).unlink()
+    with pytest.raises(ServingError, match="not a complete export"):
+        check_export(copy)
+
+
+def _differs_between_calls(predict):
+    calls = []
+
+    def changing(weights, x):
+        calls.append(x)
+        return predict(weights, x) * float(len(calls))
+
+    return changing

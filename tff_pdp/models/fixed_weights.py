@@ -1,0 +1,65 @@
+"""A model as a function of some of its weights, the others being constants: what is trained where a body is given."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.layers import Layer, RecordingWeights
+
+
+def over_fixed_weights(
+    model: Model,
+    own: Mapping[str, np.ndarray],
+    fixed: Weights,
+    make_weights: Callable[[Weights], Weights] = lambda weights: weights,
+) -> Model:
+    """Returns the model over `make_weights({**fixed, **own})`, of which only `own` are its weights.
+
+    Layers that use own weights alone remain known to `tff_pdp.privacy.per_example`, so that clipping is as fast as
+    without fixed weights, and what is clipped is the gradient by the own weights.
+
+    Args:
+      model: what predicts.
+      own: initial values of the model's weights, float32.
+      fixed: constants, which are not trained.
+      make_weights: makes the original model's weights of these; what makes them no longer recordable is only slower.
+    """
+
+    def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
+        if isinstance(weights, RecordingWeights):
+            return model.predict(make_weights(_OwnOverFixed(weights, fixed)), x)
+        return model.predict(make_weights({**fixed, **weights}), x)
+
+    return dataclasses.replace(
+        model,
+        init=lambda seed: {name: np.asarray(array, np.float32) for name, array in own.items()},
+        predict=predict,
+        head=tuple(name for name in model.head if name in own),
+    )
+
+
+class _OwnOverFixed(RecordingWeights):
+    """Recorded weights beside fixed ones, whose use is not recorded."""
+
+    def __init__(self, own: RecordingWeights, fixed: Weights):
+        super().__init__({})
+        self._own, self._fixed = own, fixed
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fixed[name] if name in self._fixed else self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._fixed, *self._own))
+
+    def __len__(self) -> int:
+        return len(self._fixed) + len(self._own)
+
+    def use(self, layer: Layer, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
+        if any(name in self._fixed for name in names):
+            # Of a layer with weights of both kinds the own ones are read by name, and so noted as untracked.
+            return layer.apply(inputs, *(self[name] for name in names))
+        return self._own.use(layer, names, inputs)
