@@ -19,15 +19,24 @@ Inputs = Mapping[str, np.ndarray]
 Run = Callable[[Inputs], Tensors]
 # What requests must share to be merged: dtype and sizes of each input, the first size left out.
 _Kind = tuple
+# Told the examples of each request of a batch, and how many were run, padding included.
+OnBatch = Callable[[Sequence[int], int], None]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class _Waiting:
-    """One request in the queue. `num_examples` is None where it must run on its own."""
+    """One request in the queue.
+
+    Attributes:
+      inputs: its tensors.
+      num_examples: the first size of all of them; None where they have none in common, and it must run on its own.
+      weight: examples that it counts for: one that runs on its own is a batch.
+      answer: what its caller waits for.
+    """
 
     inputs: Inputs
-    kind: _Kind
     num_examples: int | None
+    weight: int
     answer: asyncio.Future[Tensors]
 
 
@@ -40,17 +49,19 @@ class Batcher:
     inputs have different first sizes runs on its own.
     """
 
-    def __init__(self, run: Run, options: BatchingOptions, executor: Executor):
+    def __init__(self, run: Run, options: BatchingOptions, executor: Executor, on_batch: OnBatch = lambda sizes, total: None):
         """Builds an empty queue.
 
         Args:
           run: runs inputs and returns outputs, in a thread of `executor`.
           options: how requests are merged.
           executor: threads; should have `num_batch_threads` to spare.
+          on_batch: told of every batch that was run, in such a thread.
         """
         self._run_inputs = run
         self._options = options
         self._executor = executor
+        self._on_batch = on_batch
         # By kind, so that a batch is taken from the front of one queue; a queue that is left over goes to the end.
         self._queues: dict[_Kind, collections.deque[_Waiting]] = {}
         self._num_waiting = 0
@@ -62,20 +73,24 @@ class Batcher:
         Raises:
           RequestError: UNAVAILABLE if the queue is full; else what running this request alone would raise.
         """
-        waiting = _waiting(inputs)
-        self._check_capacity(waiting)
-        self._queues.setdefault(waiting.kind, collections.deque()).append(waiting)
-        self._num_waiting += self._weight(waiting)
-        self._start_batches()
+        loop = asyncio.get_running_loop()
+        num_examples, largest = _num_examples(inputs), self._options.max_batch_size
+        weight = min(num_examples or largest, largest)
+        self._check_capacity(weight)
+        waiting = _Waiting(inputs, num_examples, weight, loop.create_future())
+        kind = _kind(inputs) if num_examples else (waiting,)
+        self._queues.setdefault(kind, collections.deque()).append(waiting)
+        self._num_waiting += weight
+        self._start_batches(loop)
         try:
             return await waiting.answer
         except asyncio.CancelledError:
-            self._leave(waiting)
+            self._leave(kind, waiting)
             raise
 
-    def _check_capacity(self, waiting: _Waiting) -> None:
+    def _check_capacity(self, weight: int) -> None:
         limit = self._options.max_enqueued_batches
-        if self._num_waiting + self._weight(waiting) > limit * self._options.max_batch_size:
+        if self._num_waiting + weight > limit * self._options.max_batch_size:
             raise RequestError(
                 grpc.StatusCode.UNAVAILABLE,
                 "The batch scheduling queue to which this task was submitted is full; currently "
@@ -83,45 +98,40 @@ class Batcher:
                 f"is {limit}",
             )
 
-    def _weight(self, waiting: _Waiting) -> int:
-        """Examples that a request counts for in the queue: one that runs on its own is a batch."""
-        largest = self._options.max_batch_size
-        return min(waiting.num_examples or largest, largest)
-
-    def _leave(self, waiting: _Waiting) -> None:
+    def _leave(self, kind: _Kind, waiting: _Waiting) -> None:
         """Takes a request whose caller is gone out of the queue, if it has not left it yet."""
-        queue = self._queues.get(waiting.kind)
+        queue = self._queues.get(kind)
         if queue is None or waiting not in queue:
             return
         queue.remove(waiting)
-        self._num_waiting -= self._weight(waiting)
+        self._num_waiting -= waiting.weight
         if not queue:
-            del self._queues[waiting.kind]
+            del self._queues[kind]
 
-    def _start_batches(self) -> None:
+    def _start_batches(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._queues and self._num_running < self._options.num_batch_threads:
             batch = self._take_batch()
+            self._executor.submit(self._run_batch, batch, loop)
             self._num_running += 1
-            loop = asyncio.get_running_loop()
-            done = loop.run_in_executor(self._executor, self._run_batch, [waiting.inputs for waiting in batch])
-            done.add_done_callback(lambda done, batch=batch: self._finish(batch, done))
 
     def _take_batch(self) -> list[_Waiting]:
         kind = next(iter(self._queues))
         queue = self._queues.pop(kind)
         batch = [queue.popleft()]
-        weight = self._weight(batch[0])
-        while queue and weight + self._weight(queue[0]) <= self._options.max_batch_size:
+        weight = batch[0].weight
+        while queue and weight + queue[0].weight <= self._options.max_batch_size:
             batch.append(queue.popleft())
-            weight += self._weight(batch[-1])
+            weight += batch[-1].weight
         if queue:
             self._queues[kind] = queue
         self._num_waiting -= weight
         return batch
 
-    def _finish(self, batch: Sequence[_Waiting], done: asyncio.Future) -> None:
+    def _finish(
+        self, batch: Sequence[_Waiting], answers: Sequence[Tensors | Exception], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._num_running -= 1
-        for waiting, answer in zip(batch, done.result(), strict=True):
+        for waiting, answer in zip(batch, answers, strict=True):
             # A caller that went away while its batch ran.
             if waiting.answer.done():
                 continue
@@ -129,59 +139,60 @@ class Batcher:
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
-        self._start_batches()
+        self._start_batches(loop)
 
-    def _run_batch(self, requests: Sequence[Inputs]) -> list[Tensors | Exception]:
-        """Runs in a thread: returns for each request its answer or its own error."""
-        with contextlib.suppress(Exception):
-            # Whatever fails may be the fault of one of them; each gets its own answer below.
-            if len(requests) > 1 or self._needs_padding(requests[0]):
-                return self._run_merged(requests)
-        return [self._run_alone(inputs) for inputs in requests]
+    def _run_batch(self, batch: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        """Runs in a thread: finds for each request its answer or its own error, and hands them to the loop."""
+        answers = self._answers(batch)
+        # A loop that was ended has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._finish, batch, answers, loop)
 
-    def _needs_padding(self, inputs: Inputs) -> bool:
-        num_examples = _num_examples(inputs)
-        return num_examples is not None and self._options.padded_size(num_examples) > num_examples
-
-    def _run_merged(self, requests: Sequence[Inputs]) -> list[Tensors | Exception]:
-        sizes = [_num_examples(inputs) or 0 for inputs in requests]
+    def _answers(self, batch: Sequence[_Waiting]) -> Sequence[Tensors | Exception]:
+        sizes = [waiting.num_examples or 0 for waiting in batch]
         padding = self._options.padded_size(sum(sizes)) - sum(sizes)
-        outputs = self._run_inputs({key: _merged(key, requests, padding) for key in requests[0]})
+        # What has no number of examples came alone, and has nothing to be padded to.
+        if all(sizes) and (len(batch) > 1 or padding):
+            # Whatever fails may be the fault of one of them; each gets its own answer below.
+            with contextlib.suppress(Exception):
+                return self._run_merged(batch, sizes, padding)
+        return [self._run_alone(waiting) for waiting in batch]
+
+    def _run_merged(self, batch: Sequence[_Waiting], sizes: Sequence[int], padding: int) -> list[Tensors]:
+        outputs = self._run_inputs({key: _merged(key, batch, padding) for key in batch[0].inputs})
         for key, array in outputs.items():
             if array.ndim == 0 or len(array) != sum(sizes) + padding:
                 raise ValueError(f"Output {key} has shape {array.shape}, so it cannot be divided among requests.")
-        ends = list(itertools.accumulate(sizes))
+        self._on_batch(sizes, sum(sizes) + padding)
         return [
             {key: array[end - size : end] for key, array in outputs.items()}
-            for size, end in zip(sizes, ends, strict=True)
+            for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)
         ]
 
-    def _run_alone(self, inputs: Inputs) -> Tensors | Exception:
+    def _run_alone(self, waiting: _Waiting) -> Tensors | Exception:
         try:
-            return self._run_inputs(inputs)
+            outputs = self._run_inputs(waiting.inputs)
         # Handed to the caller of this one request, who re-raises it.
         except Exception as error:
             return error
+        if waiting.num_examples:
+            self._on_batch([waiting.num_examples], waiting.num_examples)
+        return outputs
 
 
-def _waiting(inputs: Inputs) -> _Waiting:
-    num_examples = _num_examples(inputs)
-    answer = asyncio.get_running_loop().create_future()
-    if num_examples is None:
-        # A kind of its own: nothing is merged with it.
-        return _Waiting(inputs, (object(),), None, answer)
-    kind = tuple((key, array.dtype, array.shape[1:]) for key, array in sorted(inputs.items()))
-    return _Waiting(inputs, kind, num_examples, answer)
+def _kind(inputs: Inputs) -> _Kind:
+    return tuple([(key, inputs[key].dtype, inputs[key].shape[1:]) for key in sorted(inputs)])
 
 
 def _num_examples(inputs: Inputs) -> int | None:
     """Returns the common first size; None where inputs have none in common, or there are no examples."""
-    sizes = {array.shape[0] if array.ndim else None for array in inputs.values()}
-    return (sizes.pop() or None) if len(sizes) == 1 else None
+    sizes = {array.shape[:1] for array in inputs.values()}
+    common = sizes.pop() if len(sizes) == 1 else ()
+    return common[0] or None if common else None
 
 
-def _merged(key: str, requests: Sequence[Inputs], padding: int) -> np.ndarray:
-    arrays = [inputs[key] for inputs in requests]
+def _merged(key: str, batch: Sequence[_Waiting], padding: int) -> np.ndarray:
+    arrays = [waiting.inputs[key] for waiting in batch]
     if padding:
         # A row that is there already is one that the model accepts.
         arrays.append(np.repeat(arrays[-1][:1], padding, axis=0))

@@ -9,7 +9,7 @@ import numpy as np
 
 from serving.saved_model.servable import Servable, filtered
 from serving.saved_model.signatures import Signature, Tensors, check_classes, check_values
-from serving.server.batcher import Batcher
+from serving.server.batcher import Batcher, OnBatch
 from serving.server.batching import BatchingOptions
 
 
@@ -26,7 +26,14 @@ class LoadedVersion:
     """
 
     def __init__(
-        self, name: str, version: int, servable: Servable, *, executor: Executor, batching: BatchingOptions | None
+        self,
+        name: str,
+        version: int,
+        servable: Servable,
+        *,
+        executor: Executor,
+        batching: BatchingOptions | None,
+        on_batch: OnBatch = lambda sizes, total: None,
     ):
         """Takes over a loaded export.
 
@@ -36,12 +43,14 @@ class LoadedVersion:
           servable: the loaded export; closed when the version is retired and unused.
           executor: the threads that run requests.
           batching: how requests are merged; None to run each on its own.
+          on_batch: told of every batch, in a thread that runs requests.
         """
         self.name = name
         self.version = version
         self.servable = servable
         self._executor = executor
         self._batching = batching
+        self._on_batch = on_batch
         self._batchers: dict[str, Batcher] = {}
         self._lock = threading.Lock()
         self._num_users = 0
@@ -89,7 +98,7 @@ class LoadedVersion:
         if signature_name not in self._batchers:
             servable = self.servable
             self._batchers[signature_name] = Batcher(
-                lambda inputs: servable.run(signature_name, inputs), options, self._executor
+                lambda inputs: servable.run(signature_name, inputs), options, self._executor, self._on_batch
             )
         return self._batchers[signature_name]
 

@@ -29,7 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 class ModelManager:
     """The models of a server.
 
-    Requests come from one event loop and never wait for a change: `acquire`, `resolve` and `statuses` only look
+    Requests come from one event loop and never wait for a change: `acquire` and `statuses` only look
     things up, under a lock that is held for moments. Changes (`load`, the watching thread, `reload`) take turns under
     another lock, work out a new table while the old one serves, and put it in place as one. What the new table lacks
     is freed when its last request has ended.
@@ -56,7 +56,7 @@ class ModelManager:
           load_threads: versions that load at the same time.
           run_threads: requests or batches that run at the same time, over all models; 0 for one per core, at least 4.
           allowed_roots: folders that `reload` may read; those of `models` and below are always allowed.
-          on_event: whom to tell of loads.
+          on_event: whom to tell of loads and batches.
           load_export: checks, loads and warms up one export.
         """
         self._models = list(models)
@@ -124,15 +124,6 @@ class ModelManager:
             yield version
         finally:
             version.remove_user()
-
-    def resolve(self, spec: ModelSpec) -> ModelSpec:
-        """Replaces a label by the version it stands for.
-
-        Raises:
-          RequestError: INVALID_ARGUMENT without a name or with an unknown label.
-        """
-        with self._lock:
-            return self._table.resolve(spec)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """Returns the states of one version, or of all versions ever seen, newest first.

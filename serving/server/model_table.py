@@ -34,12 +34,8 @@ class ModelTable:
         self.versions = {model.name: versions[model.name] for model in models}
         self._by_name = {model.name: model for model in models}
 
-    def resolve(self, spec: ModelSpec) -> ModelSpec:
-        """Replaces a label by the version it stands for.
-
-        Raises:
-          RequestError: INVALID_ARGUMENT without a name or with an unknown label.
-        """
+    def _resolve(self, spec: ModelSpec) -> ModelSpec:
+        """Replaces a label by the version it stands for."""
         if not spec.name:
             raise invalid_argument("ModelSpec has no name specified.")
         if spec.label is None:
@@ -53,9 +49,10 @@ class ModelTable:
         """Returns the version that a request asks for.
 
         Raises:
-          RequestError: as `resolve` does; NOT_FOUND if no such version is loaded.
+          RequestError: INVALID_ARGUMENT without a name or with an unknown label; NOT_FOUND if no such version is
+            loaded.
         """
-        spec = self.resolve(spec)
+        spec = self._resolve(spec)
         versions = self.versions.get(spec.name, {})
         number = max(versions, default=None) if spec.version is None else spec.version
         if number is None or number not in versions:

@@ -1,5 +1,6 @@
 """Bringing up the versions that a policy asks for: loads what is missing, remembers what did not load."""
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,10 +21,13 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Events(Protocol):
-    """What a manager reports as it happens, for metrics. Called from loader threads."""
+    """What a manager reports as it happens, for metrics. Called from the threads that load and that run requests."""
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
         """A version was loaded, or failed to, after so many seconds, warm-up included."""
+
+    def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
+        """A batch of requests of these many examples was run, of so many examples with padding."""
 
 
 class VersionLoader:
@@ -52,7 +56,7 @@ class VersionLoader:
           run_executor: threads that will run the requests of what is loaded.
           batching: how these are merged.
           statuses: where states are recorded up to `LOADING`, or `END` after a failure.
-          events: whom to tell of every attempt.
+          events: whom to tell of every attempt, and of every batch.
         """
         self._load_export = load_export
         self._load_executor = load_executor
@@ -96,12 +100,16 @@ class VersionLoader:
                 if servable is None:
                     del candidates[name][version]
                 else:
-                    tables[name][version] = LoadedVersion(
-                        name, version, servable, executor=self._run_executor, batching=self._batching
-                    )
+                    tables[name][version] = self._loaded(name, version, servable)
         return {
             model.name: _kept(model, found[model.name], candidates[model.name], tables[model.name]) for model in models
         }
+
+    def _loaded(self, name: str, version: int, servable: Servable) -> LoadedVersion:
+        options = {"executor": self._run_executor, "batching": self._batching}
+        if self._events is not None:
+            options["on_batch"] = functools.partial(self._events.batch_ran, name)
+        return LoadedVersion(name, version, servable, **options)
 
     def _is_refused(self, export_dir: Path) -> bool:
         return export_dir in self._refused and self._refused[export_dir] == _snapshot(export_dir)

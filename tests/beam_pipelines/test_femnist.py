@@ -301,7 +301,8 @@ def test_killed_job_leaves_nothing_that_looks_complete(write_leaf, options, tmp_
     )
     staging = tmp_path / ".clients.unfinished"
     deadline = time.monotonic() + 60
-    while not staging.exists() and job.poll() is None and time.monotonic() < deadline:
+    # The folder is there a moment before it is locked; what is in it is written later.
+    while not any(tmp_path.glob(".clients.unfinished/*")) and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert staging.exists()
     with pytest.raises(DataError, match="another job is writing it"):

@@ -5,6 +5,7 @@ The record is the one of `tff_pdp.runtime.releases`: whoever sums up what was re
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,7 @@ from tff_pdp.privacy.plan import PlannedTraining
 from tff_pdp.privacy.silo_example_builder import build_silo_example_plan, check_delta
 from tff_pdp.privacy.silo_example_plan import SELECTION, SiloExamplePlan
 from tff_pdp.privacy.silo_statistics import parse_num_examples
-from tff_pdp.runtime.releases import EARLIER, all_ledgers
-
-RUN_NAME = "personalize"
+from tff_pdp.runtime.releases import EARLIER, PERSONALIZE, all_ledgers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class RecordedCost:
     """What is on record of a silo.
 
     Attributes:
-      epsilon: of everything together, at `delta`.
+      epsilon: of everything together, at `delta`; infinite where earlier runs protected something else.
       delta: the largest of the budgets.
       releases: how many runs and fits there are on record.
     """
@@ -101,7 +100,7 @@ def put_on_record(output: Path, ledger: Ledger) -> None:
 
     Call it before the fit: one that is stopped then counts, although nothing of it may have been seen.
     """
-    entry = {"run": RUN_NAME, "rounds": 1, "ledger": ledger.to_json()}
+    entry = {"run": PERSONALIZE, "rounds": 1, "ledger": ledger.to_json()}
     with open(output / EARLIER, "a") as file:
         file.write(json.dumps(entry) + "\n")
         file.flush()
@@ -119,7 +118,9 @@ def recorded_cost_of(output: Path, client_ids: Sequence[str]) -> dict[str, Recor
     for client_id in client_ids:
         own = [ledger for ledger in ledgers if client_id in ledger.budgets]
         delta = max(ledger.budgets[client_id].delta for ledger in own)
-        found[client_id] = RecordedCost(compose_worst_case(own, client_id).best, delta, len(own))
+        is_one_kind = len({(ledger.unit, ledger.adjacency) for ledger in own}) == 1
+        epsilon = compose_worst_case(own, client_id).best if is_one_kind else math.inf
+        found[client_id] = RecordedCost(epsilon, delta, len(own))
     return found
 
 

@@ -41,9 +41,7 @@ def recorded_costs(
       scopes: of their ledgers.
       only_budgets_hold: whether what was spent says nothing of what could have been.
     """
-    recorded = all_ledgers(Path(config.output)) if all(state.ledger for _, state in trained) else []
-    # Clients that were added after training have ledgers of their own, which are about nobody else.
-    ledgers = [ledger for ledger in recorded if any(scope in ledger.budgets for scope in scopes)]
+    ledgers = all_ledgers(Path(config.output), about=scopes) if all(state.ledger for _, state in trained) else []
     if not ledgers:
         return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
     delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())
@@ -52,7 +50,8 @@ def recorded_costs(
         epsilon = math.inf
     elif only_budgets_hold:
         # Budgets hold whatever number was released, and so does their sum.
-        epsilon = max(sum(ledger.budgets[scope].epsilon for ledger in ledgers) for scope in scopes)
+        budgets = [ledger.budgets for ledger in ledgers]
+        epsilon = max(sum(own[scope].epsilon for own in budgets if scope in own) for scope in scopes)
         delta *= len(ledgers)
     else:
         epsilon = max(compose_worst_case(ledgers, scope).best for scope in scopes)

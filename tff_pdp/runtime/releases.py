@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from tff_pdp.privacy.ledger import Ledger
@@ -10,6 +11,8 @@ from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.checkpoint import Checkpoint
 
 EARLIER = "earlier_releases.jsonl"
+# What fits of clients that were added after training are called in that record.
+PERSONALIZE = "personalize"
 # Where a search for hyper-parameters that is not finished keeps its state, in the method's folder.
 SEARCH = "search"
 # Where users' states are kept, in the method's folder.
@@ -36,13 +39,22 @@ def set_aside(output: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def all_ledgers(output: Path) -> list[Ledger]:
-    """Reads the ledgers of every run in an experiment's folder, and of those replaced since."""
+def all_ledgers(output: Path, about: Sequence[str] | None = None) -> list[Ledger]:
+    """Reads the ledgers of every run in an experiment's folder, and of those replaced since.
+
+    Args:
+      output: the experiment's folder.
+      about: scopes; fits of clients that were added after training are left out where they are about none of these.
+    """
     folders = sorted({path.parent for part in _PARTS for path in output.glob(f"*/{part}")})
     ledgers = [ledger for folder in folders for _, ledger in _runs_in(folder)]
     earlier = output / EARLIER
     if earlier.exists():
-        ledgers += [Ledger.from_json(json.loads(line)["ledger"]) for line in earlier.read_text().splitlines()]
+        for entry in map(json.loads, earlier.read_text().splitlines()):
+            ledger = Ledger.from_json(entry["ledger"])
+            of_others = about is not None and not any(scope in ledger.budgets for scope in about)
+            if not (of_others and entry["run"] == PERSONALIZE):
+                ledgers.append(ledger)
     return ledgers
 
 
