@@ -12,7 +12,7 @@ PEERS := .venv-bench
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock demo test lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers table-user-level clean
+.PHONY: help setup lock demo test lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers bench-serving table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -75,6 +75,9 @@ bench: setup  ## Seconds per round beside the floor, stock TFF and the peers tha
 
 bench-beam: setup  ## Cost of preparing contact graphs, by size and engine, beside a Polars script; FULL=1 adds 186 million contacts
 	$(BIN)/python -m benchmarks.preprocessing.run $(if $(FULL),--full)
+
+bench-serving: setup  ## Exports, loads and calls of personal models by layout and number of clients, and the server; 10 minutes
+	$(BIN)/python -m benchmarks.serving.run
 
 bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)
 

@@ -24,19 +24,18 @@ _METHODS = (
 )
 
 
-def load_servable(export_dir: Path, num_threads: int = 0) -> "Servable":
+def load_servable(export_dir: Path) -> "Servable":
     """Checks an export, loads it on the CPU and replays its warm-up requests.
 
     Args:
       export_dir: directory of one version.
-      num_threads: see `Servable`.
 
     Raises:
       ServingError: if a check refuses the export, or it does not load or answer its own warm-up requests.
     """
     check_export(export_dir)
     try:
-        servable = Servable(export_dir, num_threads)
+        servable = Servable(export_dir)
         _replay_warmup(servable, export_dir)
     # TensorFlow raises many types for a malformed model; whatever it is, the version must not take the server down.
     except Exception as error:
@@ -61,20 +60,16 @@ class Servable:
       signatures: the SignatureDefs by name, also those of other methods, which no request can run.
     """
 
-    def __init__(self, export_dir: Path, num_threads: int = 0):
+    def __init__(self, export_dir: Path):
         """Loads the SavedModel under `export_dir`, unchecked; `load_servable` is the way in.
 
         Args:
           export_dir: directory of one version.
-          num_threads: threads that run the ops of one request; 0 for one per core. TensorFlow has one pool for the
-            process, so the first session decides.
         """
         graph = tf.Graph()
         config = config_pb2.ConfigProto(
             # A development server must not claim the accelerator that training uses.
             device_count={"GPU": 0},
-            inter_op_parallelism_threads=num_threads,
-            intra_op_parallelism_threads=1,
         )
         with graph.as_default(), _without_deprecation_warnings():
             self._session = tf.compat.v1.Session(graph=graph, config=config)

@@ -202,9 +202,11 @@ def _has_free_first_size(info: meta_graph_pb2.TensorInfo) -> bool:
 def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...] | None) -> bool:
     if expected is None:
         return True
-    if len(actual) != len(expected):
-        return False
-    return all(size is None or size == found for found, size in zip(actual, expected, strict=True))
+    if actual[1:] == expected[1:] and len(actual) == len(expected) and expected and expected[0] is None:
+        return True  # As almost always.
+    return len(actual) == len(expected) and all(
+        size is None or size == found for found, size in zip(actual, expected, strict=True)
+    )
 
 
 def _dtype_name(dtype: np.dtype) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 
 import grpc
 import numpy as np
@@ -19,6 +18,8 @@ Inputs = Mapping[str, np.ndarray]
 Run = Callable[[Inputs], Tensors]
 # What requests must share to be merged: dtype and sizes of each input, the first size left out.
 _Kind = tuple
+# As `Executor.submit`.
+Submit = Callable[..., object]
 # Told the examples of each request of a batch, and how many were run, padding included.
 OnBatch = Callable[[Sequence[int], int], None]
 
@@ -49,18 +50,20 @@ class Batcher:
     inputs have different first sizes runs on its own.
     """
 
-    def __init__(self, run: Run, options: BatchingOptions, executor: Executor, on_batch: OnBatch = lambda sizes, total: None):
+    def __init__(
+        self, run: Run, options: BatchingOptions, submit: Submit, on_batch: OnBatch = lambda sizes, total: None
+    ):
         """Builds an empty queue.
 
         Args:
-          run: runs inputs and returns outputs, in a thread of `executor`.
+          run: runs inputs and returns outputs, in a thread.
           options: how requests are merged.
-          executor: threads; should have `num_batch_threads` to spare.
+          submit: calls in a thread, of which it should have `num_batch_threads` to spare.
           on_batch: told of every batch that was run, in such a thread.
         """
         self._run_inputs = run
         self._options = options
-        self._executor = executor
+        self._submit = submit
         self._on_batch = on_batch
         # By kind, so that a batch is taken from the front of one queue; a queue that is left over goes to the end.
         self._queues: dict[_Kind, collections.deque[_Waiting]] = {}
@@ -111,7 +114,7 @@ class Batcher:
     def _start_batches(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._queues and self._num_running < self._options.num_batch_threads:
             batch = self._take_batch()
-            self._executor.submit(self._run_batch, batch, loop)
+            self._submit(self._run_batch, batch, loop)
             self._num_running += 1
 
     def _take_batch(self) -> list[_Waiting]:

@@ -181,6 +181,9 @@ class EmbeddedServer:
         try:
             loop = started.result()
         except BaseException:
+            # It failed, or Ctrl-C was pressed; then it starts all the same, and is to end.
+            with contextlib.suppress(Exception):
+                started.result().end()
             thread.join()
             raise
         return dataclasses.replace(loop, thread=thread)
@@ -193,7 +196,7 @@ class EmbeddedServer:
         stopping = asyncio.Event()
         async with (
             running_grpc_server(manager, metrics, self.host, self.grpc_port, self._limits) as grpc_port,
-            running_rest_server(RestApi(manager, metrics), metrics, listening, self._limits),
+            running_rest_server(RestApi(manager, metrics, self._limits), metrics, listening, self._limits),
         ):
             started.set_result(_Loop(asyncio.get_running_loop(), stopping, grpc_port))
             await stopping.wait()

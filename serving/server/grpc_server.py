@@ -3,11 +3,8 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
-from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
 
 from serving.server.limits import Limits
 from serving.server.manager import ModelManager
@@ -27,7 +24,6 @@ async def running_grpc_server(
       ServingError: if the port is taken; see `check_port`.
     """
     server = grpc.aio.server(
-        interceptors=[_Decoding()],
         options=[
             # On by default, which lets two servers share a port, each getting some of the requests.
             ("grpc.so_reuseport", 0),
@@ -35,10 +31,13 @@ async def running_grpc_server(
             ("grpc.max_send_message_length", -1),
         ],
     )
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-        PredictionService(manager, metrics, limits), server
+    prediction, models = PredictionService(manager, metrics, limits), ModelService(manager)
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("tensorflow.serving.PredictionService", prediction.methods),
+            grpc.method_handlers_generic_handler("tensorflow.serving.ModelService", models.methods),
+        )
     )
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(manager), server)
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
@@ -48,29 +47,6 @@ async def running_grpc_server(
         yield bound
     finally:
         await server.stop(limits.grace_seconds)
-
-
-class _Decoding(grpc.aio.ServerInterceptor):
-    """Refuses bytes that are no message, for which the library would answer UNKNOWN with words of its own."""
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Wraps the handler of a method, if there is one."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-
-        def decode(message: bytes) -> Any:
-            try:
-                return handler.request_deserializer(message)
-            except DecodeError:
-                return None
-
-        async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            if request is None:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The request is not a message of this method.")
-            return await handler.unary_unary(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(handle, decode, handler.response_serializer)
 
 
 def check_port(host: str, port: int) -> None:

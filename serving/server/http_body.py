@@ -3,23 +3,35 @@
 import asyncio
 import zlib
 
+import grpc
 from aiohttp import hdrs, web
 
+from serving.errors import RequestError
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 _EITHER_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
-class BodyError(Exception):
-    """A body that is not taken in.
+class BodyError(RequestError):
+    """A body that is not taken in, after which the connection is of no use.
 
     Attributes:
-      http_status: what to answer.
+      code: what the request is counted as; HTTP has statuses of its own for bodies.
       message: why.
     """
 
     def __init__(self, http_status: int, message: str):
-        super().__init__(message)
-        self.http_status = http_status
-        self.message = message
+        super().__init__(_CODES[http_status], message)
+        self._http_status = http_status
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status to answer."""
+        return self._http_status
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_seconds: float) -> bytes:

@@ -18,8 +18,8 @@ _TYPE_NAMES = {dict: "Object", list: "Array", str: "String", type(None): "Null"}
 def parse(body: bytes) -> dict[str, Any]:
     """Parses the body of a request into its JSON object.
 
-    NaN and infinities are accepted, text after the object is ignored, an integer beyond 64 bits becomes a float, and of
-    a key that is given twice the last value counts.
+    NaN and infinities are accepted, text after the object is ignored, and an integer beyond 64 bits becomes a float. Of
+    a key that is given twice the last value counts, where TensorFlow Serving takes the first.
 
     Raises:
       RequestError: INVALID_ARGUMENT if it is not JSON, or not an object.

@@ -7,17 +7,19 @@ import tensorflow as tf
 
 from serving.errors import invalid_argument
 from serving.server.json_documents import format_error, is_base64, type_name
-from serving.server.json_inputs import decode_base64
+from serving.server.json_inputs import to_bytes
 
 _INT64_MAX = 2**63 - 1
 _KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 
 
-def parse_examples(document: dict[str, Any]) -> list[bytes]:
-    """Turns the objects under `examples` into serialised `tf.train.Example` messages.
+def parse_examples(document: dict[str, Any]) -> tuple[bytes, list[bytes]]:
+    """Turns the objects under `context` and `examples` into serialised `tf.train.Example` messages.
 
-    Numbers with a point are floats, others int64; strings and base64 objects are bytes. Features under `context` are
-    those of every example.
+    Numbers with a point are floats, others int64; strings and base64 objects are bytes.
+
+    Returns:
+      The features that all examples share, and the examples.
 
     Raises:
       RequestError: INVALID_ARGUMENT with the feature that is wrong.
@@ -30,8 +32,7 @@ def parse_examples(document: dict[str, Any]) -> list[bytes]:
         raise format_error(document, "Expecting 'examples' value to be an list/array")
     if not examples:
         raise format_error(document, "'examples' value is an empty array")
-    # Serialised messages are merged by writing one after the other.
-    return [context + _serialized(example) for example in examples]
+    return context, [_serialized(example) for example in examples]
 
 
 def _serialized(value: Any) -> bytes:
@@ -39,6 +40,7 @@ def _serialized(value: Any) -> bytes:
         raise invalid_argument(f"Example must be JSON object but got JSON {type_name(value)}")
     example = tf.train.Example()
     for name, content in value.items():
+        to_bytes(name)  # Refuses what is no text, which the message would not take either.
         _fill(example.features.feature[name], name, content if isinstance(content, list) else [content])
     return example.SerializeToString()
 
@@ -50,7 +52,7 @@ def _fill(feature: tf.train.Feature, name: str, values: Sequence[Any]) -> None:
         expected = _KIND_NAMES[_kind(name, values[0])]
         raise invalid_argument(f"Unexpected element type in feature: {name} expecting type: {expected}")
     for kind in kinds:
-        read = [_to_bytes(value) for value in values] if kind == "bytes_list" else values
+        read = [to_bytes(value) for value in values] if kind == "bytes_list" else values
         getattr(feature, kind).value.extend(read)
 
 
@@ -64,9 +66,3 @@ def _kind(name: str, value: Any) -> str:
     if value > _INT64_MAX:
         raise invalid_argument(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
     return "int64_list"
-
-
-def _to_bytes(value: str | dict[str, str]) -> bytes:
-    if isinstance(value, dict):
-        return decode_base64(value["b64"])
-    return value.encode("utf-8", errors="replace")

@@ -129,25 +129,26 @@ def _strings(values: list[str | dict]) -> np.ndarray | None:
     if not all(isinstance(value, str) or is_base64(value) for value in values):
         return None
     array = np.empty(len(values), object)
-    array[:] = [_to_bytes(value) for value in values]
+    array[:] = [to_bytes(value) for value in values]
     return array
 
 
-def _to_bytes(value: str | dict[str, str]) -> bytes:
+def to_bytes(value: str | dict[str, str]) -> bytes:
+    """The bytes of a string or of a base64 object.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT for half a surrogate pair, or what is not base64.
+    """
     if isinstance(value, str):
         try:
             return value.encode()
         except UnicodeEncodeError as error:
             raise invalid_argument("JSON Parse error: The surrogate pair in string is invalid.") from error
-    return decode_base64(value["b64"])
+    return _decode_base64(value["b64"])
 
 
-def decode_base64(text: str) -> bytes:
-    """Decodes base64; spaces are ignored and the padding may be missing.
-
-    Raises:
-      RequestError: INVALID_ARGUMENT for any other character.
-    """
+def _decode_base64(text: str) -> bytes:
+    # Spaces are ignored, and the padding may be missing.
     packed = "".join(text.split())
     try:
         return base64.b64decode(packed if "=" in packed else packed + "=" * (-len(packed) % 4), validate=True)

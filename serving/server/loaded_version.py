@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from serving.saved_model.servable import Servable, filtered
 from serving.saved_model.signatures import Signature, Tensors, check_classes, check_values
 from serving.server.batcher import Batcher, OnBatch
 from serving.server.batching import BatchingOptions
+
+Result = TypeVar("Result")
 
 
 class LoadedVersion:
@@ -90,20 +93,30 @@ class LoadedVersion:
 
     async def _run(self, signature: Signature, inputs: Mapping[str, np.ndarray]) -> Tensors:
         if self._batching is None or not signature.is_batchable:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, self.servable.run, signature.name, inputs)
+            return await asyncio.wrap_future(self._submit(self.servable.run, signature.name, inputs))
         return await self._batcher(signature.name, self._batching).run(inputs)
 
     def _batcher(self, signature_name: str, options: BatchingOptions) -> Batcher:
         if signature_name not in self._batchers:
             servable = self.servable
             self._batchers[signature_name] = Batcher(
-                lambda inputs: servable.run(signature_name, inputs), options, self._executor, self._on_batch
+                lambda inputs: servable.run(signature_name, inputs), options, self._submit, self._on_batch
             )
         return self._batchers[signature_name]
 
+    def _submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+        """Runs in a thread, as a user of its own: a caller that goes away does not end what it has begun."""
+        self.add_user()
+        try:
+            future = self._executor.submit(function, *arguments)
+        except BaseException:
+            self.remove_user()
+            raise
+        future.add_done_callback(lambda _: self.remove_user())
+        return future
+
     def add_user(self) -> None:
-        """Counts a request in. Only for a version that is not retired."""
+        """Counts a request, or what runs for it, in. Only for a version that is not retired."""
         with self._lock:
             self._num_users += 1
 

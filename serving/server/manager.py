@@ -24,15 +24,17 @@ from serving.server.version_status import StatusBoard, VersionStatus
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)
+# Versions that load at the same time.
+_LOAD_THREADS = 2
 
 
 class ModelManager:
     """The models of a server.
 
-    Requests come from one event loop and never wait for a change: `acquire` and `statuses` only look
-    things up, under a lock that is held for moments. Changes (`load`, the watching thread, `reload`) take turns under
-    another lock, work out a new table while the old one serves, and put it in place as one. What the new table lacks
-    is freed when its last request has ended.
+    Requests come from one event loop and never wait for a change: `acquire` and `statuses` only look things up, under
+    a lock that is held for moments. Changes (`load`, the watching thread, `reload`) take turns under another lock, work
+    out a new table while the old one serves, and put it in place as one. What the new table lacks is freed when its
+    last request has ended.
     """
 
     def __init__(
@@ -41,8 +43,6 @@ class ModelManager:
         *,
         poll_seconds: float,
         batching: BatchingOptions | None = None,
-        load_threads: int = 2,
-        run_threads: int = 0,
         allowed_roots: Sequence[Path] = (),
         on_event: Events | None = None,
         load_export: Callable[[Path], Servable] = load_servable,
@@ -53,8 +53,6 @@ class ModelManager:
           models: what to serve, with different names.
           poll_seconds: how often to look for changes on disk; 0 to look only once.
           batching: how requests are merged; None to run each on its own.
-          load_threads: versions that load at the same time.
-          run_threads: requests or batches that run at the same time, over all models; 0 for one per core, at least 4.
           allowed_roots: folders that `reload` may read; those of `models` and below are always allowed.
           on_event: whom to tell of loads and batches.
           load_export: checks, loads and warms up one export.
@@ -63,8 +61,8 @@ class ModelManager:
         self._poll_seconds = poll_seconds
         self._allowed_roots = [*allowed_roots, *(model.base_path for model in models)]
         self._statuses = StatusBoard()
-        self._load_executor = ThreadPoolExecutor(load_threads, thread_name_prefix="load")
-        self._run_executor = ThreadPoolExecutor(run_threads or _default_run_threads(), thread_name_prefix="run")
+        self._load_executor = ThreadPoolExecutor(_LOAD_THREADS, thread_name_prefix="load")
+        self._run_executor = ThreadPoolExecutor(_run_threads(), thread_name_prefix="run")
         self._loader = VersionLoader(
             load_export,
             load_executor=self._load_executor,
@@ -247,10 +245,9 @@ class ModelManager:
 
     def _close(self, version: LoadedVersion) -> None:
         version.servable.close()
-        if version.version not in self._table.versions.get(version.name, {}):
-            self._statuses.set(version.name, version.version, version_status.END)
+        self._statuses.end_unloading(version.name, version.version)
 
 
-def _default_run_threads() -> int:
+def _run_threads() -> int:
     # More than one, also on one core: a slow model must not hold up the others.
     return max(4, os.cpu_count() or 1)

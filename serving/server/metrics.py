@@ -6,10 +6,10 @@ Labels are names of models that are served, never names that a request made up, 
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 
 import prometheus_client
 from prometheus_client.core import UnknownMetricFamily
@@ -25,17 +25,30 @@ _LATENCY_BUCKETS = [10 * 1.8**power for power in range(33)]
 _SIZE_BUCKETS = [2.0**power for power in range(14)]
 
 
-@dataclasses.dataclass
 class Observation:
-    """One request being answered.
+    """One request being answered: a block that is counted by its outcome and, if it succeeds, timed. Errors pass.
 
     Attributes:
       api: the method, `Predict` or over REST `predict`; stays empty where a path asks for none.
       model_name: the model that answers; stays empty where the request names none that is served.
     """
 
-    api: str = ""
-    model_name: str = ""
+    __slots__ = ("_entrypoint", "_metrics", "_start", "api", "model_name")
+
+    def __init__(self, metrics: "Metrics", entrypoint: str, api: str):
+        self._metrics = metrics
+        self._entrypoint = entrypoint
+        self.api = api
+        self.model_name = ""
+
+    def __enter__(self) -> "Observation":
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._metrics.request_ended(self, self._entrypoint, time.perf_counter() - self._start, error)
 
 
 class Metrics:
@@ -77,38 +90,28 @@ class Metrics:
             "Tracks the batch size distribution on processing.",
         )
 
-    @contextlib.contextmanager
-    def request(self, entrypoint: str, api: str = "") -> Iterator[Observation]:
-        """Counts one request by its outcome and, if it succeeds, its time; errors pass through.
+    def request(self, entrypoint: str, api: str = "") -> Observation:
+        """A block in which one request is answered, and what is to be filled in meanwhile.
 
         Args:
           entrypoint: `GRPC` or `REST`.
           api: the method, where it is known from the start.
-
-        Yields:
-          What is to be filled in while the request is answered.
         """
-        start, observation, status = time.perf_counter(), Observation(api), "INTERNAL"
-        try:
-            yield observation
-            status = "OK"
-            labels = observation.model_name, observation.api, entrypoint
-            self._request_latency.labels(*labels).observe(_elapsed(start))
-        except RequestError as error:
-            status = error.code.name
-            raise
-        except asyncio.CancelledError:
-            status = "CANCELLED"
-            raise
-        finally:
-            self._request_count.add([observation.model_name, status])
+        return Observation(self, entrypoint, api)
+
+    def request_ended(self, request: Observation, entrypoint: str, seconds: float, error: BaseException | None) -> None:
+        """Counts a request, and its time if it has no error."""
+        self._request_count.add((request.model_name, _status(error)))
+        if error is None:
+            labels = request.model_name, request.api, entrypoint
+            self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
     @contextlib.contextmanager
     def runtime(self, model_name: str, api: str) -> Iterator[None]:
         """Measures the run of a signature, the wait for its batch included, as TensorFlow Serving does."""
         start = time.perf_counter()
         yield
-        self._runtime_latency.labels(model_name, api, "TF1").observe(_elapsed(start))
+        self._runtime_latency.labels(model_name, api, "TF1").observe((time.perf_counter() - start) * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
         """Counts an attempt to load a version; `serving.server.version_loader.Events`."""
@@ -167,5 +170,9 @@ class _Counts:
         yield family
 
 
-def _elapsed(start: float) -> float:
-    return (time.perf_counter() - start) * _MICROSECONDS
+def _status(error: BaseException | None) -> str:
+    if error is None:
+        return "OK"
+    if isinstance(error, RequestError):
+        return error.code.name
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError | ConnectionError) else "INTERNAL"

@@ -1,6 +1,5 @@
 """TensorFlow Serving's gRPC PredictionService: runs signatures and describes them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -8,67 +7,57 @@ import numpy as np
 
 # TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
-# The module `prediction_service_pb2` cannot be imported under protobuf 4, and is not needed.
 from tensorflow_serving.apis import (
     classification_pb2,
     get_model_metadata_pb2,
+    inference_pb2,
     input_pb2,
     predict_pb2,
-    prediction_service_pb2_grpc,
     regression_pb2,
 )
 
-from serving.errors import invalid_argument
+from serving.errors import RequestError, invalid_argument
 from serving.saved_model.servable import DEFAULT_SIGNATURE
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY
-from serving.server.grpc_answers import answer
+from serving.server.examples import examples_tensor
+from serving.server.grpc_methods import method_handler
 from serving.server.limits import Limits
 from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
 from serving.server.model_messages import SIGNATURE_DEF, metadata_response, requested_spec
-from serving.server.tensor_protos import fill, to_array
+from serving.server.tensor_protos import fill, to_arrays
 
 _ENTRYPOINT = "GRPC"
 
 
-class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
-    """Runs signatures and describes them."""
+class PredictionService:
+    """Runs signatures and describes them.
+
+    Attributes:
+      methods: what gRPC calls, by name.
+    """
 
     def __init__(self, manager: ModelManager, metrics: Metrics, limits: Limits):
         self._manager = manager
         self._metrics = metrics
         self._limits = limits
-
-    async def Predict(self, request: predict_pb2.PredictRequest, context: grpc.aio.ServicerContext):
-        """Runs one signature on the tensors of the request."""
-        return await answer(context, self._predict(request))
-
-    async def Classify(self, request: classification_pb2.ClassificationRequest, context: grpc.aio.ServicerContext):
-        """Labels and scores of the examples of the request."""
-        return await answer(context, self._classify(request))
-
-    async def Regress(self, request: regression_pb2.RegressionRequest, context: grpc.aio.ServicerContext):
-        """One value for each example of the request."""
-        return await answer(context, self._regress(request))
-
-    async def MultiInference(self, request: Any, context: grpc.aio.ServicerContext):
-        """Not offered: it serves models with several heads in one graph, which exports do not have."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
-
-    async def GetModelMetadata(
-        self, request: get_model_metadata_pb2.GetModelMetadataRequest, context: grpc.aio.ServicerContext
-    ):
-        """Returns the signatures of a loaded version."""
-        return await answer(context, self._metadata(request))
+        self.methods = {
+            "Predict": method_handler(predict_pb2.PredictRequest, self._predict),
+            "Classify": method_handler(classification_pb2.ClassificationRequest, self._classify),
+            "Regress": method_handler(regression_pb2.RegressionRequest, self._regress),
+            "GetModelMetadata": method_handler(get_model_metadata_pb2.GetModelMetadataRequest, self._metadata),
+            "MultiInference": method_handler(inference_pb2.MultiInferenceRequest, self._multi_inference),
+        }
 
     async def _predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
+        """Runs one signature on the tensors of the request."""
         with (
             self._metrics.request(_ENTRYPOINT, "Predict") as observation,
             self._manager.acquire(requested_spec(request)) as loaded,
         ):
             observation.model_name = loaded.name
-            inputs = {key: to_array(key, proto, self._limits.max_elements) for key, proto in request.inputs.items()}
+            inputs = await to_arrays(request.inputs, self._limits.max_elements)
             signature_name = request.model_spec.signature_name
             with self._metrics.runtime(loaded.name, observation.api):
                 outputs = await loaded.run(signature_name, inputs, tuple(request.output_filter))
@@ -81,6 +70,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     async def _classify(
         self, request: classification_pb2.ClassificationRequest
     ) -> classification_pb2.ClassificationResponse:
+        """Labels and scores of the examples of the request."""
         with (
             self._metrics.request(_ENTRYPOINT, "Classify") as observation,
             self._manager.acquire(requested_spec(request)) as loaded,
@@ -88,13 +78,14 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             observation.model_name = loaded.name
             signature_name = request.model_spec.signature_name
             with self._metrics.runtime(loaded.name, observation.api):
-                outputs = await loaded.classify(signature_name, _examples(request.input))
+                outputs = await loaded.classify(signature_name, self._examples(request.input))
             response = classification_pb2.ClassificationResponse()
             _fill_spec(response, loaded, signature_name)
             _fill_classes(response.result, outputs)
             return response
 
     async def _regress(self, request: regression_pb2.RegressionRequest) -> regression_pb2.RegressionResponse:
+        """One value for each example of the request."""
         with (
             self._metrics.request(_ENTRYPOINT, "Regress") as observation,
             self._manager.acquire(requested_spec(request)) as loaded,
@@ -102,14 +93,17 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             observation.model_name = loaded.name
             signature_name = request.model_spec.signature_name
             with self._metrics.runtime(loaded.name, observation.api):
-                outputs = await loaded.regress(signature_name, _examples(request.input))
+                outputs = await loaded.regress(signature_name, self._examples(request.input))
             response = regression_pb2.RegressionResponse()
             _fill_spec(response, loaded, signature_name)
             for value in outputs[VALUES_KEY].ravel().tolist():
                 response.result.regressions.add().value = value
             return response
 
-    async def _metadata(self, request: get_model_metadata_pb2.GetModelMetadataRequest):
+    async def _metadata(
+        self, request: get_model_metadata_pb2.GetModelMetadataRequest
+    ) -> get_model_metadata_pb2.GetModelMetadataResponse:
+        """Returns the signatures of a loaded version."""
         spec = requested_spec(request)
         for field in request.metadata_field:
             if field != SIGNATURE_DEF:
@@ -119,18 +113,17 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         with self._manager.acquire(spec) as loaded:
             return metadata_response(loaded)
 
+    async def _multi_inference(self, request: inference_pb2.MultiInferenceRequest) -> Any:
+        """Not offered: it serves models with several heads in one graph, which exports do not have."""
+        raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
 
-def _examples(message: input_pb2.Input) -> np.ndarray:
-    """The serialised examples of a request, bytes `[n]`, each after the context that they share."""
-    if message.WhichOneof("kind") == "example_list_with_context":
-        examples: Sequence[Any] = message.example_list_with_context.examples
-        context = message.example_list_with_context.context.SerializeToString()
-    else:
-        examples, context = message.example_list.examples, b""
-    array = np.empty(len(examples), object)
-    # Serialised messages are merged by writing one after the other.
-    array[:] = [context + example.SerializeToString() for example in examples]
-    return array
+    def _examples(self, message: input_pb2.Input) -> np.ndarray:
+        if message.WhichOneof("kind") == "example_list_with_context":
+            listed, context = message.example_list_with_context, message.example_list_with_context.context
+        else:
+            listed, context = message.example_list, None
+        examples = [example.SerializeToString() for example in listed.examples]
+        return examples_tensor(context.SerializeToString() if context else b"", examples, self._limits.max_bytes)
 
 
 def _fill_spec(response: Any, loaded: LoadedVersion, signature_name: str) -> None:

@@ -5,24 +5,28 @@ import numpy as np
 from serving.errors import RequestError, invalid_argument
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY, Signature, Tensors
 from serving.server import rest_routes
+from serving.server.examples import examples_tensor
 from serving.server.json_documents import parse, signature_name, write
 from serving.server.json_examples import parse_examples
 from serving.server.json_inputs import parse_inputs
 from serving.server.json_outputs import format_outputs
+from serving.server.limits import Limits
 from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics, Observation
 from serving.server.model_messages import metadata_json, status_json
+from serving.server.off_loop import LARGE_BYTES, off_loop
 from serving.server.rest_routes import Route
 
 
 class RestApi:
     """Answers requests whose path and body have been read. Belongs to one event loop."""
 
-    def __init__(self, manager: ModelManager, metrics: Metrics):
-        """Keeps what answers and what counts."""
+    def __init__(self, manager: ModelManager, metrics: Metrics, limits: Limits):
+        """Keeps what answers, what counts and what is accepted."""
         self._manager = manager
         self._metrics = metrics
+        self._limits = limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
         """Returns the JSON body of the answer.
@@ -48,27 +52,32 @@ class RestApi:
         return await self._on_examples(route, body, observation)
 
     async def _predict(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        document = parse(body)
+        is_large = len(body) > LARGE_BYTES
+        document = await off_loop(is_large, parse, body)
         name = signature_name(document)
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
-            inputs = parse_inputs(document, _signature(loaded, name).definition)
+            inputs = await off_loop(is_large, parse_inputs, document, _signature(loaded, name).definition)
             with self._metrics.runtime(loaded.name, route.method):
                 outputs = await loaded.run(name, inputs)
-        return format_outputs(outputs, rows="instances" in document)
+        return await off_loop(is_large, format_outputs, outputs, rows="instances" in document)
 
     async def _on_examples(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        document = parse(body)
-        name = signature_name(document)
-        listed = parse_examples(document)
-        examples = np.empty(len(listed), object)
-        examples[:] = listed
+        name, examples = await off_loop(len(body) > LARGE_BYTES, _read_examples, body, self._limits.max_bytes)
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
             with self._metrics.runtime(loaded.name, route.method):
                 if route.method == rest_routes.CLASSIFY:
                     return _format_classes(await loaded.classify(name, examples))
                 return _format_results((await loaded.regress(name, examples))[VALUES_KEY].ravel())
+
+
+def _read_examples(body: bytes, max_bytes: int) -> tuple[str, np.ndarray]:
+    """The signature that a body asks for, and its examples."""
+    document = parse(body)
+    name = signature_name(document)
+    context, examples = parse_examples(document)
+    return name, examples_tensor(context, examples, max_bytes)
 
 
 def _signature(loaded: LoadedVersion, name: str) -> Signature:

@@ -33,21 +33,21 @@ class Route:
     spec: ModelSpec
 
 
-def find_route(http_method: str, path: str) -> Route | None:
-    """Reads a request line.
+def is_in_api(path: str) -> bool:
+    """Whether a path is one of the API, well-formed or not."""
+    return path.lower().startswith(_API_PREFIX)
+
+
+def find_route(http_method: str, path: str) -> Route:
+    """Reads a request line of the API.
 
     Args:
       http_method: such as `GET`, in capitals.
       path: still percent-encoded, without the query.
 
-    Returns:
-      What it asks for, or None outside the API.
-
     Raises:
-      RequestError: INVALID_ARGUMENT under the API, but none of its paths and methods.
+      RequestError: INVALID_ARGUMENT for none of its paths and methods.
     """
-    if not path.lower().startswith(_API_PREFIX):
-        return None
     match = _PATHS[http_method].fullmatch(path) if http_method in _PATHS else None
     method = (match["method"] or STATUS) if match else ""
     if match is None or method != method.lower():

@@ -17,7 +17,7 @@ from serving.server.http_body import BodyError, read_body
 from serving.server.limits import Limits
 from serving.server.metrics import Metrics
 from serving.server.rest_api import RestApi
-from serving.server.rest_routes import METRICS_PATH, find_route
+from serving.server.rest_routes import METRICS_PATH, find_route, is_in_api
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)
@@ -92,19 +92,18 @@ class _Handler:
         if path == METRICS_PATH and request.method == "GET":
             page = self._metrics.page()
             return web.Response(body=page, headers={**_HEADERS, "Content-Type": metrics_page.CONTENT_TYPE})
+        if not is_in_api(path):
+            return _json_error(404, "Not found")
         try:
             with self._metrics.request(_ENTRYPOINT) as observation:
                 body = await read_body(request, self._limits.max_bytes, self._limits.timeout_seconds)
                 route = find_route(request.method, path)
-                if route is None:
-                    return _json_error(404, "Not found")
                 observation.api = route.method
                 return _json(200, await self._api.answer(route, body, observation))
         except RequestError as error:
-            return _json_error(error.http_status, error.message)
-        except BodyError as error:
             response = _json_error(error.http_status, error.message)
-            response.force_close()
+            if isinstance(error, BodyError):
+                response.force_close()
             return response
         except (asyncio.CancelledError, ConnectionError):
             raise

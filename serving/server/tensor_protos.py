@@ -1,7 +1,7 @@
 """TensorProto messages to arrays and back, without TensorFlow's general converters, which take most of a request."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc
 import numpy as np
@@ -12,26 +12,38 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2, types_pb2
 
 from serving.errors import RequestError, invalid_argument
+from serving.server.off_loop import LARGE_ELEMENTS, off_loop
 
-# Of each type: its numpy type, and the field that holds its values where they are not raw bytes.
-_VALUE_FIELDS: dict[int, tuple[type, str]] = {
-    types_pb2.DT_FLOAT: (np.float32, "float_val"),
-    types_pb2.DT_DOUBLE: (np.float64, "double_val"),
-    types_pb2.DT_INT8: (np.int8, "int_val"),
-    types_pb2.DT_INT16: (np.int16, "int_val"),
-    types_pb2.DT_INT32: (np.int32, "int_val"),
-    types_pb2.DT_UINT8: (np.uint8, "int_val"),
-    types_pb2.DT_UINT16: (np.uint16, "int_val"),
-    types_pb2.DT_INT64: (np.int64, "int64_val"),
-    types_pb2.DT_UINT32: (np.uint32, "uint32_val"),
-    types_pb2.DT_UINT64: (np.uint64, "uint64_val"),
-    types_pb2.DT_BOOL: (np.bool_, "bool_val"),
-    types_pb2.DT_HALF: (np.float16, "half_val"),
-    types_pb2.DT_BFLOAT16: (tf.bfloat16.as_numpy_dtype, "half_val"),
-    types_pb2.DT_COMPLEX64: (np.complex64, "scomplex_val"),
-    types_pb2.DT_COMPLEX128: (np.complex128, "dcomplex_val"),
+# Of each type: its dtype, and the field that holds its values where they are not raw bytes.
+_VALUE_FIELDS: dict[int, tuple[np.dtype, str]] = {
+    number: (np.dtype(dtype), field)
+    for number, dtype, field in (
+        (types_pb2.DT_FLOAT, np.float32, "float_val"),
+        (types_pb2.DT_DOUBLE, np.float64, "double_val"),
+        (types_pb2.DT_INT8, np.int8, "int_val"),
+        (types_pb2.DT_INT16, np.int16, "int_val"),
+        (types_pb2.DT_INT32, np.int32, "int_val"),
+        (types_pb2.DT_UINT8, np.uint8, "int_val"),
+        (types_pb2.DT_UINT16, np.uint16, "int_val"),
+        (types_pb2.DT_INT64, np.int64, "int64_val"),
+        (types_pb2.DT_UINT32, np.uint32, "uint32_val"),
+        (types_pb2.DT_UINT64, np.uint64, "uint64_val"),
+        (types_pb2.DT_BOOL, np.bool_, "bool_val"),
+        (types_pb2.DT_HALF, np.float16, "half_val"),
+        (types_pb2.DT_BFLOAT16, tf.bfloat16.as_numpy_dtype, "half_val"),
+        (types_pb2.DT_COMPLEX64, np.complex64, "scomplex_val"),
+        (types_pb2.DT_COMPLEX128, np.complex128, "dcomplex_val"),
+    )
 }
-_TYPES = {np.dtype(dtype): (number, field) for number, (dtype, field) in _VALUE_FIELDS.items()}
+_TYPES = {dtype: (number, field) for number, (dtype, field) in _VALUE_FIELDS.items()}
+_BOOL = np.dtype(np.bool_)
+
+
+async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:
+    """Decodes the input tensors of a request, large ones in a thread; see `to_array`."""
+    shapes = {key: _shape(key, proto, max_elements) for key, proto in protos.items()}
+    is_large = sum(map(math.prod, shapes.values())) > LARGE_ELEMENTS
+    return await off_loop(is_large, lambda: {key: _decoded(key, proto, shapes[key]) for key, proto in protos.items()})
 
 
 def to_array(key: str, proto: tensor_pb2.TensorProto, max_elements: int) -> np.ndarray:
@@ -51,25 +63,7 @@ def to_array(key: str, proto: tensor_pb2.TensorProto, max_elements: int) -> np.n
     Raises:
       RequestError: RESOURCE_EXHAUSTED if there are too many elements, INVALID_ARGUMENT if the message is malformed.
     """
-    shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
-    if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
-        raise _malformed(key)
-    num_elements = math.prod(shape)
-    if num_elements > max_elements:
-        raise RequestError(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"input {key} has {num_elements} elements; this server accepts {max_elements}",
-        )
-    try:
-        if proto.dtype == types_pb2.DT_STRING:
-            return _strings(proto, num_elements).reshape(shape)
-        dtype, field = _VALUE_FIELDS[proto.dtype]
-        if proto.tensor_content:
-            return _from_bytes(proto.tensor_content, np.dtype(dtype)).reshape(shape)
-        return _filled(_from_values(getattr(proto, field), np.dtype(dtype)), num_elements).reshape(shape)
-    # An unknown type, bytes or values that do not fit: TensorFlow Serving has one message for all of them.
-    except (KeyError, ValueError, OverflowError, IndexError) as error:
-        raise _malformed(key) from error
+    return _decoded(key, proto, _shape(key, proto, max_elements))
 
 
 def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
@@ -79,7 +73,7 @@ def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
       TypeError: the array has a dtype that no signature can answer with.
     """
     for size in array.shape:
-        proto.tensor_shape.dim.add().size = size
+        proto.tensor_shape.dim.add(size=size)
     if array.dtype == object:
         proto.dtype = types_pb2.DT_STRING
         proto.string_val.extend(array.ravel().tolist())
@@ -90,8 +84,35 @@ def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
     getattr(proto, field).extend(_to_values(array.ravel()))
 
 
+def _shape(key: str, proto: tensor_pb2.TensorProto, max_elements: int) -> tuple[int, ...]:
+    shape = tuple([dimension.size for dimension in proto.tensor_shape.dim])
+    if proto.tensor_shape.unknown_rank or min(shape, default=0) < 0:
+        raise _malformed(key)
+    if math.prod(shape) > max_elements:
+        raise RequestError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"input {key} has {math.prod(shape)} elements; this server accepts {max_elements}",
+        )
+    return shape
+
+
+def _decoded(key: str, proto: tensor_pb2.TensorProto, shape: tuple[int, ...]) -> np.ndarray:
+    num_elements = math.prod(shape)
+    try:
+        if proto.dtype == types_pb2.DT_STRING:
+            return _strings(proto, num_elements).reshape(shape)
+        dtype, field = _VALUE_FIELDS[proto.dtype]
+        content = proto.tensor_content
+        if content:
+            return _from_bytes(content, dtype).reshape(shape)
+        return _filled(_from_values(getattr(proto, field), dtype), num_elements).reshape(shape)
+    # An unknown type, bytes or values that do not fit: TensorFlow Serving has one message for all of them.
+    except (KeyError, ValueError, OverflowError, IndexError) as error:
+        raise _malformed(key) from error
+
+
 def _from_bytes(content: bytes, dtype: np.dtype) -> np.ndarray:
-    if dtype == np.bool_:
+    if dtype is _BOOL:
         # Any byte may come; only 0 and 1 are valid booleans in memory.
         return np.frombuffer(content, np.uint8) != 0
     return np.frombuffer(content, dtype)

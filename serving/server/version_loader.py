@@ -35,7 +35,8 @@ class VersionLoader:
 
     A version that does not load is not tried again until its files change, and counts as if it were not there: with
     the policy `Latest(1)`, the newest version that loads is served. (TensorFlow Serving keeps the old version too as
-    long as it runs, but started afresh it would serve none.)
+    long as it runs, but started afresh it would serve none; and it tries a version five times, a minute apart, before
+    it gives up.)
     """
 
     def __init__(

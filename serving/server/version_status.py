@@ -37,6 +37,12 @@ class StatusBoard:
         with self._lock:
             self._statuses.setdefault(name, {})[version] = VersionStatus(version, state, error)
 
+    def end_unloading(self, name: str, version: int) -> None:
+        """Records that a version has been freed; nothing if its number is in use again, or on its way to be."""
+        with self._lock:
+            if self._statuses[name][version].state == UNLOADING:
+                self._statuses[name][version] = VersionStatus(version, END)
+
     def get(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """Returns the states of one version, or of all of a model, newest first.
 

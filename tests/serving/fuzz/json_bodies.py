@@ -199,12 +199,15 @@ def _wrong_document(rng: random.Random, served: ServedModel) -> Body:
     return Body("wrong document", rng.choice(["predict", "classify", "regress"]), content, Oracle.REFUSED)
 
 
+_ODD_NAMES = [
+    MARKER, "../serving_default", "__saved_model_init_op", "a" * 10_000, "\0", "é", "serving_default ", "\ud800",
+]  # fmt: skip
+
+
 def _names(rng: random.Random, served: ServedModel) -> Body:
     """Wrong names of signatures and inputs."""
     document, expected = _valid(rng, served)
-    name = rng.choice(
-        [MARKER, "../serving_default", "__saved_model_init_op", "a" * 10_000, "\0", "é", "serving_default "]
-    )
+    name = rng.choice(_ODD_NAMES)
     if rng.random() < 0.5:
         return Body("signature", "predict", encode({**document, "signature_name": name}), Oracle.REFUSED)
     if "inputs" in document:
@@ -230,7 +233,7 @@ def _examples(rng: random.Random, served: ServedModel) -> Body:
         document["context"] = {"client_id": "alice"}
     for _ in range(changes):
         path = rng.choice(paths(document))
-        document = rng.choice([_replace, _remove, _nest])(rng, document, path)
+        document = rng.choice([_replace, _remove, _nest, _rename])(rng, document, path)
         if not isinstance(document, dict | list):
             break
     return Body("examples", verb, encode(document), Oracle.ODD)
@@ -277,6 +280,15 @@ def _nest(rng: random.Random, document: Any, path: tuple) -> Any:
     return put(
         document, path, rng.choice([list, lambda value: [[value]], lambda value: {"b64": value}])([at(document, path)])
     )
+
+
+def _rename(rng: random.Random, document: Any, path: tuple) -> Any:
+    """Gives an object's first key an odd name."""
+    value = at(document, path)
+    if not isinstance(value, dict) or not value:
+        return _replace(rng, document, path)
+    (_, first), *others = value.items()
+    return put(document, path, {rng.choice(_ODD_NAMES): first, **dict(others)})
 
 
 def _repeat_key(rng: random.Random, document: Any, path: tuple) -> Any:

@@ -26,7 +26,7 @@ class Queue:
     """A batcher whose first request holds the only thread until `release`, so that the others wait."""
 
     def __init__(self, servable, executor, options):
-        self.batcher = Batcher(lambda inputs: servable.run("", inputs), options, executor)
+        self.batcher = Batcher(lambda inputs: servable.run("", inputs), options, executor.submit)
         self.servable = servable
 
     async def hold(self):
@@ -69,7 +69,9 @@ def in_queue(servable):
 def test_an_idle_model_answers_at_once(servable):
     async def main():
         with ThreadPoolExecutor(1) as executor:
-            return await Batcher(lambda inputs: servable.run("", inputs), BatchingOptions(), executor).run(rows(2))
+            return await Batcher(lambda inputs: servable.run("", inputs), BatchingOptions(), executor.submit).run(
+                rows(2)
+            )
 
     np.testing.assert_array_equal(asyncio.run(main())["y"], [[6, -6]])
     assert servable.sizes == [1]
@@ -112,6 +114,17 @@ def test_only_the_guilty_request_of_a_batch_fails(in_queue, servable):
     assert isinstance(guilty, RequestError)
     assert (guilty.code, guilty.message) == (grpc.StatusCode.INVALID_ARGUMENT, "x must be finite")
     assert servable.sizes == [1, 3, 1, 1, 1]
+
+
+def test_a_request_that_fails_alone_is_run_once(servable):
+    async def main():
+        with ThreadPoolExecutor(1) as executor:
+            batcher = Batcher(lambda inputs: servable.run("", inputs), BatchingOptions(), executor.submit)
+            with pytest.raises(RequestError, match="x must be finite"):
+                await batcher.run(rows(np.nan))
+
+    asyncio.run(main())
+    assert servable.sizes == [1]
 
 
 def test_a_full_queue_is_unavailable_and_recovers(in_queue):
@@ -231,7 +244,7 @@ def test_several_batches_run_at_the_same_time_if_asked_to(servable):
     async def main():
         with ThreadPoolExecutor(4) as executor:
             options = BatchingOptions(max_batch_size=1, num_batch_threads=3)
-            batcher = Batcher(lambda inputs: servable.run("", inputs), options, executor)
+            batcher = Batcher(lambda inputs: servable.run("", inputs), options, executor.submit)
             servable.gate.clear()
             tasks = [asyncio.create_task(batcher.run(rows(value))) for value in range(5)]
             while len(servable.sizes) < 3:

@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import http.client
 import json
 import shutil
@@ -21,6 +22,7 @@ from tensorflow_serving.apis import (
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.saved_model import layout
+from serving.server import embedded
 from serving.server.batching import BatchingOptions
 from serving.server.embedded import EmbeddedServer
 from serving.server.loaded_version import LoadedVersion
@@ -99,6 +101,23 @@ def test_nothing_runs_after_stop(export_dir, exporter):
     for port in (server.rest_port, server.grpc_port):
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_running(export_dir, monkeypatch):
+    class Interrupted(concurrent.futures.Future):
+        is_first = True
+
+        def result(self, timeout=None):
+            if self.is_first:
+                self.is_first = False
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+    monkeypatch.setattr(embedded, "Future", Interrupted)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedServer(export_dir.parent, "toy").start()
+    assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name == "serving"]
 
 
 def test_nothing_to_serve_is_one_clear_error(tmp_path):

@@ -12,6 +12,7 @@ from tensorflow_serving.apis import (
 )
 
 from serving.server import prediction_service
+from tests.serving.conftest import MAX_BYTES
 
 
 def _request(name="toy", version=None, signature_name="", output_filter=(), **inputs):
@@ -91,6 +92,18 @@ def test_regress_with_a_context_that_all_examples_share(stub, exporter, serializ
     np.testing.assert_allclose(values, (exporter.x[:2].sum(axis=(1, 2)) + 1) * 10, rtol=1e-5)
 
 
+def test_a_context_is_not_copied_beyond_the_limit_of_messages(stub):
+    request = classification_pb2.ClassificationRequest()
+    request.model_spec.name, request.model_spec.signature_name = "toy", "classify"
+    examples = request.input.example_list_with_context
+    examples.context.features.feature["note"].bytes_list.value.append(b"x" * (MAX_BYTES // 3))
+    for _ in range(3):
+        examples.examples.add()
+    with pytest.raises(grpc.RpcError, match="3 examples with a context of") as caught:
+        stub.Classify(request, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 def test_multi_inference_is_not_offered(stub):
     with pytest.raises(grpc.RpcError) as caught:
         stub.MultiInference(inference_pb2.MultiInferenceRequest(), timeout=10)
@@ -98,10 +111,10 @@ def test_multi_inference_is_not_offered(stub):
 
 
 def test_a_fault_of_the_server_is_logged_without_the_values_of_the_request(stub, monkeypatch, caplog):
-    def fail(key, proto, max_elements):
-        raise AttributeError(f"cannot read {proto}")
+    async def fail(protos, max_elements):
+        raise AttributeError(f"cannot read {protos}")
 
-    monkeypatch.setattr(prediction_service, "to_array", fail)
+    monkeypatch.setattr(prediction_service, "to_arrays", fail)
     with pytest.raises(grpc.RpcError) as caught:
         stub.Predict(_request(client_id=["secret patient"], x=np.zeros((1, 3, 2), np.float32)), timeout=10)
     assert caught.value.code() is grpc.StatusCode.INTERNAL

@@ -24,10 +24,14 @@ X = np.ones((1, 2), np.float32)
 class Events:
     def __init__(self):
         self.attempts = []
+        self.batches = []
 
     def load_attempt(self, name, version, ok, seconds):
         assert seconds >= 0
         self.attempts.append((name, version, ok))
+
+    def batch_ran(self, name, request_sizes, num_examples):
+        self.batches.append((name, request_sizes, num_examples))
 
 
 @pytest.fixture
@@ -113,7 +117,6 @@ def test_unknown_names_labels_and_versions_are_answered_as_by_tensorflow_serving
         (lambda: acquire(manager, name=""), invalid, "ModelSpec has no name specified."),
         (lambda: acquire(manager, name="m", label="l"), invalid, "Unrecognized servable version label: l"),
         (lambda: acquire(manager, name="n", label="l"), invalid, "Unrecognized servable version label: l"),
-        (lambda: manager.resolve(ModelSpec("m", label="l")), invalid, "Unrecognized servable version label: l"),
         (lambda: manager.statuses("n"), not_found, "Could not find any versions of model n"),
         (lambda: manager.statuses("m", 7), not_found, "Could not find version 7 of model m"),
     ]
@@ -125,8 +128,6 @@ def test_labels_stand_for_versions(build, tmp_path):
     for number in (1, 2):
         write_version(tmp_path, number, scale=number)
     manager = build(ServedModel("m", tmp_path, All(), {"stable": 1, "canary": 2}))
-    assert manager.resolve(ModelSpec("m", label="stable")) == ModelSpec("m", 1)
-    assert manager.resolve(ModelSpec("m")) == ModelSpec("m")
     assert [scale(manager, label=label) for label in ("stable", "canary")] == [1, 2]
 
 
@@ -300,6 +301,32 @@ def test_a_replaced_version_is_freed_with_its_last_request(build, tmp_path):
     wait_until(lambda: versions(manager) == {"AVAILABLE": [2], "END": [1]})
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.parametrize("batching", [None, BatchingOptions()], ids=["one by one", "batched"])
+def test_a_version_is_not_freed_under_a_run_whose_caller_is_gone(build, tmp_path, batching):
+    write_version(tmp_path, 1)
+    events = Events()
+    manager = build(ServedModel("m", tmp_path), batching=batching, on_event=events)
+    manager.start_watching()
+
+    async def main():
+        with manager.acquire(ModelSpec("m")) as version:
+            servable = version.servable
+            servable.gate.clear()
+            running = asyncio.create_task(version.run("", {"x": X}))
+            await asyncio.to_thread(wait_until, lambda: servable.sizes)
+            running.cancel()
+        write_version(tmp_path, 2)
+        await asyncio.to_thread(wait_until, lambda: versions(manager) == {"AVAILABLE": [2], "UNLOADING": [1]})
+        time.sleep(0.05)
+        assert not servable.is_closed
+        servable.gate.set()
+        await asyncio.to_thread(wait_until, lambda: versions(manager) == {"AVAILABLE": [2], "END": [1]})
+        assert servable.is_closed
+
+    asyncio.run(main())
+    assert events.batches == ([("m", [1], 1)] if batching else [])
 
 
 def test_a_reload_replaces_the_whole_list_and_returns_when_it_serves(build, tmp_path):

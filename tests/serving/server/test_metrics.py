@@ -1,10 +1,14 @@
+import contextlib
+import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.client.rest_client import RestClient
 from serving.errors import invalid_argument
 from serving.server.embedded import EmbeddedServer
+from serving.server.http_body import BodyError
 from serving.server.metrics import Metrics
 
 
@@ -72,6 +76,37 @@ def test_batches_and_loads():
     assert _count(samples, loads, model_path="m/1", status="success") == 1
     assert _count(samples, loads, model_path="m/2", status="fail") == 1
     assert _count(samples, ":tensorflow:cc:saved_model:load_latency", model_path="m/1") == 500_000
+
+
+def test_requests_that_are_refused_unread_are_counted_by_what_they_are():
+    metrics = Metrics()
+    for error in (BodyError(413, "large"), BodyError(408, "slow"), BodyError(400, "torn"), ConnectionResetError()):
+        with contextlib.suppress(Exception), metrics.request("REST"):
+            raise error
+    samples = _samples(metrics.page())
+    for status in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT", "CANCELLED"):
+        assert _count(samples, ":tensorflow:serving:request_count", model_name="", status=status) == 1
+
+
+def test_a_server_tells_its_batches_and_not_what_is_outside_the_api(export_dir, exporter):
+    with (
+        EmbeddedServer(export_dir.parent, "toy") as server,
+        RestClient(f"127.0.0.1:{server.rest_port}") as client,
+    ):
+        for num_examples in (2, 3):
+            client.predict("toy", ["alice"] * num_examples, exporter.x[:num_examples])
+        url = f"http://127.0.0.1:{server.rest_port}"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/favicon.ico", timeout=10)
+        with urllib.request.urlopen(f"{url}/monitoring/prometheus/metrics", timeout=10) as response:
+            samples = _samples(response.read())
+    for kind in ("input", "processed"):
+        name = f":tensorflow:serving:batching_session:{kind}_batch_size"
+        assert _count(samples, f"{name}_count", model_name="toy") == 2
+        assert _count(samples, f"{name}_sum", model_name="toy") == 5
+    counted = {dict(key[1:])["status"] for key in samples if key[0] == ":tensorflow:serving:request_count"}
+    assert counted == {"OK"}
+    assert _count(samples, ":tensorflow:serving:request_count", model_name="toy", status="OK") == 2
 
 
 def test_a_server_tells_its_own_metrics_and_no_names_that_requests_made_up(export_dir):

@@ -2,6 +2,7 @@ import gzip
 import http.client
 import json
 import socket
+import threading
 import zlib
 
 import numpy as np
@@ -67,6 +68,43 @@ def test_examples_are_regressed(call, exporter):
     np.testing.assert_allclose(answer["results"], sums * [10, 1], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"examples": [{"\\ud800": [1.5]}]}',
+        b'{"context": {"\\udfff": 1}, "examples": [{}]}',
+        b'{"examples": [{"x": "\\ud800"}]}',
+    ],
+)
+@pytest.mark.parametrize("method", ["classify", "regress"])
+def test_examples_with_half_a_surrogate_pair_are_refused(call, method, body):
+    error = "JSON Parse error: The surrogate pair in string is invalid."
+    assert call("POST", f"/v1/models/toy:{method}", body) == (400, {"error": error})
+
+
+def test_a_context_is_not_copied_beyond_the_limit_of_bodies(call):
+    body = {"signature_name": "classify", "context": {"note": "x" * 10_000}, "examples": [{}] * 7}
+    status, answer = call("POST", "/v1/models/toy:classify", body)
+    assert status == 429
+    assert answer["error"].startswith("7 examples with a context of 10")
+
+
+def test_a_large_body_is_answered_off_the_event_loop(call, exporter, monkeypatch):
+    threads, original = [], rest_api.parse_inputs
+
+    def parse_inputs(*arguments):
+        threads.append(threading.current_thread().name)
+        return original(*arguments)
+
+    monkeypatch.setattr(rest_api, "parse_inputs", parse_inputs)
+    monkeypatch.setattr(rest_api, "LARGE_BYTES", 150)
+    for num_rows in (1, 4):
+        status, answer = call("POST", "/v1/models/toy:predict", {"instances": [_row()] * num_rows})
+        assert (status, len(answer["predictions"])) == (200, num_rows)
+    assert threads[0] == "serving"
+    assert threads[1].startswith("asyncio_")
+
+
 def test_oversized_bodies_are_refused_by_their_length_or_once_they_are_too_long(call):
     body = b"x" * ((1 << 16) + 1)
     status, answer = call("POST", "/v1/models/toy:predict", body)
@@ -103,6 +141,7 @@ def test_chunked_and_packed_bodies_are_accepted(call):
         (b"{}", {"X-Long": "x" * 10000}, 400, ""),
         (b"{}", {f"X-{number}": "x" for number in range(200)}, 400, ""),
     ],
+    ids=["bomb", "cut off", "not gzip", "unknown packing", "negative", "no number", "long header", "many headers"],
 )
 def test_http_that_is_refused(call, body, headers, status, message):
     answered, answer = call("POST", "/v1/models/toy:predict", body, headers)

@@ -1,3 +1,6 @@
+import asyncio
+import threading
+
 import grpc
 import numpy as np
 import pytest
@@ -5,7 +8,9 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from serving.errors import RequestError
-from serving.server.tensor_protos import fill, to_array
+from serving.server import tensor_protos
+from serving.server.off_loop import LARGE_ELEMENTS
+from serving.server.tensor_protos import fill, to_array, to_arrays
 
 # Each with values that other types of the same width would read differently.
 ARRAYS = [
@@ -102,6 +107,20 @@ def test_a_few_bytes_that_stand_for_many_elements_are_refused_before_they_are_ma
     with pytest.raises(RequestError, match=f"{2**62} elements") as caught:
         to_array("x", _tensor([2**31, 2**31], float_val=[1]), 100)
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_many_elements_are_made_off_the_event_loop(monkeypatch):
+    threads = []
+    original = tensor_protos._decoded
+    monkeypatch.setattr(
+        tensor_protos, "_decoded", lambda *arguments: threads.append(threading.current_thread()) or original(*arguments)
+    )
+    protos = {"x": _tensor([LARGE_ELEMENTS], float_val=[7]), "y": _tensor([1], float_val=[8])}
+    arrays = asyncio.run(to_arrays(protos, 2 * LARGE_ELEMENTS))
+    assert (arrays["x"].size, arrays["x"][-1], arrays["y"].tolist()) == (LARGE_ELEMENTS, 7, [8])
+    assert threading.main_thread() not in threads
+    asyncio.run(to_arrays({"y": protos["y"]}, 1))
+    assert threads[-1] is threading.main_thread()
 
 
 def test_a_dtype_that_cannot_be_sent_is_an_error_of_the_model():
