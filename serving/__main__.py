@@ -18,7 +18,7 @@ checks an export without trusting it, and exits with 0 if it is fine, 1 if it is
   - plain files only, each as the manifest hashes it
   - a graph of allowed ops that reads its own variables and assets and writes nothing
   - in a process of its own: loading as TensorFlow Serving does, the stored warm-up requests, saved_model_cli
-a SavedModel is a program: the checks find damage and well-known abuse, and are no reason to serve a stranger's
+a SavedModel is a program: the checks find damage and well-known abuse, and are no reason to serve a stranger's export
 """
 
 CLIENT_ID = """\

@@ -12,6 +12,8 @@ from tff_pdp.errors import ServingError
 from tff_pdp.files import sync
 
 KEY_BYTES = 32
+# No client's id: those in exports have no line break.
+_FINGERPRINTED = b"fingerprint\n"
 
 
 class ClientIdHash:
@@ -37,10 +39,19 @@ class ClientIdHash:
         self._key = key
 
     def __call__(self, client_id: str) -> str:
-        """The id that an export and requests have for this client; an empty id, the global model's, stays empty."""
+        """The id that an export and requests have for this client; an empty id, the global model's, stays empty.
+
+        Raises:
+          ServingError: the id is no valid Unicode.
+        """
         if not client_id:
             return client_id
-        return hmac.digest(self._key, client_id.encode(), hashlib.sha256).hex()[:32]
+        return hmac.digest(self._key, encode_id(client_id), hashlib.sha256).hex()[:32]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells whether two exports have ids under the same key, and nothing else of the key: 32 hex digits."""
+        return hmac.digest(self._key, _FINGERPRINTED, hashlib.sha256).hex()[:32]
 
     @classmethod
     def load(cls, path: Path) -> "ClientIdHash":
@@ -75,6 +86,18 @@ class ClientIdHash:
             except OSError as error:
                 raise ServingError(f"{path}: a key for client ids cannot be written: {error}.") from error
         return cls.load(path)
+
+
+def encode_id(client_id: str) -> bytes:
+    """The bytes of an id, UTF-8, as exports and requests hold them.
+
+    Raises:
+      ServingError: the id is no valid Unicode.
+    """
+    try:
+        return client_id.encode()
+    except UnicodeEncodeError as error:
+        raise ServingError(f"Client id {client_id!r:.100} is not valid Unicode.") from error
 
 
 def _create_key(path: Path) -> None:

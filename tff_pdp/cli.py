@@ -135,6 +135,9 @@ def build_parser() -> argparse.ArgumentParser:
     export = _command(commands, "export", "Write the personal models as one SavedModel for TensorFlow Serving.")
     _add_config(export)
     _add_engine(export)
+    export.add_argument(
+        "--drop-added", action="store_true", help="leave out clients that were added to the newest version"
+    )
     export.set_defaults(run=_lazily("export"))
 
     personalize = _command(commands, "personalize", "Add clients to the export, fitted to their own examples.")

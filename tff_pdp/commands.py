@@ -1,6 +1,7 @@
 """What each command does: read the experiment, call the part that does the work, say where the outputs are."""
 
 import argparse
+import dataclasses
 import ipaddress
 import json
 import signal
@@ -75,16 +76,18 @@ def export(options: argparse.Namespace) -> int:
     from tff_pdp.runtime.export import export_experiment
 
     config = _config(options)
-    exported = export_experiment(config)
+    exported = export_experiment(config, drop_added=options.drop_added)
     folder = config.export_folder.parent
     content = {
         "versions": {name: str(version) for name, version in exported.versions.items()},
         "layout": exported.layout,
+        "size": dataclasses.asdict(exported.size),
         "bytes_about": dict(exported.sizes),
     }
     plain_ids, key = config.export.client_ids == "plain", config.client_id_key
     lines = [
         f"layout: {exported.layout_text()}",
+        f"size: {exported.size.text()}",
         f"requests name clients: {'by their ids' if plain_ids else f'by keyed hashes of their ids, the key is {key}'}",
     ]
     if config.export.model_name in exported.versions:
@@ -113,8 +116,9 @@ def export(options: argparse.Namespace) -> int:
 
 def personalize(options: argparse.Namespace) -> int:
     """Adds clients to the export, fitted to their own examples."""
-    from tff_pdp.runtime.personalize import FitOptions, personalized_content, personalized_text
+    from tff_pdp.runtime.fit_settings import FitOptions
     from tff_pdp.runtime.personalize import personalize as add_clients
+    from tff_pdp.runtime.personalize import personalized_content, personalized_text
 
     fit = FitOptions(
         steps=options.steps,

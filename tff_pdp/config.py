@@ -153,7 +153,8 @@ class ExportConfig:
       model_name: the name it is served under.
       layout: how personal models lie in the export: `stacked`, a row for every client of what differs between them;
         `clusters`, a row for every different model; `hypernetwork`, the small states that models are made from, for
-        methods that have them; `per_client`, an export for every client; or `auto`, the smallest that is one export.
+        methods that have them; `per_client`, an export for every client; or `auto`, the smallest of the first three or,
+        where that is above 1 GiB, `per_client` for up to 100 clients.
       client_ids: `hashed`, the export and requests have keyed hashes of the clients' ids, the key being in
         `client_id.key` beside the run; or `plain`, they have the ids themselves.
     """

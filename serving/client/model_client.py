@@ -10,6 +10,8 @@ import numpy as np
 
 from serving.client.answers import Classification, ModelMetadata, Prediction, Regression, VersionState
 from serving.client.calls import Deadline
+from serving.client_ids import encode_id
+from serving.saved_model.layout import IMAGES_SIGNATURE
 from tff_pdp.errors import ServingError
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -19,7 +21,6 @@ DEFAULT_MAX_MESSAGE_BYTES = 64 * 2**20
 DEFAULT_MAX_ATTEMPTS = 4
 
 PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
-IMAGES_SIGNATURE = "predict_images"
 
 Payload = TypeVar("Payload")
 Client = TypeVar("Client", bound="ModelClient")
@@ -132,8 +133,8 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the request.
-          ServingError: the batch is empty, has another number of ids than of examples, or an example that is larger
-            than a message may be.
+          ServingError: the batch is empty, has another number of ids than of examples, an id that is not valid
+            Unicode, or an example that is larger than a message may be.
         """
         batch = self._batch(client_ids, "x", _numbers(x))
         return self._predict(ModelSpec(model_name, version, label), "", batch)
@@ -232,6 +233,9 @@ class ModelClient(abc.ABC, Generic[Payload]):
             raise ServingError(
                 f"{len(client_ids)} client ids for {number} examples: send one for each, and at least one example."
             )
+        # Refused here, since both protocols fail at them in ways of their own.
+        for client_id in client_ids:
+            encode_id(client_id)
         ids = client_ids if self._client_id_hash is None else [self._client_id_hash(one) for one in client_ids]
         return Batch(list(ids), key, values)
 

@@ -1,30 +1,27 @@
 """The client of the REST API. It needs no TensorFlow."""
 
-import base64
-import json
+import http.client
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
-import orjson
 import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, ProtocolError
 from urllib3.exceptions import TimeoutError as HTTPTimeoutError
 from urllib3.util import parse_url
 
-from serving.client import answers
+from serving.client import answers, rest_documents
 from serving.client.answers import ModelMetadata, VersionState
 from serving.client.calls import UNAVAILABLE, Deadline, ServerError, UnavailableError, call_with_retries
 from serving.client.model_client import (
-    CLASSIFY,
     DEFAULT_TIMEOUT_SECONDS,
-    PREDICT,
     Batch,
     ModelClient,
     ModelSpec,
     Options,
 )
+from serving.client.timed_connections import timed_pool
 from tff_pdp.errors import ServingError
 
 # Connections that are kept open between calls; more threads than this open further ones for a moment.
@@ -37,7 +34,8 @@ _SERVICE_UNAVAILABLE = 503
 class RestClient(ModelClient[bytes]):
     """Calls the REST API, over connections that are kept open. Proxies in the environment are ignored.
 
-    The deadline is checked between reads: an answer that trickles in can outlast it by the time it had at first.
+    A call that must open a connection first may outlast its deadline by as much again, where the host's name or
+    addresses do not answer.
     """
 
     def __init__(self, address: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, **options: Unpack[Options]):
@@ -49,7 +47,7 @@ class RestClient(ModelClient[bytes]):
         super().__init__(address, timeout_seconds, **options)
         self._url = (address if "://" in address else f"http://{address}").rstrip("/")
         try:
-            self._pool = urllib3.connection_from_url(self._url, maxsize=_KEPT_CONNECTIONS)
+            self._pool = timed_pool(self._url, _KEPT_CONNECTIONS)
             self._prefix = parse_url(self._url).path or ""
         except (LocationParseError, ValueError) as error:
             raise ServingError(f"{address} is no address of a REST API: use host:port or a URL.") from error
@@ -67,21 +65,13 @@ class RestClient(ModelClient[bytes]):
         self._pool.close()
 
     def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[bytes, int]:
-        document: dict[str, Any] = {"signature_name": signature_name} if signature_name else {}
-        if method == PREDICT:
-            document["inputs"] = {"client_id": batch.client_ids, batch.key: _column(batch.values)}
-        else:
-            document["examples"] = [
-                {"client_id": client_id, "x": np.ravel(example)}
-                for client_id, example in zip(batch.client_ids, batch.values, strict=True)
-            ]
-        body = _dumps(document, batch.values)
+        body = rest_documents.request(method, signature_name, batch)
         return body, len(body)
 
     def _call(self, method: str, spec: ModelSpec, payload: bytes, deadline: Deadline) -> tuple[np.ndarray, ...]:
         document = self._request("POST", _path(spec, f":{method}"), payload, deadline)
         try:
-            return _arrays(method, document)
+            return rest_documents.arrays(method, document)
         except (KeyError, TypeError, ValueError) as error:
             raise self._unlike_a_personal_model() from error
 
@@ -98,11 +88,11 @@ class RestClient(ModelClient[bytes]):
         def attempt(seconds: float) -> Any:
             status, answer = self._exchange(method, path, body, seconds, deadline)
             if status == _SERVICE_UNAVAILABLE:
-                raise UnavailableError(url, str(status), _error_message(answer))
+                raise UnavailableError(url, str(status), rest_documents.error_message(answer))
             if status != 200:
-                raise ServerError(url, str(status), _error_message(answer))
+                raise ServerError(url, str(status), rest_documents.error_message(answer))
             try:
-                return _loads(answer)
+                return rest_documents.read(answer)
             except ValueError as error:
                 raise ServingError(f"{url} did not answer with JSON.") from error
 
@@ -121,17 +111,19 @@ class RestClient(ModelClient[bytes]):
                 _HEADERS if body is not None else None,
                 retries=False,
                 redirect=False,
-                timeout=urllib3.Timeout(connect=seconds, read=seconds),
+                timeout=urllib3.Timeout(total=seconds),
                 preload_content=False,
             )
-        except (NewConnectionError, ProtocolError) as error:
+        except NewConnectionError as error:
             raise UnavailableError(url, UNAVAILABLE, str(error)) from error
+        except ProtocolError as error:
+            raise _not_answered(url, error) from error
         except HTTPTimeoutError as error:
             raise deadline.error(url) from error
         except HTTPError as error:
             raise ServingError(f"{url} cannot be reached: {error}.") from error
         try:
-            return response.status, self._read(response, deadline)
+            return response.status, self._read(response)
         except HTTPTimeoutError as error:
             raise deadline.error(url) from error
         # The answer had begun, so the request may have been at fault: it is not sent again.
@@ -141,7 +133,7 @@ class RestClient(ModelClient[bytes]):
             # A connection whose answer was read to its end is back in the pool by now and stays open.
             response.close()
 
-    def _read(self, response: urllib3.BaseHTTPResponse, deadline: Deadline) -> bytes:
+    def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
         body = bytearray()
         while chunk := response.read(_READ_BYTES, decode_content=False):
             body += chunk
@@ -150,8 +142,18 @@ class RestClient(ModelClient[bytes]):
                     f"{self._url} answered with more than {self._max_message_bytes} bytes: send smaller batches, or "
                     "raise max_message_bytes."
                 )
-            deadline.remaining(self._url)
         return bytes(body)
+
+
+def _not_answered(url: str, error: ProtocolError) -> ServingError:
+    """What to raise where a request was sent and no answer of HTTP began."""
+    reason = error.args[-1]
+    # Hanging up is among them; whatever else came instead of an answer would come again.
+    if isinstance(reason, ConnectionError):
+        return UnavailableError(url, UNAVAILABLE, str(error))
+    if isinstance(reason, http.client.HTTPException):
+        return ServingError(f"{url} does not answer as HTTP does ({reason!r:.100}): is it the port of the REST API?")
+    return ServingError(f"{url} cannot be reached: {error}.")
 
 
 def _path(spec: ModelSpec, action: str) -> str:
@@ -161,44 +163,3 @@ def _path(spec: ModelSpec, action: str) -> str:
     if spec.label is not None:
         path += f"/labels/{urllib.parse.quote(spec.label, safe='')}"
     return path + action
-
-
-def _column(values: Any) -> Any:
-    if isinstance(values, np.ndarray):
-        return np.ascontiguousarray(values)
-    return [{"b64": base64.b64encode(value).decode("ascii")} for value in values]
-
-
-def _dumps(document: Mapping[str, Any], values: Any) -> bytes:
-    if not isinstance(values, np.ndarray) or np.isfinite(values).all():
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson would send null for NaN, and the server would complain about that instead.
-    return json.dumps(document, default=np.ndarray.tolist).encode()
-
-
-def _loads(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        # TensorFlow Serving writes NaN and Infinity, which are not JSON.
-        return json.loads(body)
-
-
-def _arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
-    if method == PREDICT:
-        outputs = document["outputs"]
-        return np.array(outputs[answers.answers_name(outputs)], np.float32), np.array(outputs["personalized"], bool)
-    results = document["results"]
-    if method == CLASSIFY:
-        classes = [[label for label, _ in result] for result in results]
-        scores = [[score for _, score in result] for result in results]
-        return np.array(classes, np.str_), np.array(scores, np.float32)
-    return (np.array(results, np.float32),)
-
-
-def _error_message(body: bytes) -> str:
-    """What the server said, which is JSON if it is one that serves models."""
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode("utf-8", errors="replace")[:1000] or "no message"

@@ -1,7 +1,9 @@
 """What an export must answer: the model's own answers in this process, for every signature."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +14,9 @@ from serving.export.personal_models import GLOBAL_ROW, Arrays, PersonalModels
 from serving.export.served_module import answers_of
 from serving.export.signatures import examples_signature
 from serving.saved_model import layout
+from serving.saved_model.servable import load_servable
 from serving.saved_model.warmup import example
+from serving.verify.answers import check_answers
 from serving.verify.fresh_process import Expectation
 from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
@@ -64,8 +68,7 @@ def build_expectations(
     with tf.device("/CPU:0"):
         # Where exports are loaded; accelerators may round matrix products further off than the tolerance.
         answers = {client_id: _answers(model, weights, examples) for client_id, weights in references.items()}
-    asked = list(itertools.product(range(len(examples)), references))
-    size = max(1, min(_MAX_BATCH, _MAX_BATCH_BYTES // max(1, weight_bytes_per_example(models))))
+    asked, size = list(itertools.product(range(len(examples)), references)), _batch_size(models)
     first, *others = (asked[start : start + size] for start in range(0, len(asked), size))
     expected = []
     for batch in (first, *others):
@@ -81,6 +84,39 @@ def build_expectations(
     if takes_images(model.input_shape):
         expected += _expected_of_images(model, references, size)
     return expected
+
+
+def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
+    """Returns what a published version answers for the global model, by the id "", and for some clients, by theirs.
+
+    A version that is made from it must answer the same. The model must too, as it is now: an export has its graph of
+    then, and whatever has changed in the program or its configuration since would change every client's answers.
+
+    Args:
+      export_dir: the directory of the version.
+      models: what was read from it.
+
+    Raises:
+      ServingError: the version does not load, or answers differently from `models`.
+    """
+    examples = public_examples(models.model)[: _batch_size(models)]
+    places = np.linspace(0, len(models.rows) - 1, MAX_REFERENCES).astype(int) if len(models.rows) else []
+    rows = {"": GLOBAL_ROW, **{models.client_ids[place]: int(models.rows[place]) for place in places}}
+    (signature_name, *_) = layout.PREDICT_SIGNATURES
+    expected = {}
+    with contextlib.closing(load_servable(export_dir)) as servable, tf.device("/CPU:0"):
+        for client_id, row in rows.items():
+            client_ids = [client_id] * len(examples)
+            inputs = {"client_id": np.array(client_ids, object), "x": examples}
+            answers = servable.predict(signature_name, inputs)
+            of_model = _answers(models.model, models.weights_of_row(row), examples)
+            check_answers(str(export_dir), answers, _predicted(models.model, client_ids, of_model))
+            expected[client_id] = Expectation(signature_name, inputs, answers)
+    return expected
+
+
+def _batch_size(models: PersonalModels) -> int:
+    return max(1, min(_MAX_BATCH, _MAX_BATCH_BYTES // max(1, weight_bytes_per_example(models))))
 
 
 def _answers(model: Model, weights: Arrays, x: np.ndarray) -> np.ndarray:

@@ -4,24 +4,25 @@ import contextlib
 import dataclasses
 import datetime
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from serving.export import expectations, layouts, versions
+from serving.export import expectations, layouts
 from serving.export.model_checks import check_models, check_references
 from serving.export.personal_models import Arrays, PersonalModels
 from serving.export.served_module import ServedModule, write_vocabulary
 from serving.export.signatures import build_signatures, finish_signatures, signature_names
+from serving.export.versions import HeldBasePath, hold, staged_version
 from serving.saved_model import layout, manifest, warmup
 from serving.verify.fresh_process import Expectation, FreshProcess
 
 
 def export_models(
-    base_path: str | Path,
+    base_path: str | Path | HeldBasePath,
     models: PersonalModels,
     *,
     model_name: str,
@@ -29,6 +30,7 @@ def export_models(
     model_card: Mapping[str, Any],
     example_inputs: np.ndarray | None = None,
     references: Mapping[str, Arrays] | None = None,
+    further_expectations: Sequence[Expectation] = (),
     version: int | None = None,
     process: FreshProcess | None = None,
 ) -> Path:
@@ -46,7 +48,8 @@ def export_models(
     keyed hashes as ids unless the ids may be published.
 
     Args:
-      base_path: directory of all versions of the model; the new version is a child of it.
+      base_path: directory of all versions of the model; the new version is a child of it. Where the caller holds it
+        already, what `versions.hold` gave.
       models: what is served.
       model_name: the name under which the model will be served.
       privacy_report: JSON values, stored as `assets.extra/privacy_report.json`.
@@ -55,6 +58,7 @@ def export_models(
         `model.predict`. By default drawn uniformly from `[0, 1)`.
       references: all weights of some clients, by id ("" for the global model), worked out independently of `models`:
         what the export must answer like. By default those of `models`, for 32 clients.
+      further_expectations: what else it must answer, such as what the version before did.
       version: the version number, above every number used before; by default the next one.
       process: what verifies the export; by default one that is started for this call, which takes seconds.
 
@@ -62,8 +66,8 @@ def export_models(
       The published directory, `base_path/<version>`.
 
     Raises:
-      ServingError: if an argument does not fit the model, or the export fails its verification. Nothing is published,
-        and nothing is left that looks like a version.
+      ServingError: if an argument does not fit the model, the export fails its verification, or somebody else exports
+        to the base path. Nothing is published, and nothing is left that looks like a version.
     """
     layout.check_model_name(model_name)
     with contextlib.ExitStack() as stack:
@@ -80,7 +84,10 @@ def export_models(
             expectations.default_references(models) if references is None else references,
         )
         documents = Documents(model_name, privacy_report, model_card)
-        return publish(Path(base_path).absolute(), models, documents, expected, process, version=version)
+        held = (
+            base_path if isinstance(base_path, HeldBasePath) else stack.enter_context(hold(Path(base_path).absolute()))
+        )
+        return publish(held, models, documents, [*expected, *further_expectations], process, version=version)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Documents:
 
 
 def publish(
-    base_path: Path,
+    held: HeldBasePath,
     models: PersonalModels,
     documents: Documents,
     expected: list[Expectation],
@@ -105,7 +112,7 @@ def publish(
     """Writes models that passed `check_models`, verifies and publishes them; returns the version's directory.
 
     Args:
-      base_path: directory of all versions, absolute.
+      held: directory of all versions, absolute.
       models: what is served.
       documents: what is said of it.
       expected: what it must answer.
@@ -116,7 +123,7 @@ def publish(
     Raises:
       ServingError: as `export_models`.
     """
-    with versions.staged_version(base_path, version) as (number, staging):
+    with staged_version(held, version) as (number, staging):
         signatures = _write_saved_model(staging, models)
         (staging / layout.EXTRA_DIRECTORY).mkdir()
         manifest.write_json(staging / layout.MODEL_CARD_FILE, dict(documents.model_card))
@@ -145,7 +152,7 @@ def publish(
             },
         )
         process.verify(staging, expected)
-    return base_path / str(number)
+    return held.path / str(number)
 
 
 def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:

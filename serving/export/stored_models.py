@@ -49,6 +49,7 @@ def read_models(
     if of_layout == HYPERNETWORK and make_weights is None:
         raise ServingError(f"{path}: rows are what weights are made from; make_weights is needed to read them.")
     models = PersonalModels(model, lines[1:-1], rows[1:], shared, stacked, make_weights, of_layout)
+    _check_weights_can_be_made(export_dir, models)
     check_models(models)
     return models
 
@@ -61,8 +62,9 @@ def with_clients(
     Args:
       models: those there are; they stay as they are.
       clients: by id, one row of every stack, float32; in the layout `clusters` also the number of a row there is.
-      replace: whether a client who is known gets the new row in place of the old. No copy of the old is kept, unless
-        other clients own that row, too.
+      replace: whether a client who is known gets the new row in place of the old. A row of arrays is written over the
+        old one, unless other clients own that, too. With the number of a row the old row stays as it is, in the layout
+        `clusters`, though nobody may own it any more.
 
     Raises:
       ServingError: a client is known and not to be replaced, or a row does not fit the stacks.
@@ -100,6 +102,19 @@ def with_clients(
     changed = dataclasses.replace(models, client_ids=client_ids, rows=np.array(rows, np.int32), stacked=stacked)
     check_models(changed)
     return changed
+
+
+def _check_weights_can_be_made(export_dir: Path, models: PersonalModels) -> None:
+    """Refuses a `make_weights` that is not the export's: the function takes other names, or other shapes."""
+    if models.make_weights is None:
+        return
+    try:
+        models.weights_of_row(GLOBAL_ROW)
+    except (KeyError, TypeError, ValueError, IndexError, tf.errors.OpError) as error:
+        raise ServingError(
+            f"{export_dir}: its rows do not make weights of the model as it is configured now "
+            f"({type(error).__name__}: {error}). Restore the configuration that was exported, or export again."
+        ) from error
 
 
 def _key(name: str) -> str:

@@ -1,6 +1,9 @@
 """Publishing: an export is staged beside its final place, then renamed; a version number is never used twice."""
 
 import contextlib
+import dataclasses
+import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,27 +11,64 @@ from pathlib import Path
 
 from serving.saved_model import layout
 from tff_pdp.errors import ServingError
-from tff_pdp.files import sync
+from tff_pdp.files import replace_text, sync
 
 # Survives the deletion of old versions, so that their numbers are not handed out again to other weights.
 LAST_VERSION_FILE = ".last_version"
+LOCK_FILE = ".lock"
 STAGING_SUFFIX = ".tmp"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldBasePath:
+    """A directory of all versions of a model, which nobody else exports to for now; `hold` gives it."""
+
+    path: Path
 
 
 @contextlib.contextmanager
-def staged_version(base_path: Path, version: int | None = None) -> Iterator[tuple[int, Path]]:
-    """Yields a version number and an empty staging directory; publishes it if the block succeeds, else removes it.
+def hold(base_path: Path) -> Iterator[HeldBasePath]:
+    """Keeps everybody else from exporting to a base path until the block ends.
 
-    The staging directory is `<version>.tmp`, which servers ignore. A process that is killed leaves only that behind.
+    Whoever builds a version from an older one holds the path from the reading on: a version that came between would
+    lose what it alone has. The lock ends with the process, however that ends.
 
     Args:
       base_path: directory of all versions of the model; created if missing.
+
+    Raises:
+      ServingError: somebody else holds it.
+    """
+    base_path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(base_path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ServingError(f"{base_path}: another process is exporting to it; wait until it is done.") from error
+        yield HeldBasePath(base_path)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[tuple[int, Path]]:
+    """Yields a version number and an empty staging directory; publishes it if the block succeeds, else removes it.
+
+    The staging directory is `<version>.tmp`, which servers ignore. A process that is killed leaves it behind, with all
+    clients' weights; the next export removes it, and may take its number, under which nothing was published.
+
+    Args:
+      held: directory of all versions of the model.
       version: the number to publish, or `None` for one above the highest ever used.
 
     Raises:
-      ServingError: if the number is not above every number ever used, or another export holds it.
+      ServingError: if the number is not above every number ever used.
     """
-    base_path.mkdir(parents=True, exist_ok=True)
+    base_path = held.path
+    _remove_abandoned(base_path)
     last = last_version(base_path)
     version = last + 1 if version is None else version
     if not last < version <= layout.MAX_VERSION:
@@ -37,12 +77,7 @@ def staged_version(base_path: Path, version: int | None = None) -> Iterator[tupl
             "reused nor lowered, because servers pick the highest. Leave the version out to get the next one."
         )
     staging = base_path / f"{version}{STAGING_SUFFIX}"
-    try:
-        staging.mkdir()
-    except FileExistsError as error:
-        raise ServingError(
-            f"{staging} exists: another export is running, or one was killed. Remove it if none is running."
-        ) from error
+    staging.mkdir()
     try:
         yield version, staging
         _publish(staging, base_path / str(version), version)
@@ -52,26 +87,35 @@ def staged_version(base_path: Path, version: int | None = None) -> Iterator[tupl
 
 
 def last_version(base_path: Path) -> int:
-    """The highest version number ever published or being published under a base path; 0 if none."""
+    """The highest version number ever published under a base path; 0 if none."""
     try:
         recorded = int((base_path / LAST_VERSION_FILE).read_text(encoding="ascii"))
     except FileNotFoundError:
         recorded = 0
     except ValueError as error:
         raise ServingError(f"{base_path / LAST_VERSION_FILE} does not hold a number; restore or remove it.") from error
-    staging = [path.stem for path in base_path.glob(f"*{STAGING_SUFFIX}")]
-    return max([recorded, *layout.published_versions(base_path), *(int(name) for name in staging if name.isdecimal())])
+    return max([recorded, *layout.published_versions(base_path)])
+
+
+def _remove_abandoned(base_path: Path) -> None:
+    """Removes what killed exporters left: whoever holds the path is the only one."""
+    for path in base_path.glob(f"*{STAGING_SUFFIX}"):
+        if path.stem.isdecimal() and layout.is_plain_directory(path):
+            _logger.warning("%s is removed: the process that wrote it was stopped before it published it", path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise ServingError(f"{path} holds clients' weights and cannot be removed: {error}.") from error
 
 
 def _publish(staging: Path, target: Path, version: int) -> None:
     """Records the number, then makes the version visible: a crash in between wastes a number, never reuses one."""
+    # Exports hold the path, but a version may have been copied there.
+    if (last := last_version(target.parent)) >= version:
+        raise ServingError(f"Version {last} was put under {target.parent} meanwhile; export again.")
     record = target.parent / LAST_VERSION_FILE
-    temporary = record.with_name(f"{LAST_VERSION_FILE}{STAGING_SUFFIX}{os.getpid()}")
-    temporary.write_text(f"{version}\n", encoding="ascii")
-    temporary.replace(record)
-    for path in (*staging.rglob("*"), staging):
+    replace_text(record, f"{version}\n")
+    for path in (record, *staging.rglob("*"), staging):
         sync(path)
-    if target.exists():
-        raise ServingError(f"{target} was published by another export meanwhile; export again.")
     staging.rename(target)
     sync(target.parent)

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
+from serving.production.image import CONFIG_FILE
 from serving.production.kit_options import KitOptions
-from serving.production.models_config import CONFIG_FILE
 from tff_pdp.errors import ServingError
 
 _DEPLOY = """\
@@ -17,7 +17,8 @@ serves two versions of a model under the labels stable and canary, or makes the 
   serving rollout runs/x/export/digits --model-name digits --stable 3 --canary 4 --address 127.0.0.1:8500
   serving rollout runs/x/export/digits --model-name digits --promote --address 127.0.0.1:8500
   serving rollout runs/x/export/digits --model-name digits --stable 3      # back to the old version
-with an address, the server loads the versions first and moves the labels then; models.config is written last
+with an address, the server loads the versions first and moves the labels then; models.config is written last, and
+where the server fails on the way it is sent the list of before again
 """
 
 

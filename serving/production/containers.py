@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from serving.production.exports import ExportedModel
-from serving.production.kit_options import BATCHING_FILE, METRICS_PATH, MONITORING_FILE, KitOptions
-from serving.production.models_config import CONFIG_FILE
-from serving.production.tf_serving import LABELS_ARGUMENT
+from serving.production.image import CONFIG_FILE, LABELS_ARGUMENT, METRICS_PATH, NOBODY, owner
+from serving.production.kit_options import BATCHING_FILE, MONITORING_FILE, KitOptions
 
 CONFIG_DIRECTORY = "/config"
 NAME = "tensorflow-serving"
 CONFIG_FILES = (CONFIG_FILE, BATCHING_FILE, MONITORING_FILE)
 _GRPC_PORT, _REST_PORT = 8500, 8501
-_NOBODY = 65534
 
 
 def server_arguments() -> list[str]:
@@ -35,7 +33,8 @@ def health_script(model_name: str, port: int = _REST_PORT) -> str:
     The REST API opens once every model is loaded, so one model speaks for all.
     """
     request = rf"GET /v1/models/{model_name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    return f"exec 3<>/dev/tcp/127.0.0.1/{port} && printf '{request}' >&3 && grep -q AVAILABLE <&3"
+    # In quotes, as the answer has it: a proxy's UNAVAILABLE is no good sign.
+    return f"exec 3<>/dev/tcp/127.0.0.1/{port} && printf '{request}' >&3 && grep -q '\"AVAILABLE\"' <&3"
 
 
 def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOptions, memory_mib: int) -> dict[str, Any]:
@@ -125,8 +124,8 @@ def _pod(model_name: str, options: KitOptions, memory_mib: int) -> dict[str, Any
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _NOBODY,
-            "runAsGroup": _NOBODY,
+            "runAsUser": NOBODY,
+            "runAsGroup": NOBODY,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [
@@ -179,9 +178,3 @@ def _ports() -> list[tuple[str, int]]:
 def _mount(source: Path, target: str) -> dict[str, Any]:
     # Compose takes a dollar sign for the start of a variable.
     return {"type": "bind", "source": str(source).replace("$", "$$"), "target": target, "read_only": True}
-
-
-def owner(path: Path) -> str:
-    """User and group of a folder, as containers take them; nobody's where it is root's."""
-    stat = path.stat()
-    return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{_NOBODY}:{_NOBODY}"

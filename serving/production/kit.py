@@ -8,6 +8,7 @@ import yaml
 
 from serving.production import containers
 from serving.production.exports import ExportedModel, check_versions, find_models
+from serving.production.image import CONFIG_FILE
 from serving.production.kit_options import (
     BATCHING_FILE,
     MONITORING_FILE,
@@ -17,7 +18,7 @@ from serving.production.kit_options import (
     monitoring_config,
 )
 from serving.production.kit_readme import readme
-from serving.production.models_config import CONFIG_FILE, write_model_config_file
+from serving.production.models_config import write_model_config_file
 from serving.saved_model import layout
 from serving.server.model_config import Latest, ServedModel, Specific
 from tff_pdp.errors import ServingError

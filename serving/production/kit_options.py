@@ -3,13 +3,11 @@
 import dataclasses
 
 from serving.client.model_client import DEFAULT_MAX_BATCH_SIZE
-from serving.production.models_config import MODELS_DIRECTORY
-from serving.production.tf_serving import DOCKER_IMAGE
+from serving.production.image import DOCKER_IMAGE, METRICS_PATH, MODELS_DIRECTORY
 from tff_pdp.errors import ServingError
 
 BATCHING_FILE = "batching_parameters.txt"
 MONITORING_FILE = "monitoring.config"
-METRICS_PATH = "/monitoring/prometheus/metrics"
 _MIB = 2**20
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from serving.production.containers import NAME, owner
+from serving.production.containers import NAME
 from serving.production.exports import ExportedModel
-from serving.production.kit_options import BATCHING_FILE, METRICS_PATH, MONITORING_FILE, KitOptions
-from serving.production.models_config import CONFIG_FILE
+from serving.production.image import CONFIG_FILE, METRICS_PATH, owner
+from serving.production.kit_options import BATCHING_FILE, MONITORING_FILE, KitOptions
 
 _TEXT = """\
 # Serving {title}
@@ -34,7 +34,8 @@ The server runs as user {user}, who must be able to read the models and this fol
 ## Kubernetes
 
 Copy every base path to the volume of the PersistentVolumeClaim `{claim}`, as `<model>/<version>/`, readable by user
-65534: {sizes}.
+65534: {sizes}. All {replicas} servers mount it at once, on different machines, and one more while they are replaced:
+its access mode must be ReadOnlyMany or ReadWriteMany. With ReadWriteOnce, servers on other machines never start.
 
     kubectl apply -k .
     kubectl rollout status deployment/{name}

@@ -12,10 +12,6 @@ from tensorflow_serving.config import model_server_config_pb2
 from serving.server.model_config import All, Latest, ServedModel
 from tff_pdp.files import replace_text
 
-CONFIG_FILE = "models.config"
-# Where the server of the `tensorflow/serving` image sees the models.
-MODELS_DIRECTORY = "/models"
-
 
 def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
     """Writes a file that `--model_config_file` and `serving.server.model_config.read_model_config_file` read."""

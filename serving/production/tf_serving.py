@@ -1,18 +1,15 @@
-"""Serving one export with TensorFlow Serving by one command: a configuration beside the versions, and the command."""
+"""Serving exports with TensorFlow Serving by one command: a configuration beside the versions, and the command."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.production.exports import complete_versions
-from serving.production.models_config import CONFIG_FILE, MODELS_DIRECTORY, write_model_config_file
+from serving.production.image import CONFIG_FILE, DOCKER_IMAGE, LABELS_ARGUMENT, MODELS_DIRECTORY, owner
+from serving.production.models_config import write_model_config_file
 from serving.saved_model import layout
 from serving.server.model_config import ServedModel, read_model_config_file
 from tff_pdp.errors import ServingError
-
-# The oldest server that has every op of an export written by this package's TensorFlow.
-DOCKER_IMAGE = "tensorflow/serving:2.14.1"
-# A label is refused at the start for a version that is not loaded yet, which at the start is each of them.
-LABELS_ARGUMENT = "--allow_version_labels_for_unavailable_models=true"
 
 
 def write_models_config(base_path: str | Path, model_name: str) -> Path:
@@ -52,16 +49,33 @@ def docker_command(base_path: str | Path, model_name: str, rest_port: int = 8501
       grpc_port: port of the gRPC API on this machine.
     """
     layout.check_model_name(model_name)
-    inside = f"{MODELS_DIRECTORY}/{model_name}"
+    return docker_run(Path(base_path), f"{MODELS_DIRECTORY}/{model_name}", rest_port=rest_port, grpc_port=grpc_port)
+
+
+def docker_run(
+    folder: Path, inside: str, arguments: Sequence[str] = (), *, rest_port: int = 8501, grpc_port: int = 8500
+) -> str:
+    """Returns the shell line that serves the list of models in a folder, which the server can read but not write.
+
+    The server runs as the folder's owner, so that nobody else need be able to read it; as nobody where that is root.
+
+    Args:
+      folder: an existing folder with `models.config` and the models.
+      inside: where the server sees the folder.
+      arguments: further arguments of the server.
+      rest_port: port of the REST API on this machine's loopback address.
+      grpc_port: port of the gRPC API there.
+    """
     return shlex.join(
         [
-            *("docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL"),
+            *("docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", f"--user={owner(folder)}", "--cap-drop=ALL"),
             "--security-opt=no-new-privileges",
             *("-p", f"127.0.0.1:{grpc_port}:8500"),
             *("-p", f"127.0.0.1:{rest_port}:8501"),
-            *("--mount", f"type=bind,source={Path(base_path).absolute()},target={inside},readonly"),
+            *("--mount", f"type=bind,source={folder.absolute()},target={inside},readonly"),
             DOCKER_IMAGE,
             LABELS_ARGUMENT,
+            *arguments,
             f"--model_config_file={inside}/{CONFIG_FILE}",
         ]
     )

@@ -34,15 +34,20 @@ def check_manifest(export_dir: Path) -> None:
     """Compares the files of an export with its manifest.
 
     Raises:
-      ServingError: if the manifest is missing or malformed, or a file is missing, added or changed.
+      ServingError: if the manifest is missing, malformed or of another format, or a file is missing, added or changed.
     """
     path = export_dir / layout.MANIFEST_FILE
     try:
-        expected = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version, expected = content["format_version"], dict(content["files"])
     except FileNotFoundError as error:
         raise ServingError(f"{export_dir} has no {layout.MANIFEST_FILE}: it is not a complete export.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ServingError(f"{path} is not a manifest of this package; export the model again.") from error
+    if version != FORMAT_VERSION:
+        raise ServingError(
+            f"{path} has format {version!r}, this version reads {FORMAT_VERSION}; export the model again."
+        )
     present = {file.relative_to(export_dir).as_posix(): file for file in files(export_dir) if file != path}
     if missing := sorted(expected.keys() - present.keys()):
         raise ServingError(f"{export_dir} lacks {', '.join(missing)}, which its manifest lists; copy the export again.")

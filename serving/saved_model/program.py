@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 # TensorFlow's message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
-from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from tff_pdp.errors import ServingError
@@ -15,6 +15,9 @@ from tff_pdp.errors import ServingError
 MAX_CALL_DEPTH = 64
 _CALL_OPS = ("PartitionedCall", "StatefulPartitionedCall")
 GRAPH = ""
+
+# A function, or `GRAPH`, and the name of a node there.
+Place = tuple[str, str]
 
 
 class Origin(NamedTuple):
@@ -32,29 +35,38 @@ class Origin(NamedTuple):
 
 
 class Program:
-    """The graph of a MetaGraphDef and the functions it calls."""
+    """The graph of a MetaGraphDef and the functions it calls.
+
+    Attributes:
+      arguments: names of each function's arguments, in their order; of `GRAPH`, none.
+    """
 
     def __init__(self, meta_graph: meta_graph_pb2.MetaGraphDef):
         """Indexes the nodes.
 
         Raises:
-          ServingError: names are used twice or not defined, or functions call themselves or are nested too deeply.
+          ServingError: names are used twice or not defined, functions call themselves or are nested too deeply, or an
+            argument of one is a list or of any dtype.
         """
         library = meta_graph.graph_def.library.function
-        self.functions: dict[str, function_pb2.FunctionDef] = {
+        self._functions: dict[str, function_pb2.FunctionDef] = {
             function.signature.name: function for function in library
         }
-        if len(self.functions) != len(library) or GRAPH in self.functions:
+        if len(self._functions) != len(library) or GRAPH in self._functions:
             raise ServingError("two functions have the same name, or one has none")
-        self._nodes = {GRAPH: _by_name(meta_graph.graph_def.node)}
-        self._nodes.update({name: _by_name(function.node_def) for name, function in self.functions.items()})
+        self.arguments = {name: _arguments(function) for name, function in self._functions.items()} | {GRAPH: []}
+        self._nodes = {GRAPH: _by_name(meta_graph.graph_def.node, [])}
+        for name, function in self._functions.items():
+            self._nodes[name] = _by_name(function.node_def, self.arguments[name])
+        self._calls: dict[str, set[str]] = {scope: set() for scope in self._nodes}
         self._callers: dict[str, list[tuple[str, node_def_pb2.NodeDef]]] = collections.defaultdict(list)
         for scope, node in self.nodes():
             for called in _functions_of(node):
-                if called not in self.functions:
+                if called not in self._functions:
                     raise ServingError(f"node {node.name!r} calls the function {called!r}, which is not there")
+                self._calls[scope].add(called)
                 self._callers[called].append((scope, node))
-        self._ops_of_function = self._collect_ops()
+        self._check_depth()
 
     def nodes(self) -> Iterator[tuple[str, node_def_pb2.NodeDef]]:
         """All nodes with the function that they are in, `GRAPH` for the graph itself."""
@@ -62,14 +74,14 @@ class Program:
             for node in nodes.values():
                 yield scope, node
 
-    def ops_run_by(self, names: Iterable[str]) -> set[str]:
-        """The ops that may run when these nodes or tensors of the graph are fetched, functions and all.
+    def run_by(self, names: Iterable[str]) -> set[Place]:
+        """The nodes that may run when these nodes or tensors of the graph are fetched, functions and all.
 
         Raises:
           ServingError: a name is not that of a node.
         """
         graph = self._nodes[GRAPH]
-        waiting, seen, ops = [_node_name(name) for name in names], set(), set()
+        waiting, seen, called = [_node_name(name) for name in names], set(), set()
         while waiting:
             name = waiting.pop()
             if name in seen:
@@ -77,12 +89,25 @@ class Program:
             seen.add(name)
             if name not in graph:
                 raise ServingError(f"a node {name!r} is used, which is not there")
-            node = graph[name]
-            ops.add(node.op)
-            for called in _functions_of(node):
-                ops |= self._ops_of_function[called]
-            waiting += [_node_name(reference) for reference in node.input]
-        return ops
+            called |= _functions_of(graph[name])
+            waiting += [_node_name(reference) for reference in graph[name].input]
+        return {(GRAPH, name) for name in seen} | self.run_by_calls(called)
+
+    def run_by_calls(self, names: Iterable[str]) -> set[Place]:
+        """The nodes that may run when these functions are called.
+
+        Raises:
+          ServingError: a name is not that of a function.
+        """
+        waiting, called = list(names), set()
+        while waiting:
+            name = waiting.pop()
+            if name not in self._functions:
+                raise ServingError(f"a function {name!r} is used, which is not there")
+            if name not in called:
+                called.add(name)
+                waiting += self._calls[name]
+        return {(name, node) for name in called for node in self._nodes[name]}
 
     def origins(self, scope: str, reference: str) -> list[Origin]:
         """Follows a string back through identities, variables and calls to where it may come from.
@@ -103,64 +128,59 @@ class Program:
                 continue
             seen.add(step)
             name = _node_name(tensor)
-            arguments = [] if place == GRAPH else [one.name for one in self.functions[place].signature.input_arg]
             node = self._nodes[place].get(name)
-            if name in arguments:
+            if name in self.arguments[place]:
                 found.append(Origin(place, name, ""))
                 for caller, call in self._callers[place]:
-                    index = arguments.index(name)
+                    index = self.arguments[place].index(name)
                     if call.op in _CALL_OPS and index < len(call.input):
                         waiting.append((caller, call.input[index]))
                     else:
                         found.append(Origin(caller, call.name, call.op))
             elif node is not None and node.op == "Identity" and node.input:
                 waiting.append((place, node.input[0]))
-            elif node is not None and node.op == "ReadVariableOp":
-                # Whichever variable it is: handles travel too, and a graph has few variables of strings.
+            elif node is not None and node.op == "ReadVariableOp" and place == GRAPH:
+                # Whichever variable it is: handles travel too, and a graph has few variables of strings. In a function
+                # it could be a variable that `tf.saved_model.load` fills from the checkpoint.
                 waiting += string_assignments
             else:
                 found.append(Origin(place, _with_port(tensor), node.op if node is not None else "missing node"))
         return found
 
-    def _collect_ops(self) -> dict[str, set[str]]:
-        """All ops of each function, those of the functions it calls included."""
-        calls = {
-            name: {called for node in self._nodes[name].values() for called in _functions_of(node)}
-            for name in self.functions
-        }
-        ops = {name: {node.op for node in self._nodes[name].values()} for name in self.functions}
+    def _check_depth(self) -> None:
         finished: set[str] = set()
         # Functions that call only finished ones, level by level: those that call themselves never get their turn.
         for _ in range(MAX_CALL_DEPTH):
-            ready = [name for name in self.functions if name not in finished and calls[name] <= finished]
-            for name in ready:
-                ops[name].update(*(ops[called] for called in calls[name]))
-            finished.update(ready)
-        if unfinished := sorted(self.functions.keys() - finished):
+            finished.update([name for name in self._functions if self._calls[name] <= finished])
+        if unfinished := sorted(self._functions.keys() - finished):
             raise ServingError(
                 f"function {unfinished[0]!r} calls itself, or functions are nested more than {MAX_CALL_DEPTH} deep"
             )
-        return ops
 
 
-def _by_name(nodes: Iterable[node_def_pb2.NodeDef]) -> dict[str, node_def_pb2.NodeDef]:
-    named: dict[str, node_def_pb2.NodeDef] = {}
-    for node in nodes:
-        if node.name in named:
-            raise ServingError(f"two nodes have the name {node.name!r}")
-        named[node.name] = node
-    return named
+def _arguments(function: function_pb2.FunctionDef) -> list[str]:
+    """Names of arguments, if each is one tensor: after a list, inputs have other numbers than arguments."""
+    for argument in function.signature.input_arg:
+        if argument.number_attr or argument.type_list_attr or argument.type_attr:
+            raise ServingError(f"function {function.signature.name!r} takes a list, or a tensor of any dtype")
+    return [argument.name for argument in function.signature.input_arg]
+
+
+def _by_name(nodes: Iterable[node_def_pb2.NodeDef], arguments: list[str]) -> dict[str, node_def_pb2.NodeDef]:
+    """The nodes of one scope, if every reference there means one node or argument."""
+    counts = collections.Counter([*arguments, *(node.name for node in nodes)])
+    for name, count in counts.items():
+        if count > 1:
+            raise ServingError(f"two nodes have the name {name!r}")
+        if not name or set(name) & set(":^"):
+            raise ServingError(f"a node has the name {name!r}")
+    return {node.name: node for node in nodes}
 
 
 def _functions_of(node: node_def_pb2.NodeDef) -> set[str]:
-    """The functions that a node's attributes name, at any depth."""
-    found, waiting = set(), list(node.attr.values())
-    while waiting:
-        value: attr_value_pb2.AttrValue = waiting.pop()
-        for function in (*([value.func] if value.HasField("func") else []), *value.list.func):
-            found.add(function.name)
-            waiting += function.attr.values()
-    return found
+    """The functions that a node's attributes name."""
+    called = [value.func for value in node.attr.values() if value.HasField("func")]
+    return {function.name for function in (*called, *(one for value in node.attr.values() for one in value.list.func))}
 
 
 def _node_name(reference: str) -> str:

@@ -12,10 +12,8 @@ import tensorflow as tf
 from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 
 from serving.saved_model import layout
-from tff_pdp.errors import ServingError
+from serving.saved_model.warmup_file import read_logs
 
-# TensorFlow Serving refuses to load a version with more.
-MAX_RECORDS = 1000
 BATCH_SIZES = (1, 8)
 PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
 
@@ -66,15 +64,9 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
     """Reads the warm-up requests of an export; none if it has no warm-up file.
 
     Raises:
-      ServingError: if the file holds too many records or one that is not a predict, classify or regress request.
+      ServingError: as `warmup_file.read_logs`.
     """
-    path = export_dir / layout.WARMUP_FILE
-    if not path.exists():
-        return
-    for index, record in enumerate(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()):
-        if index >= MAX_RECORDS:
-            raise ServingError(f"{path} holds more than {MAX_RECORDS} records.")
-        log = prediction_log_pb2.PredictionLog.FromString(record)
+    for log in read_logs(export_dir):
         match log.WhichOneof("log_type"):
             case "predict_log":
                 request = log.predict_log.request
@@ -84,8 +76,6 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
                 yield _examples_request(CLASSIFY, log.classify_log.request)
             case "regress_log":
                 yield _examples_request(REGRESS, log.regress_log.request)
-            case _:
-                raise ServingError(f"{path}: record {index} is not a predict, classify or regress request.")
 
 
 def example(client_id: str, x: np.ndarray) -> tf.train.Example:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from serving.production.image import METRICS_PATH
 from serving.saved_model import layout
 from serving.server.batching import BatchingOptions
 from serving.server.failures import log_failure
@@ -21,7 +22,6 @@ from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
 from serving.server.model_config import ServedModel
 from serving.server.rest_api import RestApi
-from serving.server.rest_routes import METRICS_PATH
 from serving.server.rest_server import bind, running_rest_server
 from tff_pdp.errors import ServingError
 

@@ -8,7 +8,6 @@ from serving.errors import invalid_argument
 from serving.saved_model.layout import MAX_VERSION
 from serving.server.manager import ModelSpec
 
-METRICS_PATH = "/monitoring/prometheus/metrics"
 PREDICT, CLASSIFY, REGRESS, STATUS, METADATA = "predict", "classify", "regress", "status", "metadata"
 
 _API_PREFIX = "/v1/"

@@ -11,13 +11,14 @@ from typing import Any
 from aiohttp import web
 
 from serving.errors import RequestError
+from serving.production.image import METRICS_PATH
 from serving.server import metrics as metrics_page
 from serving.server.failures import INTERNAL_ERROR, log_failure
 from serving.server.http_body import BodyError, read_body
 from serving.server.limits import Limits
 from serving.server.metrics import Metrics
 from serving.server.rest_api import RestApi
-from serving.server.rest_routes import METRICS_PATH, find_route, is_in_api
+from serving.server.rest_routes import find_route, is_in_api
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)

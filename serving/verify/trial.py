@@ -1,7 +1,7 @@
 """What the fresh process does with an export: checks it, loads it as a server does, and compares its answers."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from serving.errors import RequestError
-from serving.saved_model import warmup
+from serving.saved_model import layout, warmup
+from serving.saved_model.file_checks import check_complete
 from serving.saved_model.graph_checks import used_ops
-from serving.saved_model.servable import Servable, load_servable
+from serving.saved_model.servable import DEFAULT_SIGNATURE, Servable, load_servable
 from serving.verify import saved_model_cli
 from serving.verify.answers import check_answers
 from serving.verify.arrays import load_arrays
@@ -39,24 +40,41 @@ def try_export(job: dict[str, Any]) -> dict[str, Any]:
 
 def _try_export(export_dir: Path, expectations: list[dict[str, str]], scratch: Path) -> dict[str, Any]:
     with contextlib.closing(load_servable(export_dir)) as servable:
-        requests = [_checked_request(export_dir, servable, expectation) for expectation in expectations]
+        check_complete(export_dir)
         stored = list(warmup.read_requests(export_dir))
+        _check_all_warm_up(export_dir, servable, stored)
+        requests = [_checked_request(export_dir, servable, expectation) for expectation in expectations]
         requests += [(request.signature_name, request.inputs) for request in stored if request.kind == warmup.PREDICT]
         _try_command_line(export_dir, servable, requests, scratch)
         return {
             "signatures": {
-                name: _described(signature)
-                for name, signature in sorted(servable.signatures.items())
-                if signature.inputs
+                name: _described(signature) for name, signature in sorted(_callable_signatures(servable).items())
             },
             "ops": used_ops(export_dir),
             "warmup_requests": len(stored),
         }
 
 
+def _check_all_warm_up(export_dir: Path, servable: Servable, stored: Sequence[warmup.WarmupRequest]) -> None:
+    """Refuses an export with a signature of which nothing was run when it was loaded."""
+    asked = {request.signature_name or DEFAULT_SIGNATURE for request in stored}
+    if unasked := sorted(_callable_signatures(servable).keys() - asked):
+        raise ServingError(
+            f"{export_dir / layout.WARMUP_FILE} has no request for the signature {unasked[0]!r}, so that nothing of it "
+            "was run; export the model again."
+        )
+    if not stored:
+        raise ServingError(f"{export_dir / layout.WARMUP_FILE} holds no request; export the model again.")
+
+
+def _callable_signatures(servable: Servable) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """All signatures but that of the initialization, which takes nothing."""
+    return {name: signature for name, signature in servable.signatures.items() if signature.inputs}
+
+
 def _checked_request(export_dir: Path, servable: Servable, expectation: dict[str, str]) -> tuple[str, Arrays]:
     """Compares one answer; returns the signature and the inputs that it answers."""
-    signature_name = expectation["signature_name"] or tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+    signature_name = expectation["signature_name"] or DEFAULT_SIGNATURE
     inputs = load_arrays(Path(expectation["inputs"]))
     what = f"{export_dir}, signature {signature_name!r},"
     check_answers(what, _answers(what, servable, signature_name, inputs), load_arrays(Path(expectation["outputs"])))

@@ -5,6 +5,7 @@ import tensorflow as tf
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, stack, weights
 from tff_pdp.algorithms.clustering import init_clusters
 from tff_pdp.algorithms.ifca import build_ifca
+from tff_pdp.algorithms.ifca_fed_avg import build_ifca_fed_avg
 from tff_pdp.algorithms.ifca_finetune import build_ifca_finetune
 from tff_pdp.algorithms.ifca_local import build_ifca_local
 from tff_pdp.algorithms.ifca_mr_mtl import build_ifca_mr_mtl
@@ -57,6 +58,24 @@ def test_mr_mtl_first_trains_the_clusters_model_and_then_its_own_with_a_pull_to_
     after = update(algorithm, done=1, selected=-1, cluster=1, prox_weight=2.0)
     assert after.state["weights"]["w"].numpy().tolist() == [4.5]
     assert flat(after.released) == ([0.0, 2.5], [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "is_clusters"),
+    [
+        (build_ifca, {}, True),
+        (build_ifca_fed_avg, {}, True),
+        (build_ifca_finetune, {"federated_fraction": 1.0}, True),
+        (build_ifca_finetune, {}, False),
+        (build_ifca_local, {}, False),
+        (build_ifca_mr_mtl, {}, False),
+    ],
+)
+def test_a_method_says_whether_a_clients_model_is_its_clusters_in_the_end(build, arguments, is_clusters):
+    algorithm = build(rounds=4, num_clusters=2, **arguments)
+    last = update(algorithm, done=3, selected=-1, cluster=1, prox_weight=2.0)
+    model = algorithm.personalise({"centroids": stack(*CENTROIDS), "round": tf.constant(4)}, last.state)
+    assert (float(model["w"]) in CENTROIDS) == algorithm.serves_candidates == is_clusters
 
 
 def server_update(algorithm, done, members):

@@ -41,8 +41,8 @@ def addresses(request):
             client.status(CLASSIFIER)
         yield Addresses(grpc, rest)
         return
+    from serving.production.image import CONFIG_FILE
     from serving.production.kit_options import BATCHING_FILE
-    from serving.production.models_config import CONFIG_FILE
     from serving.server.batching import read_batching_file
     from serving.server.embedded import EmbeddedServer
     from serving.server.model_config import read_model_config_file

@@ -6,16 +6,16 @@ writes them, `models.config` and `batching_parameters.txt`, and prints how to se
 """
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from serving.production.image import CONFIG_FILE, MODELS_DIRECTORY
 from serving.production.kit_options import BATCHING_FILE, KitOptions, batching_parameters
-from serving.production.models_config import CONFIG_FILE, MODELS_DIRECTORY, write_model_config_file
-from serving.production.tf_serving import DOCKER_IMAGE, LABELS_ARGUMENT
+from serving.production.models_config import write_model_config_file
+from serving.production.tf_serving import docker_run
 from serving.server.model_config import ServedModel, Specific
 
 CLASSIFIER, REGRESSION = "conformance", "conformance_regression"
@@ -98,16 +98,8 @@ def write_models(folder: Path, models_directory: Path = Path(MODELS_DIRECTORY)) 
 
 def docker_command(folder: Path) -> str:
     """What serves them with TensorFlow Serving."""
-    return shlex.join(
-        [
-            *("docker", "run", "--rm", "-p", "127.0.0.1:8500:8500", "-p", "127.0.0.1:8501:8501"),
-            *("--mount", f"type=bind,source={folder.absolute()},target={MODELS_DIRECTORY},readonly", DOCKER_IMAGE),
-            f"--model_config_file={MODELS_DIRECTORY}/{CONFIG_FILE}",
-            LABELS_ARGUMENT,
-            "--enable_batching=true",
-            f"--batching_parameters_file={MODELS_DIRECTORY}/{BATCHING_FILE}",
-        ]
-    )
+    batching = ["--enable_batching=true", f"--batching_parameters_file={MODELS_DIRECTORY}/{BATCHING_FILE}"]
+    return docker_run(folder, MODELS_DIRECTORY, batching)
 
 
 def _drawing(seed: int):

@@ -5,9 +5,9 @@ import pytest
 
 from serving.client.calls import ServerError
 from serving.client.grpc_client import GrpcClient
+from serving.production.image import CONFIG_FILE
 from serving.production.kit import write_production_kit
 from serving.production.kit_options import BATCHING_FILE, KitOptions
-from serving.production.models_config import CONFIG_FILE
 from serving.production.rollout import roll_out
 from serving.server.batching import read_batching_file
 from serving.server.embedded import EmbeddedServer

@@ -1,15 +1,20 @@
 """What new silos pay: noise by an independent calibration, and the record that further fits add to."""
 
+import math
+
 import dp_accounting
 import pytest
 from dp_accounting import pld
 
 from tff_pdp.config import PrivacyConfig
-from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.errors import BudgetError, ConfigError, DataError
 from tff_pdp.privacy.accountants import epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.budgets import SiloBudget
-from tff_pdp.runtime.new_silo_costs import plan_gradients, plan_selection, put_on_record, recorded_cost_of
-from tff_pdp.runtime.releases import all_ledgers
+from tff_pdp.runtime import checkpoint as checkpoints
+from tff_pdp.runtime.checkpoint import Checkpoint
+from tff_pdp.runtime.new_silo_costs import plan_gradients, plan_selection, put_on_record
+from tff_pdp.runtime.releases import EARLIER, all_releases
+from tff_pdp.runtime.run_key import RunKey
 
 CONFIG = PrivacyConfig("silo_example", batch_size=32, clip_norm=0.5, budgets={"epsilon": 8, "delta": 1e-3})
 BUDGET = SiloBudget(2.0, 1e-4)
@@ -74,12 +79,10 @@ def test_no_noise_meets_a_tiny_budget():
 
 def test_fits_on_record_add_up(tmp_path):
     plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 640})
-    put_on_record(tmp_path, ledger)
-    once = recorded_cost_of(tmp_path, ["a", "b"])
+    once = put_on_record(tmp_path, ledger)
     assert (once["a"].epsilon, once["a"].delta, once["a"].releases) == (ledger.epsilon("a").best, 1e-4, 1)
     again, second = plan_gradients(CONFIG, SiloBudget(3.0, 2e-5), 20, {"a": 320})
-    put_on_record(tmp_path, second)
-    both = recorded_cost_of(tmp_path, ["a", "b"])
+    both = put_on_record(tmp_path, second)
     rate = plan.mechanisms["a"].sampling_rate
     together = dp_accounting.ComposedDpEvent(
         [
@@ -90,6 +93,28 @@ def test_fits_on_record_add_up(tmp_path):
     assert both["a"].epsilon == epsilon_bounds(together, 1e-4).best
     assert max(2.0, 3.0) < both["a"].epsilon < 2.0 + 3.0
     assert (both["a"].delta, both["a"].releases) == (1e-4, 2)
-    assert both["b"] == once["b"]
+    assert both.keys() == {"a"}
     # Where `tff-pdp evaluate` looks for what was ever spent.
-    assert [sorted(one.budgets) for one in all_ledgers(tmp_path)] == [["a", "b"], ["a"]]
+    assert [sorted(release.ledger.budgets) for release in all_releases(tmp_path)] == [["a", "b"], ["a"]]
+
+
+def test_a_training_whose_noise_anyone_can_work_out_leaves_no_bound(tmp_path):
+    _, trained = plan_selection(CONFIG, BUDGET, {"a": 320})
+    run = Checkpoint(3, {}, (), [], trained, RunKey.from_test_seed(1), "hash")
+    checkpoints.save(tmp_path / "mr_mtl" / "checkpoints", run)
+    _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320, "b": 320})
+    costs = put_on_record(tmp_path, ledger)
+    assert (costs["a"].epsilon, costs["a"].releases) == (math.inf, 2)
+    assert costs["a"].why_infinite == "the noise of a run on record follows from training.test_only_seed"
+    assert (costs["b"].epsilon, costs["b"].releases, costs["b"].why_infinite) == (ledger.epsilon("b").best, 1, "")
+
+
+def test_a_record_that_cannot_be_read_is_not_added_to(tmp_path):
+    _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320})
+    put_on_record(tmp_path, ledger)
+    path = tmp_path / EARLIER
+    torn = path.read_text() + path.read_text()[:40]
+    path.write_text(torn)
+    with pytest.raises(DataError, match="line 2 cannot be read"):
+        put_on_record(tmp_path, ledger)
+    assert path.read_text() == torn

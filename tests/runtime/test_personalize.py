@@ -1,6 +1,8 @@
 """Clients added after training: from a trained experiment's export to the next version, and to served answers."""
 
+import dataclasses
 import json
+import math
 import time
 from pathlib import Path
 
@@ -18,10 +20,17 @@ from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.runtime import new_client_rows
 from tff_pdp.runtime.experiment import build_model
 from tff_pdp.runtime.export import export_experiment
-from tff_pdp.runtime.new_silo_costs import recorded_cost_of
-from tff_pdp.runtime.personalize import FitOptions, personalize
+from tff_pdp.runtime.fit_settings import FitOptions
+from tff_pdp.runtime.new_silo_costs import RecordedCost
+from tff_pdp.runtime.personalize import (
+    AddedClient,
+    Personalized,
+    personalize,
+    personalized_content,
+    personalized_text,
+)
 from tff_pdp.runtime.prepare import prepare_clients
-from tff_pdp.runtime.releases import EARLIER, all_ledgers
+from tff_pdp.runtime.releases import EARLIER, all_releases
 from tff_pdp.runtime.results import evaluate_experiment
 from tff_pdp.runtime.train import train
 
@@ -29,14 +38,17 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_fresh_proce
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 NAMES = ("east", "north", "south", "west")
+# Of 120 examples. Where batches are of all examples, and rounds of all users, noise follows from a formula; for
+# samples it takes seconds to work out.
+NUM_TRAIN = 72
 USERS = {
     "plan": "user",
     "batch_size": 16,
     "clip_norm": 0.5,
-    "users_per_round": 2,
+    "users_per_round": len(NAMES),
     "budgets": {"epsilon": 50.0, "delta": 0.1},
 }
-SILOS = {"plan": "silo_example", "batch_size": 32, "clip_norm": 1.0, "budgets": {"epsilon": 8.0, "delta": 1e-3}}
+SILOS = {"plan": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"epsilon": 8.0, "delta": 1e-3}}
 PAID = FitOptions(steps=30, learning_rate=0.5, epsilon=4.0, delta=1e-3)
 
 
@@ -54,6 +66,7 @@ def config_of(folder, privacy, algorithm, hparams, silos=None, **overrides):
         "data.source": "silo_files",
         "data.input_shape": [2],
         "data.num_classes": 2,
+        "data.exact_split": True,
         "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
         "privacy": privacy,
         "training.rounds": 4,
@@ -89,6 +102,11 @@ def save(path, of):
 
 def json_of(version, name):
     return json.loads((version / "assets.extra" / f"{name}.json").read_text())
+
+
+def releases_of(config, client_id):
+    """How many runs and fits of a silo are on record."""
+    return sum(client_id in release.ledger.budgets for release in all_releases(Path(config.output)))
 
 
 def arrays_of(config, version):
@@ -171,23 +189,22 @@ def test_a_user_needs_no_budget_and_may_not_give_one(users, tmp_path):
             personalize(config, file, ["erin"], options, progress=False)
 
 
-def test_a_new_silo_pays_and_what_is_on_record_adds_up(silos, tmp_path):
+def test_a_silo_pays_and_what_is_on_record_adds_up(silos, tmp_path):
     config, version = silos
-    file = save(tmp_path / "clinic.npz", silo("clinic", 11, is_flipped=True))
-    hashed = ClientIdHash.load(config.client_id_key)("clinic")
+    dataset = new_dataset(tmp_path / "new", [silo("clinic", 11, is_flipped=True), silo("north", 12)])
+    hashed = {name: ClientIdHash.load(config.client_id_key)(name) for name in ("clinic", "north")}
     before = arrays_of(config, version)
-    done = personalize(config, file, ["clinic"], PAID, progress=False)
+    done = personalize(config, dataset, ["clinic"], PAID, progress=False)
     (clinic,) = done.clients
-    assert (clinic.served_as, clinic.num_examples) == (hashed, 120)
-    assert (clinic.before, clinic.after) == (None, None)
+    assert (clinic.served_as, clinic.num_examples) == (hashed["clinic"], NUM_TRAIN)
     assert 0.99 * 4 < clinic.epsilon <= 4
     assert clinic.recorded.epsilon == clinic.epsilon
     after = arrays_of(config, done.version)
-    assert after.keys() - before.keys() == {hashed}
+    assert after.keys() - before.keys() == {hashed["clinic"]}
     assert_same_bits(before, after)
     rows = {row["id"]: row for row in json_of(done.version, "privacy_report")["silos"]}
-    assert rows[hashed] == {
-        "id": hashed,
+    assert rows[hashed["clinic"]] == {
+        "id": hashed["clinic"],
         "epsilon": clinic.epsilon,
         "delta": 1e-3,
         "releases_on_record": 1,
@@ -196,32 +213,29 @@ def test_a_new_silo_pays_and_what_is_on_record_adds_up(silos, tmp_path):
     others = {row["id"]: row for row in json_of(version, "privacy_report")["silos"]}
     assert len(others) == 4 and others.items() <= rows.items()
 
-    with pytest.raises(ServingError, match=r"'clinic' is in .* already. Give --replace"):
-        personalize(config, file, ["clinic"], PAID, progress=False)
-    assert recorded_cost_of(Path(config.output), ["clinic"])["clinic"].releases == 1, "a refusal costs nothing"
+    for name in hashed:
+        with pytest.raises(ServingError, match=rf"'{name}' is in .* already. Give --replace"):
+            personalize(config, dataset, [name], PAID, progress=False)
+    assert releases_of(config, "clinic") == 1, "a refusal costs nothing"
 
-    again = personalize(config, file, ["clinic"], FitOptions(**{**vars(PAID), "replace": True}), progress=False)
-    (twice,) = again.clients
+    again = personalize(config, dataset, options=dataclasses.replace(PAID, replace=True), progress=False)
+    twice, north = again.clients
     assert twice.noise_multiplier == clinic.noise_multiplier
     assert clinic.epsilon < twice.recorded.epsilon < 2 * clinic.epsilon
-    rows = [row for row in json_of(again.version, "privacy_report")["silos"] if row["id"] == hashed]
-    assert [(row["epsilon"], row["releases_on_record"]) for row in rows] == [(twice.recorded.epsilon, 2)]
+    rows = {row["id"]: row for row in json_of(again.version, "privacy_report")["silos"]}
+    assert (rows[hashed["clinic"]]["epsilon"], rows[hashed["clinic"]]["releases_on_record"]) == (
+        twice.recorded.epsilon,
+        2,
+    )
     replaced = arrays_of(config, again.version)
+    del before[hashed["north"]]
     assert_same_bits(before, replaced)
-    # The same examples and settings, other batches and noise: training's keys are from a seed, these never are.
+    # The same examples and settings, other batches and noise.
     name = next(iter(build_model(config).head))
-    assert not np.array_equal(after[hashed][name], replaced[hashed][name])
+    assert not np.array_equal(after[hashed["clinic"]][name], replaced[hashed["clinic"]][name])
 
-
-def test_a_trained_silo_that_is_fitted_again_pays_on_top_of_its_training(silos, tmp_path):
-    config, version = silos
-    file = save(tmp_path / "north.npz", silo("north", 12))
-    with pytest.raises(ServingError, match="'north' is in"):
-        personalize(config, file, ["north"], PAID, progress=False)
-    hashed = ClientIdHash.load(config.client_id_key)("north")
-    trained = {row["id"]: row["epsilon"] for row in json_of(version, "privacy_report")["silos"]}[hashed]
-    done = personalize(config, file, ["north"], FitOptions(**{**vars(PAID), "replace": True}), progress=False)
-    (north,) = done.clients
+    # A silo that was in training pays on top of that.
+    trained = others[hashed["north"]]["epsilon"]
     assert max(trained, north.epsilon) < north.recorded.epsilon < trained + north.epsilon
     assert north.recorded.releases == 2
     summary = evaluate_experiment(config)
@@ -230,11 +244,11 @@ def test_a_trained_silo_that_is_fitted_again_pays_on_top_of_its_training(silos, 
 
 def test_a_fit_that_dies_has_spent(silos, tmp_path, monkeypatch):
     config, _ = silos
-    file = save(tmp_path / "ward.npz", silo("ward", 13))
+    file = save(tmp_path / "ward.npz", silo("ward", 13, NUM_TRAIN))
     before = sorted(config.export_folder.iterdir())
 
     def die(*arguments):
-        assert recorded_cost_of(Path(config.output), ["ward"])["ward"].releases == 1, "on record before it begins"
+        assert releases_of(config, "ward") == 1, "on record before it begins"
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -242,9 +256,22 @@ def test_a_fit_that_dies_has_spent(silos, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             personalize(config, file, ["ward"], PAID, progress=False)
     assert sorted(config.export_folder.iterdir()) == before
-    done = personalize(config, file, ["ward"], PAID, progress=False)
-    assert done.clients[0].recorded.releases == 2
-    assert done.clients[0].recorded.epsilon > done.clients[0].epsilon
+    assert releases_of(config, "ward") == 1
+
+
+def test_a_record_that_cannot_be_read_stops_the_fit(silos, tmp_path, monkeypatch):
+    config, _ = silos
+    record = Path(config.output) / EARLIER
+    before = record.read_bytes() if record.exists() else b""
+    monkeypatch.setattr(new_client_rows, "fit_rows", lambda *arguments: pytest.fail("the silo's examples are used"))
+    record.write_bytes(before + b'{"run": "perso')
+    try:
+        with pytest.raises(DataError, match=rf"{EARLIER}: line \d+ cannot be read"):
+            personalize(
+                config, save(tmp_path / "ward.npz", silo("ward", 13, NUM_TRAIN)), ["ward"], PAID, progress=False
+            )
+    finally:
+        record.write_bytes(before)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +291,7 @@ def test_wrong_options_cost_nothing(silos, tmp_path, options, message):
     file = save(tmp_path / "lab.npz", silo("lab", 14))
     with pytest.raises(ConfigError, match=message):
         personalize(config, file, ["lab"], options, progress=False)
-    assert all("lab" not in ledger.budgets for ledger in all_ledgers(Path(config.output)))
+    assert releases_of(config, "lab") == 0
 
 
 @pytest.mark.parametrize("privacy", [{"plan": "none", "batch_size": 32}, USERS])
@@ -288,34 +315,51 @@ def test_wrong_examples_and_ids_cost_nothing(silos, tmp_path):
     np.savez(tmp_path / "bad.npz", x=of.x, y=np.full(120, 2))
     with pytest.raises(DataError, match=r"bad\.npz: row 0 of y .* is not a class from 0 to 1"):
         personalize(config, tmp_path / "bad.npz", ["lab"], PAID, progress=False)
-    assert all("lab" not in ledger.budgets for ledger in all_ledgers(Path(config.output)))
+    assert releases_of(config, "lab") == 0
 
 
-def test_the_command_adds_a_silo_and_says_what_it_cost(silos, tmp_path, capsys):
+def test_the_command_adds_a_silo_and_says_what_it_will_do_and_what_it_cost(silos, tmp_path, capsys):
     config, _ = silos
     path = tmp_path / "experiment.yaml"
     path.write_text(json.dumps(config.to_dict()))
-    dataset = new_dataset(tmp_path / "new", [silo("annex", 15, 200), silo("branch", 16, 200)])
+    dataset = new_dataset(tmp_path / "new", [silo("annex", 15), silo("branch", 16)])
     arguments = ["personalize", "--config", str(path), "--examples", str(dataset), "--steps", "20"]
     paid = ["--epsilon", "3", "--delta", "1e-3", "--learning-rate", "0.3", "--batch-size", "16", "--clip-norm", "2"]
     assert main(arguments) == 2
     assert "--epsilon and --delta are needed" in capsys.readouterr().err
     assert main([*arguments, *paid, "--client-id", "annex"]) == 0
-    text = capsys.readouterr().out
-    assert "1 clients added: " in text and "annex (served as " in text
-    assert "spent epsilon 3 at delta 0.001, noise multiplier " in text
-    assert "not private" in text
-    assert main([*arguments, *paid, "--client-id", "branch", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    (branch,) = content["clients"]
-    assert (branch["client_id"], branch["delta"]) == ("branch", 1e-3)
-    assert branch["before"].keys() == branch["after"].keys() == {"accuracy", "loss"}
-    assert content["before_and_after_are_private"] is False
-    assert Path(content["version"]).is_dir()
+    printed = capsys.readouterr()
+    assert "1 clients added: " in printed.out and "annex (served as " in printed.out
+    assert "spent epsilon 3 at delta 0.001, noise multiplier " in printed.out
+    assert "not private" in printed.out
+    assert (
+        "each of 1 clients trains its head by 20 steps of DP-SGD from the global model's, for epsilon 3 at delta 0.001"
+        in printed.err
+    )
 
 
-def test_a_silo_chooses_its_cluster_privately(tmp_path):
-    flipped = [silo(name, number, is_flipped=number % 2 == 1) for number, name in enumerate("abcdef")]
+def test_what_was_done_is_told_to_people_and_programs():
+    recorded = RecordedCost(math.inf, 1e-3, 2, "the noise of a run on record follows from training.test_only_seed")
+    metrics = {"accuracy": 0.5, "loss": 0.75}
+    annex = AddedClient("annex", "c0ffee", 96, metrics, {"accuracy": 1.0, "loss": 0.1}, 2.5, 1e-3, 1.25, recorded)
+    done = Personalized(Path("export/2"), [annex], ["empty"])
+    lines = personalized_text(done).splitlines()
+    assert lines[0] == "1 clients added: export/2"
+    assert lines[1] == (
+        "annex (served as c0ffee): 96 examples; accuracy 0.5 -> 1; loss 0.75 -> 0.1; spent epsilon 2.5 at delta 0.001, "
+        "noise multiplier 1.25; with all 2 releases on record epsilon ∞ at delta 0.001 "
+        "(the noise of a run on record follows from training.test_only_seed)"
+    )
+    assert lines[2] == "1 clients left out, without training examples, such as empty"
+    content = json.loads(json.dumps(personalized_content(done), allow_nan=False))
+    (client,) = content["clients"]
+    assert (client["client_id"], client["delta"], client["before"]) == ("annex", 1e-3, metrics)
+    assert (client["recorded"]["epsilon"], client["recorded"]["why_infinite"]) == ("inf", recorded.why_infinite)
+    assert (content["version"], content["before_and_after_are_private"]) == ("export/2", False)
+
+
+def test_a_silo_chooses_its_cluster_privately(tmp_path, capsys):
+    flipped = [silo(name, number, is_flipped=number % 2 == 1) for number, name in enumerate("abcd")]
     hparams = {"learning_rate": 1.0, "num_clusters": 2, "local_steps": 5}
     config, version = exported(
         tmp_path,
@@ -323,12 +367,16 @@ def test_a_silo_chooses_its_cluster_privately(tmp_path):
         "ifca",
         hparams,
         flipped,
-        **{"training.rounds": 6, "export.layout": "clusters"},
+        **{"training.rounds": 6, "training.test_only_seed": 1, "export.layout": "clusters"},
     )
     dataset = new_dataset(tmp_path / "new", [silo("even", 31), silo("odd", 32, is_flipped=True)])
     before = read_models(version, build_model(config))
-    done = personalize(config, dataset, options=FitOptions(epsilon=1.0, delta=1e-3), progress=False)
-    assert [client.after["accuracy"] > 0.9 for client in done.clients] == [True, True]
+    with pytest.raises(ConfigError, match="--steps does nothing here: clients of ifca share the models of clusters"):
+        personalize(config, dataset, options=FitOptions(steps=50, epsilon=1.0, delta=1e-3), progress=False)
+    done = personalize(config, dataset, options=FitOptions(epsilon=1.0, delta=1e-3))
+    assert "chooses one of 2 clusters' models by the exponential mechanism, for epsilon 1" in capsys.readouterr().err
+    # The other cluster's is right where this one is wrong.
+    assert [client.after["accuracy"] > 0.8 for client in done.clients] == [True, True]
     # One epsilon-DP choice; nothing was noised.
     assert [client.noise_multiplier for client in done.clients] == [None, None]
     assert all(0.5 < client.epsilon <= 1 for client in done.clients)
@@ -348,16 +396,12 @@ def test_a_descriptor_is_fitted_to_a_new_user(tmp_path):
     done = personalize(config, dataset, options=FitOptions(steps=300, learning_rate=0.3), progress=False)
     (carol,) = done.clients
     assert carol.after["loss"] < 0.7 * carol.before["loss"]
-    with EmbeddedServer(config.export_folder, config.export.model_name, rest_port=0, grpc_port=0) as server:
-        x = silo("carol", 7, is_flipped=True)
-        assert served_accuracy(server, config, carol.served_as, x) > served_accuracy(
-            server, config, "nobody", x, personalized=False
-        )
+    assert carol.after["accuracy"] > carol.before["accuracy"]
     assert done.version != version
 
 
 def test_methods_and_plans_without_personal_parts_are_refused(tmp_path):
-    config, _ = exported(tmp_path, SILOS, "fed_avg", {"learning_rate": 0.5})
+    config, _ = exported(tmp_path, SILOS, "fed_avg", {"learning_rate": 0.5}, **{"training.rounds": 1})
     file = save(tmp_path / "lab.npz", silo("lab", 14))
     with pytest.raises(ConfigError, match="no personal part"):
         personalize(config, file, ["lab"], PAID, progress=False)
@@ -369,6 +413,10 @@ def test_methods_and_plans_without_personal_parts_are_refused(tmp_path):
         personalize(divided, file, ["lab"], PAID, progress=False)
     nothing = load_config(DEMO, {**config.to_dict(), "export.model_name": "other"})
     with pytest.raises(ServingError, match="run `tff-pdp export` first"):
+        personalize(nothing, file, ["lab"], PAID, progress=False)
+    # As `auto` divides what is large.
+    (nothing.export_folder.parent / f"other.{64 * 'a'}").mkdir()
+    with pytest.raises(ConfigError, match=r"every client has an export of its own.*Export with layout stacked"):
         personalize(nothing, file, ["lab"], PAID, progress=False)
 
 

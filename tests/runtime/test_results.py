@@ -11,7 +11,7 @@ from tff_pdp.reports.numbers import upper
 from tff_pdp.runtime import checkpoint as checkpoints
 from tff_pdp.runtime.experiment import build_method
 from tff_pdp.runtime.export import _privacy_report
-from tff_pdp.runtime.releases import all_ledgers
+from tff_pdp.runtime.releases import all_releases
 from tff_pdp.runtime.results import evaluate_experiment, load_trained, summary_table
 from tff_pdp.runtime.run_key import RunKey
 from tff_pdp.runtime.train import train
@@ -32,7 +32,7 @@ def test_a_private_run_says_so_and_composes_replaced_runs(experiment):
     assert once["privacy"]["composed"]["methods"] == 1
     train(config, "fed_avg", overwrite=True, progress=False)
     twice = evaluate_experiment(config)
-    assert len(all_ledgers(config.clients_folder.parent)) == 2
+    assert len(all_releases(config.clients_folder.parent)) == 2
     assert twice["privacy"]["composed"]["methods"] == 2
     assert twice["privacy"]["composed"]["epsilon"] > once["privacy"]["composed"]["epsilon"]
     assert twice["silos"][0]["epsilon_spent"] == once["silos"][0]["epsilon_spent"]
@@ -55,6 +55,16 @@ def test_the_key_in_the_checkpoint_decides_not_the_configuration(experiment):
     guessed = dataclasses.replace(state, run_key=RunKey.from_test_seed(1))
     checkpoints.save(config.algorithm_folder("fed_avg") / "checkpoints", guessed)
     assert evaluate_experiment(config)["privacy"]["claim"] == "none"
+
+
+def test_another_run_whose_key_can_be_guessed_leaves_no_bound_for_both(experiment):
+    config = experiment(**ONE)
+    state = train(config, "fed_avg", progress=False)
+    guessed = dataclasses.replace(state, run_key=RunKey.from_test_seed(1))
+    checkpoints.save(config.algorithm_folder("mr_mtl") / "checkpoints", guessed)
+    privacy = evaluate_experiment(config)["privacy"]
+    assert (privacy["composed"]["methods"], privacy["composed"]["epsilon"]) == (2, "inf")
+    assert "a fixed test seed" in privacy["composed"]["source"]
 
 
 def test_a_run_without_privacy_is_reported_and_claims_nothing(experiment):
@@ -153,8 +163,8 @@ def test_a_user_level_run_has_one_epsilon_for_all(experiment):
 def test_user_level_runs_compose_with_those_they_replace(experiment):
     config, once = evaluate_users(experiment, algorithms={"fed_avg": {}}, export__algorithm="fed_avg")
     _, twice = evaluate_users(experiment, algorithms={"fed_avg": {}}, export__algorithm="fed_avg")
-    (ledger, _) = all_ledgers(config.clients_folder.parent)
-    (entry,) = ledger.entries
+    (release, _) = all_releases(config.clients_folder.parent)
+    (entry,) = release.ledger.entries
     by_hand = epsilon_bounds(dp_accounting.SelfComposedDpEvent(entry.event, 12), 1e-3).best
     assert once["privacy"]["composed"]["methods"] == 1
     assert twice["privacy"]["composed"] == {

@@ -127,6 +127,20 @@ def test_without_a_global_model_it_is_the_mean():
     assert set(served.models.stacked) == set(MODEL.head)
 
 
+@pytest.mark.parametrize("layout", ["per_client", "auto"])
+def test_no_mean_goes_to_every_client_where_each_gets_a_file(layout, monkeypatch):
+    """Twice the mean of two models, less the one, is the other."""
+    monkeypatch.setattr(served_models, "MAX_BYTES_OF_ONE_EXPORT", 0)
+    weights = [with_head(value) for value in (1, 5)]
+    given = {"global_weights": None, "scalings": scalings([1, 3]), "model_seed": 7}
+    served = build_served_models(clients_with(weights, **given), layout)
+    initial = {SHIFT: np.zeros(2), SCALE: np.ones(2), **MODEL.init(7)}
+    assert served.layout == "per_client"
+    assert_serves(served, [initial, *({**own, **one} for own, one in zip(scalings([1, 3]), weights, strict=True))])
+    for name, array in initial.items():
+        np.testing.assert_array_equal(served.references[""][name], array)
+
+
 def test_references_are_spread_over_clients_and_few_where_models_are_large(monkeypatch):
     clients = [with_head(value) for value in range(1, 101)]
     served = build_served_models(clients_with(clients))

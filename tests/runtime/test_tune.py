@@ -20,7 +20,7 @@ from tff_pdp.privacy.accountants import epsilon_bounds
 from tff_pdp.runtime import search as searching
 from tff_pdp.runtime import tune as tuning
 from tff_pdp.runtime.experiment import build_method, experiment_engine
-from tff_pdp.runtime.releases import all_ledgers
+from tff_pdp.runtime.releases import all_releases
 from tff_pdp.runtime.results import evaluate_experiment, load_trained
 from tff_pdp.runtime.rounds import first_state
 from tff_pdp.runtime.run_key import RunKey
@@ -206,8 +206,8 @@ def test_a_search_that_was_stopped_resumes_to_the_same_bits(searched, monkeypatc
     folder = config.algorithm_folder("mr_mtl")
     assert stat.S_IMODE((folder / "search").stat().st_mode) == 0o700
     # On record at its full price from the start.
-    (ledger,) = all_ledgers(folder.parent)
-    assert ledger.to_json() == whole.state.ledger.to_json()
+    (release,) = all_releases(folder.parent)
+    assert release.ledger.to_json() == whole.state.ledger.to_json()
     with pytest.raises(ConfigError, match="--resume or --overwrite"):
         tune(config, "mr_mtl", progress=False)
     with pytest.raises(ConfigError, match="other settings"):
@@ -235,8 +235,8 @@ def test_a_search_that_is_replaced_stays_on_record_without_how_far_it_came(searc
         with pytest.raises(RuntimeError):
             tune(config, "mr_mtl", progress=False)
     tuned = tune(config, "mr_mtl", overwrite=True, progress=False)
-    ledgers = all_ledgers(folder.parent)
-    assert [ledger.to_json() for ledger in ledgers] == [tuned.state.ledger.to_json()] * 2
+    releases = all_releases(folder.parent)
+    assert [release.ledger.to_json() for release in releases] == [tuned.state.ledger.to_json()] * 2
     (entry,) = (folder.parent / "earlier_releases.jsonl").read_text().splitlines()
     assert json.loads(entry)["rounds"] == 0
 

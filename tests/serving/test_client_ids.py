@@ -34,6 +34,14 @@ def test_another_key_gives_other_ids():
     assert ClientIdHash(KEY)("alice") != ClientIdHash(bytes(32))("alice")
 
 
+def test_a_fingerprint_tells_keys_apart_and_is_nobodys_id():
+    fingerprint = ClientIdHash(KEY).fingerprint
+    # A line break: no id in an export has one.
+    assert fingerprint == hmac_written_out(KEY, b"fingerprint\n")[:32]
+    assert fingerprint != ClientIdHash(bytes(32)).fingerprint
+    assert KEY.hex()[:32] != fingerprint != ClientIdHash(KEY)("fingerprint")
+
+
 def test_the_example_in_the_documentation_is_right():
     results = doctest.testmod(client_ids)
     assert (results.failed, results.attempted) == (0, 1)
@@ -110,3 +118,8 @@ def test_a_key_that_is_no_text_or_missing_is_named(tmp_path):
         ClientIdHash.load_or_create(tmp_path / "absent" / "client_id.key")
     with pytest.raises(ServingError, match="32 bytes, not 5"):
         ClientIdHash(b"short")
+
+
+def test_an_id_that_is_no_unicode_is_refused():
+    with pytest.raises(ServingError, match=r"Client id '\\ud800' is not valid Unicode"):
+        ClientIdHash(KEY)("\ud800")

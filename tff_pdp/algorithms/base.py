@@ -139,6 +139,8 @@ class Algorithm:
         one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
         that select nothing.
       selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
+      serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
+        a client that comes after training need only select one.
       step_hparams: the hyper-parameters that count local steps, in the order that their gradients are numbered in.
       adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: what a client does for
         itself before its model is used, with as many gradients as the hyper-parameter `adapt_steps` says. Nothing of it
@@ -170,6 +172,7 @@ class Algorithm:
     global_model: Callable[[State], Weights] | None
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
+    serves_candidates: bool = False
     step_hparams: tuple[str, ...] = ("local_steps",)
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
     noised_size: Callable[[Weights], int] | None = None

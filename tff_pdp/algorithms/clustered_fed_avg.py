@@ -20,6 +20,7 @@ def build_clustered_fed_avg(
     title: str,
     num_clusters: int,
     init_stddev: float,
+    rounds: int,
     selection_rounds: int,
     federated_rounds: int,
 ) -> Algorithm:
@@ -34,6 +35,7 @@ def build_clustered_fed_avg(
       title: its name for a reader.
       num_clusters: how many clusters.
       init_stddev: how far the clusters' first models lie apart.
+      rounds: of the whole training.
       selection_rounds: how many rounds clients select their cluster in.
       federated_rounds: how many rounds train the clusters' models, at least as many; in the others every client goes on
         alone, from its cluster's model.
@@ -73,4 +75,5 @@ def build_clustered_fed_avg(
         global_model=None,
         candidates=lambda broadcast: broadcast["centroids"],
         selection_rounds=selection_rounds,
+        serves_candidates=federated_rounds >= rounds,
     )

@@ -22,6 +22,7 @@ def build_ifca(*, rounds: int, num_clusters: int = 4, init_stddev: float = 0.1) 
         title="IFCA",
         num_clusters=num_clusters,
         init_stddev=init_stddev,
+        rounds=rounds,
         selection_rounds=rounds,
         federated_rounds=rounds,
     )

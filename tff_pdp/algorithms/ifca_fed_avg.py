@@ -20,6 +20,7 @@ def build_ifca_fed_avg(
         title="IFCA, then FedAvg",
         num_clusters=num_clusters,
         init_stddev=init_stddev,
+        rounds=rounds,
         selection_rounds=rounds_of(selection_fraction, rounds),
         federated_rounds=rounds,
     )

@@ -28,6 +28,7 @@ def build_ifca_finetune(
         title="IFCA, then fine-tuning",
         num_clusters=num_clusters,
         init_stddev=init_stddev,
+        rounds=rounds,
         selection_rounds=selection_rounds,
         federated_rounds=max(selection_rounds, rounds_of(federated_fraction, rounds)),
     )

@@ -21,6 +21,7 @@ def build_ifca_local(
         title="IFCA, then local",
         num_clusters=num_clusters,
         init_stddev=init_stddev,
+        rounds=rounds,
         selection_rounds=selection_rounds,
         federated_rounds=selection_rounds,
     )

@@ -72,7 +72,7 @@ def composed_costs(
         return without_bound("a method without a proof")
     if composed_epsilon is not None and composed_delta is not None:
         if not math.isfinite(composed_epsilon):
-            return without_bound("a run without noise, or with another kind of guarantee")
+            return without_bound("a run without noise, under a fixed test seed, or with another kind of guarantee")
         return {"methods": runs, "epsilon": composed_epsilon, "delta": composed_delta, "source": "ledger"}
     if not math.isfinite(spent):
         return without_bound(f"{words.many} without noise")

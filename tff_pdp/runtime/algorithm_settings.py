@@ -19,7 +19,7 @@ _EPOCHS = re.compile(r"epoch|([1-9][0-9]*) epochs?")
 AUTO = "auto"
 _CAN_BE_AUTO = ("mr_mtl",)
 # Taken from the experiment, not from the method's own settings.
-_FROM_EXPERIMENT = ("num_clients", "rounds", "head")
+FROM_EXPERIMENT = ("num_clients", "rounds", "head")
 
 
 def build_algorithm(
@@ -48,7 +48,7 @@ def build_algorithm(
     experiment = {"num_clients": num_clients, "rounds": rounds, "head": tuple(head)}
     arguments = {key: value for key, value in experiment.items() if key in parameters}
     given = {key: read_number(value) for key, value in given.items()}
-    settable = [key for key in parameters if key not in _FROM_EXPERIMENT]
+    settable = [key for key in parameters if key not in FROM_EXPERIMENT]
     for key in settable:
         if key in given:
             arguments[key] = _argument(f"algorithms.{name}.{key}", given[key], parameters[key].default)

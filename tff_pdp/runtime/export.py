@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from serving.client_ids import ClientIdHash
 from serving.export.exporter import export_models
-from serving.export.per_client import export_per_client
+from serving.export.layouts import LayoutSize, estimate
+from serving.export.per_client import export_per_client, only_client
+from serving.export.versions import hold
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.privacy.contact_graph_plan import ContactGraphPlan
 from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
@@ -21,14 +22,11 @@ from tff_pdp.reports.statement_parts import is_private
 from tff_pdp.runtime.client_states import close_states
 from tff_pdp.runtime.experiment import experiment_engine
 from tff_pdp.runtime.method import Method
+from tff_pdp.runtime.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
 from tff_pdp.runtime.results import load_trained
 from tff_pdp.runtime.served_models import PER_CLIENT, ServedModels, served_models
+from tff_pdp.runtime.trained_clients import global_model_of
 from tff_pdp.runtime.user_results import user_costs
-
-_CLIENT_IDS = {
-    "hashed": "keyed hashes (HMAC-SHA256, 32 hex digits) of the ids in the client dataset; the export lacks the key",
-    "plain": "in plain text, as in the client dataset",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +36,13 @@ class Exported:
     Attributes:
       versions: folders of the new versions by the name of the model: one, or one for every client.
       layout: how personal models lie in it; of `tff_pdp.config.EXPORT_LAYOUTS`, never `auto`.
+      size: about what one of the versions takes, as its manifest has it.
       sizes: about how many bytes weights take in each layout that is possible.
     """
 
     versions: Mapping[str, Path]
     layout: str
+    size: LayoutSize
     sizes: Mapping[str, int]
 
     @property
@@ -62,12 +62,17 @@ class Exported:
         return f"{self.layout} (weights take about: {sizes})"
 
 
-def export_experiment(config: ExperimentConfig) -> Exported:
+def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> Exported:
     """Exports the experiment's chosen method.
+
+    Args:
+      config: the experiment.
+      drop_added: whether the new version may lack clients, or fits of clients, that were added to the newest.
 
     Raises:
       ConfigError: the method has not been trained, or the layout is not possible for it.
-      ServingError: the export failed its checks; nothing was published.
+      ServingError: clients that were added would be lost, the key of their ids is, or the export failed its checks;
+        nothing was published.
     """
     method, state = load_trained(config, config.export.algorithm)
     exported_id = exported_ids(config)
@@ -78,7 +83,7 @@ def export_experiment(config: ExperimentConfig) -> Exported:
             method, state, model_seed=config.model.seed, layout=config.export.layout, exported_id=exported_id
         )
     report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT)
-    card = _model_card(config, method, state, served, report)
+    card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
     name, folder = config.export.model_name, config.export_folder
     if served.layout == PER_CLIENT:
         own = export_per_client(
@@ -91,49 +96,44 @@ def export_experiment(config: ExperimentConfig) -> Exported:
             progress=True,
         )
         versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
+        size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
     else:
-        versions = {
-            name: export_models(
-                folder,
+        with hold(folder) as held:
+            # Nobody adds clients from here on.
+            if not drop_added:
+                check_leaves_out_nobody(folder)
+            version = export_models(
+                held,
                 served.models,
                 model_name=name,
                 privacy_report=report,
                 model_card=card,
                 references=served.references,
             )
-        }
-    return Exported(versions, served.layout, served.sizes)
+        versions, size = {name: version}, estimate(served.models)
+    return Exported(versions, served.layout, size, served.sizes)
 
 
 def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
-    """What the experiment's export has in place of a client's id; makes the key of hashes, where there is none.
+    """What the experiment's exports have in place of a client's id; makes the key of hashes for the first of them.
 
     Raises:
-      ServingError: the key is damaged.
+      ServingError: the key is damaged, or missing, or not that of an export.
     """
-    return str if config.export.client_ids == "plain" else ClientIdHash.load_or_create(config.client_id_key)
+    return str if config.export.client_ids == "plain" else hashed_ids(config)
 
 
-def _model_card(
-    config: ExperimentConfig, method: Method, state: Any, served: ServedModels, privacy_report: Mapping[str, Any]
-) -> dict[str, Any]:
+def _model_card(method: Method, state: Any, served: ServedModels, privacy_report: Mapping[str, Any]) -> dict[str, Any]:
+    unknown_get = global_model_of(method, is_divided=served.layout == PER_CLIENT)
     return {
-        "title": config.title,
         "algorithm": method.algorithm.name,
         "model": {"name": method.model.name, "parameters": method.model.num_parameters()},
         "rounds": state.round_number,
         "clients": len(served.models.client_ids),
-        "client_ids": _CLIENT_IDS[config.export.client_ids],
-        "unknown_clients": f"answered by {_global_name(method)}, with personalized = false",
+        "unknown_clients": f"answered by {unknown_get}, with personalized = false",
         "personal_models": privacy_report["personal_models"],
-        "layout": {"name": served.layout, "bytes_about": dict(served.sizes)},
+        "layout": served.layout,
     }
-
-
-def _global_name(method: Method) -> str:
-    """What `_global_weights` returns, in words."""
-    is_initial = method.algorithm.global_model is None and method.user_plan is not None
-    return "the untrained initial model" if is_initial else "the global model"
 
 
 def _privacy_report(
@@ -190,7 +190,8 @@ def _silo_report(
     )
     without_noise = f"{len(bare)} silos trained without noise" if bare else ""
     if is_divided:
-        largest = {f"{key}_at_most": max(silo[key] for silo in silos) for key in ("epsilon", "delta")}
+        # There are no budgets under `privacy.plan: none`.
+        largest = {f"{key}_at_most": max(silo[key] for silo in silos) for key in ("epsilon", "delta") if silos}
         return without_noise, {**largest, "not_covered": not_covered}
     example = f", for example {bare[0]}" if bare else ""
     return without_noise + example, {"silos": silos, "not_covered": not_covered}

@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from serving.export.personal_models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, PersonalModels
-from tff_pdp.algorithms.base import Algorithm
+from serving.export.personal_models import GLOBAL_ROW, PersonalModels
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.budgets import SiloBudget
 from tff_pdp.privacy.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.selection import build_selector
+from tff_pdp.runtime.fit_settings import FitSettings
 from tff_pdp.runtime.new_clients import NewClients
-from tff_pdp.runtime.new_silo_costs import plan_gradients, plan_selection, put_on_record
+from tff_pdp.runtime.new_silo_costs import RecordedCost, plan_gradients, plan_selection, put_on_record
 from tff_pdp.runtime.personal_fit import (
     Arrays,
     Fit,
@@ -35,25 +34,6 @@ Metrics = dict[str, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class FitSettings:
-    """How new clients are fitted.
-
-    Attributes:
-      steps: gradient steps of each client.
-      learning_rate: of each step.
-      batch_size: expected size of a protected silo's Poisson batch; otherwise size of a plain batch.
-      clip_norm: of each example's gradient, in protected silos.
-      budget: of each silo for this fit; None where clients' own examples are not protected from who sees their rows.
-    """
-
-    steps: int
-    learning_rate: float
-    batch_size: int
-    clip_norm: float
-    budget: SiloBudget | None
-
-
-@dataclasses.dataclass(frozen=True)
 class NewRows:
     """Rows of new clients, and what they cost.
 
@@ -62,12 +42,14 @@ class NewRows:
       chosen: int32 `[clients]`, where clients own rows that there are: which.
       epsilons: spent by this fit, by client id; empty where nothing is.
       noise_multipliers: of gradients, by client id; empty where there are none or no noise.
+      recorded: all that is on record of protected silos, this fit included, by client id; otherwise empty.
     """
 
     values: Arrays
     chosen: np.ndarray | None = None
     epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     noise_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    recorded: Mapping[str, RecordedCost] = dataclasses.field(default_factory=dict)
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
         """By these client ids: arrays of all that a client owns, or the number of a row there is."""
@@ -82,7 +64,6 @@ class NewRows:
 
 def fit_new_rows(
     config: ExperimentConfig,
-    algorithm: Algorithm,
     models: PersonalModels,
     new: NewClients,
     settings: FitSettings,
@@ -97,21 +78,10 @@ def fit_new_rows(
       secret and new.
 
     Raises:
-      ConfigError, BudgetError: as `new_silo_costs`.
+      ConfigError, BudgetError, DataError: as `new_silo_costs`.
     """
-    # Not by the layout alone: rows that several users share may be made of one user's examples without noise.
-    if models.layout == CLUSTERS and algorithm.candidates is not None:
-        return _select(config, models, new, settings, key, progress)
-    return _train(config, models, new, settings, key, progress)
-
-
-def default_learning_rate(hparams: Mapping[str, Any], models: PersonalModels) -> float:
-    """The rate that training moved a client's own part with."""
-    rate = float(hparams["learning_rate"])
-    if models.layout == HYPERNETWORK:
-        return rate * float(hparams.get("descriptor_learning_rate", 1.0))
-    is_head = set(fitted_names(models)) <= set(models.model.head)
-    return float(hparams.get("head_learning_rate", rate)) if is_head else rate
+    fit = _select if settings.is_choice else _train
+    return fit(config, models, new, settings, key, progress)
 
 
 def measure(
@@ -151,12 +121,13 @@ def _train(
         return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
     privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
     plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples)
-    put_on_record(Path(config.output), ledger)
+    recorded = put_on_record(Path(config.output), ledger)
     mechanism = plan.client_mechanism(new.client_ids)
     return NewRows(
         _finite(new, fit_rows(model, new.train, build_dp_sgd(model), fit, mechanism, seeds, progress)),
         epsilons={client_id: ledger.epsilon(client_id).best for client_id in new.client_ids},
         noise_multipliers={client_id: plan.mechanisms[client_id].noise_multiplier for client_id in new.client_ids},
+        recorded=recorded,
     )
 
 
@@ -169,13 +140,14 @@ def _select(
     progress: Progress,
 ) -> NewRows:
     """The cluster that fits each client best: chosen privately in silos that are to be protected, exactly otherwise."""
-    epsilon, epsilons = np.inf, {}
+    epsilon, epsilons, recorded = np.inf, {}, {}
     if settings.budget is not None:
         epsilon, ledger = plan_selection(config.privacy, settings.budget, new.num_examples)
-        put_on_record(Path(config.output), ledger)
+        recorded = put_on_record(Path(config.output), ledger)
         epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
     model = model_of_rows(models, list(models.stacked))
-    select = tf.function(build_selector(model, config.privacy.selection_loss_bound), reduce_retracing=True)
+    selector = build_selector(model, config.privacy.selection_loss_bound)
+    select = tf.function(selector, reduce_retracing=True, autograph=False)
     first = GLOBAL_ROW + 1
     candidates = {name: tf.constant(stack[first:]) for name, stack in models.stacked.items()}
     seeds, chosen = _seeds(key, new.client_ids), np.zeros(len(new.client_ids), np.int32)
@@ -184,7 +156,8 @@ def _select(
         epsilons_of_stack = tf.fill([len(places)], tf.constant(epsilon, tf.float32))
         chosen[places] = first + select(candidates, data, epsilons_of_stack, tf.constant(seeds[places])).numpy()
         progress(len(places))
-    return NewRows({name: stack[chosen] for name, stack in models.stacked.items()}, chosen, epsilons)
+    rows = {name: stack[chosen] for name, stack in models.stacked.items()}
+    return NewRows(rows, chosen, epsilons, recorded=recorded)
 
 
 def _finite(new: NewClients, rows: Arrays) -> Arrays:

@@ -4,9 +4,7 @@ The record is the one of `tff_pdp.runtime.releases`: whoever sums up what was re
 """
 
 import dataclasses
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from tff_pdp.privacy.plan import PlannedTraining
 from tff_pdp.privacy.silo_example_builder import build_silo_example_plan, check_delta
 from tff_pdp.privacy.silo_example_plan import SELECTION, SiloExamplePlan
 from tff_pdp.privacy.silo_statistics import parse_num_examples
-from tff_pdp.runtime.releases import EARLIER, PERSONALIZE, all_ledgers
+from tff_pdp.runtime.releases import PERSONALIZE, Release, all_releases, enter, why_without_bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +28,16 @@ class RecordedCost:
     """What is on record of a silo.
 
     Attributes:
-      epsilon: of everything together, at `delta`; infinite where earlier runs protected something else.
+      epsilon: of everything together, at `delta`; perhaps infinite.
       delta: the largest of the budgets.
       releases: how many runs and fits there are on record.
+      why_infinite: if no epsilon holds for all of them, why; otherwise empty.
     """
 
     epsilon: float
     delta: float
     releases: int
+    why_infinite: str = ""
 
 
 def plan_gradients(
@@ -95,33 +95,39 @@ def plan_selection(config: PrivacyConfig, budget: SiloBudget, num_examples: Mapp
     return epsilon, ledger
 
 
-def put_on_record(output: Path, ledger: Ledger) -> None:
+def put_on_record(output: Path, ledger: Ledger) -> dict[str, RecordedCost]:
     """Enters a fit into the record of an experiment's folder; when this returns, it outlasts a power cut.
 
     Call it before the fit: one that is stopped then counts, although nothing of it may have been seen.
+
+    Guarantee: everything on record of a silo is jointly (epsilon, delta)-DP for its examples, as what is returned says:
+      its fits and, where it was in training, every method's training.
+    Assumes: a client id means the same silo in all of the folder; as `compose_worst_case`. Runs that were replaced are
+      on record unless their noise followed from a fixed seed: those reveal what no figure covers.
+
+    Args:
+      output: the experiment's folder.
+      ledger: of the fit.
+
+    Returns:
+      By client id, what is on record of each of the ledger's silos, this fit included.
+
+    Raises:
+      DataError: what is on record cannot be read; nothing was entered.
     """
-    entry = {"run": PERSONALIZE, "rounds": 1, "ledger": ledger.to_json()}
-    with open(output / EARLIER, "a") as file:
-        file.write(json.dumps(entry) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    releases = [*all_releases(output), Release(ledger)]
+    costs = {client_id: _recorded_cost(releases, client_id) for client_id in ledger.budgets}
+    enter(output, PERSONALIZE, 1, ledger)
+    return costs
 
 
-def recorded_cost_of(output: Path, client_ids: Sequence[str]) -> dict[str, RecordedCost]:
-    """What is on record of each silo: its fits and, where it was in training, every method's training.
-
-    Guarantee: everything recorded of the silo is jointly (epsilon, delta)-DP for its examples.
-    Assumes: a client id means the same silo in all of the folder; as `compose_worst_case`.
-    """
-    ledgers = all_ledgers(output)
-    found = {}
-    for client_id in client_ids:
-        own = [ledger for ledger in ledgers if client_id in ledger.budgets]
-        delta = max(ledger.budgets[client_id].delta for ledger in own)
-        is_one_kind = len({(ledger.unit, ledger.adjacency) for ledger in own}) == 1
-        epsilon = compose_worst_case(own, client_id).best if is_one_kind else math.inf
-        found[client_id] = RecordedCost(epsilon, delta, len(own))
-    return found
+def _recorded_cost(releases: Sequence[Release], client_id: str) -> RecordedCost:
+    own = [release for release in releases if client_id in release.ledger.budgets]
+    delta = max(release.ledger.budgets[client_id].delta for release in own)
+    why_infinite = why_without_bound(own)
+    if why_infinite:
+        return RecordedCost(math.inf, delta, len(own), why_infinite)
+    return RecordedCost(compose_worst_case([release.ledger for release in own], client_id).best, delta, len(own))
 
 
 def _check_public(config: PrivacyConfig) -> None:

@@ -1,47 +1,35 @@
 """The newest export of an experiment, read to be added to, and its next version."""
 
+import contextlib
 import dataclasses
-import json
-import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from serving.client_ids import ClientIdHash
+from serving.export.expectations import expectations_of_version
 from serving.export.exporter import export_models
 from serving.export.model_checks import check_client_ids
 from serving.export.personal_models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
 from serving.export.stored_models import read_models, with_clients
-from serving.export.versions import last_version
+from serving.export.versions import HeldBasePath, hold
 from serving.saved_model import layout
+from serving.verify.fresh_process import Expectation
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.config import ExperimentConfig, PrivacyConfig
 from tff_pdp.errors import ConfigError, ServingError
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.privacy.feature_scaling import parse_feature_scaling
-from tff_pdp.reports.content import json_safe
+from tff_pdp.runtime.added_documents import card_with, report_with
 from tff_pdp.runtime.algorithm_settings import build_algorithm
 from tff_pdp.runtime.experiment import build_model
+from tff_pdp.runtime.model_card import check_settings, newest_version, read_card, read_json, served_ids
 from tff_pdp.runtime.new_silo_costs import RecordedCost
 from tff_pdp.runtime.served_models import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.runtime.trained_clients import TrainedClients
-
-_logger = logging.getLogger(__name__)
-
-_HASHED_ID = re.compile("[0-9a-f]{32}")
-_SILOS_ADDED = (
-    "rows of silos that were added after training are made by DP-SGD on, or a private selection by, the silo's own "
-    "examples alone; their epsilon is that of everything on record of the silo"
-)
-_NOT_PROTECTED = (
-    "rows of clients that were added after training are made of the client's own examples without noise: whoever sees "
-    "such a row can learn about its own client from it, and about nobody else more than before"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +38,9 @@ class ExportedModels:
 
     Attributes:
       version: its folder.
-      number: the next version's, so that no version comes between unnoticed.
+      held: what keeps other versions from coming between.
       models: all clients' models.
+      answers: of the global model, by the id "", and of some clients: the next version must give the same.
       algorithm: what trained them.
       hparams: its hyper-parameters, defaults filled in.
       served_id: a client's id in requests.
@@ -60,8 +49,9 @@ class ExportedModels:
     """
 
     version: Path
-    number: int
+    held: HeldBasePath
     models: PersonalModels
+    answers: Mapping[str, Expectation]
     algorithm: Algorithm
     hparams: Mapping[str, Any]
     served_id: Callable[[str], str]
@@ -88,55 +78,25 @@ class ExportedModels:
         return served_as
 
 
-def read_exported(config: ExperimentConfig) -> ExportedModels:
-    """Reads the newest good version of the experiment's export.
+@contextlib.contextmanager
+def adding_to_export(config: ExperimentConfig) -> Iterator[ExportedModels]:
+    """Reads the newest version of the experiment's export, which stays the newest until the block ends.
 
     Raises:
-      ConfigError: the configuration is of another experiment, or its layout cannot be added to.
-      ServingError: there is no good version.
+      ConfigError: the configuration is not that of the export, or its layout cannot be added to.
+      ServingError: there is no version, the newest is not usable, or somebody else exports at the same time.
     """
-    if config.export.layout == PER_CLIENT:
+    is_missing = newest_version(config.export_folder) is None
+    if config.export.layout == PER_CLIENT or (is_missing and _is_divided(config.export_folder)):
         raise ConfigError(
-            f"export.layout {PER_CLIENT}: every client has an export of its own, which another client does not belong "
-            "into. Export with layout auto to add clients"
+            f"{config.export_folder}: every client has an export of its own, which another client does not belong into "
+            f"(export.layout {PER_CLIENT}, or auto where one export of all would be large). Export with layout stacked "
+            "to add clients"
         )
-    model = build_model(config)
-    name = config.export.algorithm
-    algorithm, hparams = build_algorithm(
-        name,
-        config.algorithms[name],
-        num_clients=1,
-        rounds=config.training.rounds,
-        head=model.head,
-    )
-    is_scaled = parse_feature_scaling(config.privacy.feature_scaling, model.input_shape).kind != "none"
-    served_model = with_scaled_inputs(model) if is_scaled else model
-    make_weights = _make_weights(algorithm, model, config.model.seed, is_scaled)
-    number = last_version(config.export_folder) + 1 if config.export_folder.is_dir() else 1
-    version, models = _newest_good(config, served_model, make_weights)
-    card = _read_json(version / layout.MODEL_CARD_FILE)
-    if card.get("algorithm") != name:
-        raise ConfigError(
-            f"{version} holds models of {card.get('algorithm')!r}, but export.algorithm is {name!r}: export again first"
-        )
-    report = _read_json(version / layout.PRIVACY_REPORT_FILE)
-    _check_plan(config.privacy, version, report)
-    is_hashed = config.export.client_ids == "hashed"
-    if models.client_ids and is_hashed != all(_HASHED_ID.fullmatch(client_id) for client_id in models.client_ids):
-        raise ConfigError(
-            f"export.client_ids is {config.export.client_ids!r}, but the ids in {version} are "
-            f"{'plain' if is_hashed else 'hashed'}: export again first"
-        )
-    return ExportedModels(
-        version=version,
-        number=number,
-        models=models,
-        algorithm=algorithm,
-        hparams=hparams,
-        served_id=ClientIdHash.load(config.client_id_key) if is_hashed else str,
-        privacy_report=report,
-        model_card=card,
-    )
+    if is_missing:
+        raise ServingError(f"{config.export_folder} holds no version to add clients to: run `tff-pdp export` first")
+    with hold(config.export_folder) as held:
+        yield _read_newest(config, held)
 
 
 def publish_with_clients(
@@ -157,19 +117,63 @@ def publish_with_clients(
       replace: replace clients that are there.
 
     Raises:
-      ServingError: the new version failed its checks, or another was published meanwhile; nothing was published.
+      ServingError: the new version failed its checks, or answers differently for others than the one before; nothing
+        was published.
     """
     # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
     return export_models(
-        config.export_folder,
+        exported.held,
         models,
         model_name=config.export.model_name,
-        privacy_report=_privacy_report(exported.privacy_report, costs),
-        model_card=_model_card(exported, models, len(rows)),
+        privacy_report=report_with(exported.privacy_report, costs),
+        model_card=card_with(exported.model_card, exported.version, rows, num_clients=len(models.client_ids)),
         references=_references(exported.models, rows),
-        version=exported.number,
+        further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
+    )
+
+
+def _is_divided(base_path: Path) -> bool:
+    """Whether single clients' exports lie where one of all would."""
+    return any(path.name.startswith(f"{base_path.name}.") for path in base_path.parent.glob("*/"))
+
+
+def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
+    version = newest_version(held.path)
+    assert version is not None
+    card, report = read_card(version), read_json(version / layout.PRIVACY_REPORT_FILE)
+    check_settings(config, version, card)
+    _check_plan(config.privacy, version, report)
+    model, name = build_model(config), config.export.algorithm
+    algorithm, hparams = build_algorithm(
+        name,
+        config.algorithms[name],
+        num_clients=1,
+        rounds=config.training.rounds,
+        head=model.head,
+    )
+    is_scaled = parse_feature_scaling(config.privacy.feature_scaling, model.input_shape).kind != "none"
+    is_made = read_json(version / layout.MANIFEST_FILE).get("layout") == HYPERNETWORK
+    make_weights = _make_weights(algorithm, model, config.model.seed, is_scaled) if is_made else None
+    try:
+        models = read_models(version, with_scaled_inputs(model) if is_scaled else model, make_weights)
+        answers = expectations_of_version(version, models)
+    except ServingError as error:
+        raise ServingError(
+            f"{version} is the newest version, and no clients can be added to it: {error} An older one may lack "
+            "clients that this one has; to go on from that all the same, move this one away"
+        ) from error
+    return ExportedModels(
+        version=version,
+        held=held,
+        models=models,
+        answers=answers,
+        algorithm=algorithm,
+        hparams=hparams,
+        served_id=served_ids(config, version, card),
+        privacy_report=report,
+        model_card=card,
     )
 
 
@@ -182,22 +186,6 @@ def _check_plan(privacy: PrivacyConfig, version: Path, report: Mapping[str, Any]
             f"{version} was not trained with privacy.plan {privacy.plan}: its unit is {report.get('unit')!r}, "
             f"{'with' if report.get('silos') else 'without'} budgets of silos. New clients take the plan of training"
         )
-
-
-def _newest_good(
-    config: ExperimentConfig, model: Model, make_weights: Callable[[Weights, Weights], Weights] | None
-) -> tuple[Path, PersonalModels]:
-    base_path = config.export_folder
-    versions = layout.published_versions(base_path) if base_path.is_dir() else {}
-    why = ""
-    for version in reversed(versions.values()):
-        try:
-            is_made = _read_json(version / layout.MANIFEST_FILE).get("layout") == HYPERNETWORK
-            return version, read_models(version, model, make_weights if is_made else None)
-        except ServingError as error:
-            _logger.warning("%s is passed over: %s", version, error)
-            why = why or f" ({error})"
-    raise ServingError(f"{base_path} holds no good version to add clients to{why}: run `tff-pdp export` first")
 
 
 def _make_weights(
@@ -234,38 +222,3 @@ def _references(models: PersonalModels, rows: Mapping[str, Any]) -> dict[str, An
     some = dict(list(rows.items())[:MAX_REFERENCES])
     found = {client_id: weights_of(row) for client_id, row in {"": GLOBAL_ROW, **some}.items()}
     return {client_id: {name: np.asarray(array) for name, array in own.items()} for client_id, own in found.items()}
-
-
-def _privacy_report(before: Mapping[str, Any], costs: Mapping[str, RecordedCost]) -> dict[str, Any]:
-    """The report with the new silos' costs in it, beside the others'; of other clients, what protects them."""
-    if not costs:
-        return {**before, "clients_added_after_training": _NOT_PROTECTED}
-    new = [
-        {
-            "id": client_id,
-            "epsilon": cost.epsilon,
-            "delta": cost.delta,
-            "releases_on_record": cost.releases,
-            "added_after_training": True,
-        }
-        for client_id, cost in costs.items()
-    ]
-    others = [silo for silo in before.get("silos", []) if silo["id"] not in costs]
-    return json_safe({**before, "silos": [*others, *new], "clients_added_after_training": _SILOS_ADDED})
-
-
-def _model_card(exported: ExportedModels, models: PersonalModels, num_fitted: int) -> dict[str, Any]:
-    card = exported.model_card
-    return {
-        **card,
-        "clients": len(models.client_ids),
-        "clients_fitted_after_training": card.get("clients_fitted_after_training", 0) + num_fitted,
-        "made_from_version": int(exported.version.name),
-    }
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ServingError(f"{path} cannot be read ({error}): export again.") from error

@@ -110,7 +110,9 @@ def fit_rows(
     start = {name: tf.constant(array) for name, array in initial.items()}
     values_of_step = model.num_parameters() + 1
 
-    @tf.function(input_signature=(*_examples_spec(model), _spec_of(mechanism), tf.TensorSpec([None, 2], tf.int64)))
+    signature = (*_examples_spec(model), _spec_of(mechanism), tf.TensorSpec([None, 2], tf.int64))
+
+    @tf.function(input_signature=signature, autograph=False)
     def fit_stack(x: Any, y: Any, num_examples: Any, parameters: Any, own_seeds: Any) -> Any:
         num_steps = tf.fill(tf.shape(num_examples), fit.steps)
         draws = estimator.draw(parameters, num_examples, tf.shape(y)[1], num_steps, own_seeds)
@@ -150,7 +152,9 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
     """
     start = model.init(0)
 
-    @tf.function(input_signature=(*_examples_spec(model), _spec_of(start, {n: a.shape for n, a in start.items()})))
+    signature = (*_examples_spec(model), _spec_of(start, {name: array.shape for name, array in start.items()}))
+
+    @tf.function(input_signature=signature, autograph=False)
     def measure_stack(x: Any, y: Any, num_examples: Any, weights: Any) -> Any:
         def measure_one(own: Any) -> Any:
             own_x, own_y, size, own_weights = own

@@ -5,7 +5,7 @@ what trained clients' rows may: of a user all, to nobody else; of a silo no more
 """
 
 import dataclasses
-import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,45 +14,20 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from tff_pdp.config import ExperimentConfig
-from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.budgets import SiloBudget
 from tff_pdp.privacy.contact_graph_plan import check_suits_rows
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.numbers import plain, upper
 from tff_pdp.runtime.devices import resolve_device
-from tff_pdp.runtime.new_client_rows import FitSettings, Metrics, default_learning_rate, fit_new_rows, measure
+from tff_pdp.runtime.fit_settings import FitOptions, fit_budget, fit_settings
+from tff_pdp.runtime.new_client_rows import Metrics, fit_new_rows, measure
 from tff_pdp.runtime.new_clients import read_new_clients
-from tff_pdp.runtime.new_silo_costs import RecordedCost, recorded_cost_of
-from tff_pdp.runtime.personal_export import ExportedModels, publish_with_clients, read_exported
-from tff_pdp.runtime.personal_fit import fitted_names
+from tff_pdp.runtime.new_silo_costs import RecordedCost
+from tff_pdp.runtime.personal_export import ExportedModels, adding_to_export, publish_with_clients
 from tff_pdp.runtime.run_key import RunKey
 
-DEFAULT_STEPS = 100
 # More clients are not listed one by one in text.
 _MOST_LISTED = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class FitOptions:
-    """How new clients are fitted; what is None is as training had it.
-
-    Attributes:
-      steps: gradient steps; 100 by default.
-      learning_rate: of each step.
-      batch_size: expected size of a protected silo's Poisson batch; otherwise size of a plain batch.
-      clip_norm: of each example's gradient, in protected silos.
-      epsilon: budget of each silo for this fit; required where silos are protected.
-      delta: of the same.
-      replace: fit clients again that the export has already.
-    """
-
-    steps: int | None = None
-    learning_rate: float | None = None
-    batch_size: int | None = None
-    clip_norm: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    replace: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,31 +91,46 @@ def personalize(
       path: examples, as of `read_new_clients`.
       client_ids: whose.
       options: how.
-      progress: show a progress bar.
+      progress: show, on standard error, what is about to be done, and a progress bar.
 
     Raises:
       ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
-        missing, or for another kind of clients.
-      DataError: examples cannot be used.
+        missing, or for another kind of clients or models.
+      DataError: examples cannot be used, or what is on record of silos cannot be read.
       BudgetError: no noise meets a silo's budget.
-      ServingError: there is no usable export, a client is in it already, or the new version failed its checks.
+      ServingError: there is no usable export, somebody else exports at the same time, a client is in it already, or
+        the new version failed its checks.
     """
     options = options or FitOptions()
-    budget = _budget(config, options)
-    exported = read_exported(config)
+    budget = fit_budget(config.privacy, options)
+    # Before a silo pays, so that no other version comes between, which would leave its clients out.
+    with adding_to_export(config) as exported:
+        return _personalize(config, path, client_ids, options, budget, exported, progress)
+
+
+def _personalize(
+    config: ExperimentConfig,
+    path: Path,
+    client_ids: Sequence[str],
+    options: FitOptions,
+    budget: SiloBudget | None,
+    exported: ExportedModels,
+    progress: bool,
+) -> Personalized:
     models = exported.models
-    settings = _settings(config, options, budget, exported)
+    settings = fit_settings(config, options, budget, exported)
     new = read_new_clients(path, client_ids, models.model)
     check_suits_rows(config.privacy.plan, new.row_influence)
     served_as = exported.check_new(new.client_ids, replace=options.replace)
+    if progress:
+        print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
     with (
         tf.device(resolve_device(config.training.device)),
         tqdm(total=len(new.client_ids), desc="personalize", unit="client", disable=not progress) as bar,
     ):
-        rows = fit_new_rows(config, exported.algorithm, models, new, settings, RunKey.from_entropy(), bar.update)
+        rows = fit_new_rows(config, models, new, settings, RunKey.from_entropy(), bar.update)
         before, after = measure(models, new.held_out, rows)
-    recorded = recorded_cost_of(Path(config.output), new.client_ids) if budget else {}
-    costs = {served_id: recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget}
+    costs = {served_id: rows.recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget}
     version = publish_with_clients(config, exported, rows.each(models, served_as), costs, replace=options.replace)
     clients = [
         AddedClient(
@@ -152,7 +142,7 @@ def personalize(
             epsilon=rows.epsilons.get(client_id),
             delta=budget.delta if budget else None,
             noise_multiplier=rows.noise_multipliers.get(client_id),
-            recorded=recorded.get(client_id),
+            recorded=rows.recorded.get(client_id),
         )
         for place, client_id in enumerate(new.client_ids)
     ]
@@ -197,59 +187,6 @@ def _line(client: AddedClient) -> str:
             words.append(
                 f"with all {client.recorded.releases} releases on record epsilon {upper(client.recorded.epsilon)} at "
                 f"delta {client.recorded.delta:g}"
+                + (f" ({client.recorded.why_infinite})" if client.recorded.why_infinite else "")
             )
     return "; ".join(words)
-
-
-def _budget(config: ExperimentConfig, options: FitOptions) -> SiloBudget | None:
-    """Each silo's budget where silos are protected, otherwise None.
-
-    Raises:
-      ConfigError: it is missing, or out of range, or given where nothing is protected by it; or the plan allows no new
-        clients.
-    """
-    plan = config.privacy.plan
-    if plan == "contact_graph":
-        raise ConfigError(
-            "privacy.plan contact_graph: examples are rows made of people's contacts, so that a new client's tell of "
-            "people in other clients' rows, too, and no figure would cover both. Train again with the new client"
-        )
-    if plan == "silo_example":
-        if options.epsilon is None or options.delta is None:
-            raise ConfigError(
-                "--epsilon and --delta are needed: trained silos' rows are differentially private for their silos' own "
-                "examples, and so must be a new silo's, which pays for it from a budget of its own"
-            )
-        if math.isinf(options.epsilon):
-            raise ConfigError("--epsilon must be finite")
-        return SiloBudget(options.epsilon, options.delta)
-    for name in ("epsilon", "delta", "clip_norm"):
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is for silos whose examples are protected (privacy.plan silo_example): "
-                f"with plan {plan}, a new client's row is made of its examples without noise"
-            )
-    return None
-
-
-def _settings(
-    config: ExperimentConfig, options: FitOptions, budget: SiloBudget | None, exported: ExportedModels
-) -> FitSettings:
-    """The options, with what training had in place of what is left out.
-
-    Raises:
-      ConfigError: one is out of range, or clients have nothing of their own.
-    """
-    fitted_names(exported.models)
-    defaults = {
-        "steps": DEFAULT_STEPS,
-        "learning_rate": default_learning_rate(exported.hparams, exported.models),
-        "batch_size": config.privacy.batch_size,
-        "clip_norm": config.privacy.clip_norm,
-    }
-    given = {name: getattr(options, name) for name in defaults}
-    chosen = {name: default if given[name] is None else given[name] for name, default in defaults.items()}
-    for name, value in chosen.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} must be positive and finite, not {value!r}")
-    return FitSettings(**chosen, budget=budget)

@@ -11,7 +11,7 @@ from tff_pdp.privacy.budgets import SiloBudget
 from tff_pdp.privacy.ledger import compose_worst_case
 from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.method import Method
-from tff_pdp.runtime.releases import all_ledgers
+from tff_pdp.runtime.releases import all_releases, why_without_bound
 
 Trained = tuple[Method, Checkpoint]
 
@@ -41,12 +41,12 @@ def recorded_costs(
       scopes: of their ledgers.
       only_budgets_hold: whether what was spent says nothing of what could have been.
     """
-    ledgers = all_ledgers(Path(config.output), about=scopes) if all(state.ledger for _, state in trained) else []
-    if not ledgers:
+    releases = all_releases(Path(config.output), about=scopes) if all(state.ledger for _, state in trained) else []
+    if not releases:
         return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
+    ledgers = [release.ledger for release in releases]
     delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())
-    if len({(ledger.unit, ledger.adjacency) for ledger in ledgers}) > 1:
-        # Earlier runs protected something else: there is no figure for both.
+    if why_without_bound(releases):
         epsilon = math.inf
     elif only_budgets_hold:
         # Budgets hold whatever number was released, and so does their sum.

@@ -81,7 +81,7 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
         raise ConfigError(
             f"export.layout {HYPERNETWORK}: {trained.algorithm.name} does not make models from small states; write auto"
         )
-    global_weights = trained.served_global_weights()
+    global_weights = trained.served_global_weights(is_divided=layout == PER_CLIENT)
     model_bytes = nbytes(global_weights)
     sizes = {PER_CLIENT: num_clients * model_bytes}
     if is_small:
@@ -97,6 +97,10 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
     sizes |= {STACKED: shared + (1 + num_clients) * row, CLUSTERS: shared + rows.num_rows * row}
     possible = [CLUSTERS, PER_CLIENT] if _are_worth_sharing(rows) else [STACKED, PER_CLIENT]
     chosen = _choice(layout, {name: sizes[name] for name in possible}, num_clients)
+    if chosen == PER_CLIENT and layout == AUTO and trained.global_weights is None:
+        # Rows were built around a global model that must not be in every client's file.
+        del rows, references
+        return build_served_models(trained, PER_CLIENT)
     form = CLUSTERS if chosen == CLUSTERS or (chosen == PER_CLIENT and CLUSTERS in possible) else STACKED
     if form == STACKED:
         rows.separate()

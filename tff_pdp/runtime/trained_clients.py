@@ -14,6 +14,7 @@ from tff_pdp.runtime.client_states import places_in_parts
 from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.rounds import ready_states_of
 
+SHARED, INITIAL, MEAN = "the global model", "the untrained initial model", "the mean of the clients' personal models"
 # Full models of clients that are personalised together.
 _BYTES_AT_A_TIME = 2**28
 _CLIENTS_AT_A_TIME = 512
@@ -30,8 +31,10 @@ class TrainedClients:
       client_ids: of every client, as the export has them.
       ready_states: `(client numbers) -> their states`, in this order, as their models are used.
       personalise: `states -> weights of each client's model`.
-      global_weights: what unknown clients get; None for the mean of the clients' weights.
+      global_weights: what unknown clients get; None for the mean of the clients' weights, or the initial model where
+        the mean would give somebody away.
       scalings: each client's `input/shift` and `input/scale`; empty where inputs are used as they are.
+      model_seed: of the initial model.
     """
 
     model: Model
@@ -42,6 +45,7 @@ class TrainedClients:
     personalise: Callable[[Sequence[Any]], Iterable[Weights]]
     global_weights: Arrays | None
     scalings: Sequence[Arrays] = ()
+    model_seed: int = 0
 
     @property
     def served_model(self) -> Model:
@@ -74,10 +78,15 @@ class TrainedClients:
         """What a client's inputs are scaled by."""
         return self.scalings[number] if self.scalings else {}
 
-    def served_global_weights(self) -> dict[str, np.ndarray]:
-        """What unknown clients get, scaled by the mean of the scalings."""
+    def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
+        """What unknown clients get, scaled by the mean of the scalings.
+
+        Args:
+          is_divided: whether each client gets a file of its own, with these weights in it. Of two clients, either could
+            take its own weights from a mean, which would leave the other's.
+        """
         if self.global_weights is None:
-            return mean_arrays(self.weights())
+            return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
         return {**mean_arrays(self.scalings), **as_arrays(self.global_weights)}
 
 
@@ -101,21 +110,33 @@ def trained_clients(
         personalise=lambda states: method.process.personalise(state.server_state, states),
         global_weights=_global_weights(method, state, model_seed),
         scalings=[{SHIFT: own.shift, SCALE: own.scale} for own in scalings],
+        model_seed=model_seed,
     )
 
 
-def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | None:
-    """What unknown clients get: the shared model, or, of a method that has none, what may be given to anyone.
+def global_model_of(method: Method, *, is_divided: bool = False) -> str:
+    """What unknown clients get, in words: `SHARED`, or, of a method that has no such model, what anyone may have.
 
     Guarantee: it reveals no more of anyone than what training releases of them.
+
+    Args:
+      method: what was trained.
+      is_divided: whether each client gets a file of its own.
     """
     if method.algorithm.global_model is not None:
+        return SHARED
+    # Personal models of users carry no noise, nor would their mean. Each silo's is private for its own records, so
+    # their mean is post-processing.
+    return MEAN if method.user_plan is None and not is_divided else INITIAL
+
+
+def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | None:
+    """The weights of `global_model_of`; None for the mean of clients' weights."""
+    kind = global_model_of(method)
+    if kind == SHARED:
+        assert method.algorithm.global_model is not None
         return method.algorithm.global_model(state.server_state["algorithm"])
-    if method.user_plan is not None:
-        # Personal models of users carry no noise, nor would their mean.
-        return method.model.init(model_seed)
-    # Each personal model is private for its own silo's records, so their mean is post-processing.
-    return None
+    return method.model.init(model_seed) if kind == INITIAL else None
 
 
 def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import http.server
 import json
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,12 +56,36 @@ def rest_server(answer: Callable[[str, str, dict | None], tuple[int, bytes] | ob
         def log_message(self, *_):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    with _serving(http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler), seen):
+        yield seen
+
+
+@contextlib.contextmanager
+def raw_server(at_once: bytes, trickling: bytes = b"") -> Iterator[Seen]:
+    """Answers everything with the same bytes, the latter one by one with pauses in between, and hangs up."""
+    seen = Seen()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            seen.connections += 1
+            self.request.recv(2**16)
+            with contextlib.suppress(OSError):
+                self.request.sendall(at_once)
+                for byte in trickling:
+                    time.sleep(0.05)
+                    self.request.sendall(bytes([byte]))
+
+    with _serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler), seen):
+        yield seen
+
+
+@contextlib.contextmanager
+def _serving(server: socketserver.TCPServer, seen: Seen) -> Iterator[None]:
     seen.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield seen
+        yield
     finally:
         server.shutdown()
         server.server_close()

@@ -53,6 +53,13 @@ def test_large_batches_are_split_by_number_and_by_size():
                 client.predict("toy", ["a"], np.zeros((1, 100)))
 
 
+def test_ids_that_are_no_unicode_are_refused_before_anything_is_sent():
+    with GrpcClient("127.0.0.1:1") as client:
+        for ask in (client.predict, client.classify):
+            with pytest.raises(ServingError, match=r"Client id '\\ud800' is not valid Unicode"):
+                ask("toy", ["\ud800"], X[:1])
+
+
 def test_unavailability_is_retried_and_nothing_else():
     with grpc_server([grpc.StatusCode.UNAVAILABLE] * 3) as seen, GrpcClient(f"127.0.0.1:{seen.port}") as client:
         assert client.predict("toy", ["a"], X[:1]).answers.tolist() == [3]

@@ -12,7 +12,7 @@ from serving.client import calls
 from serving.client.calls import ServerError
 from serving.client.rest_client import RestClient
 from serving.client_ids import ClientIdHash
-from tests.serving.client.fake_servers import DROP, rest_server, sums
+from tests.serving.client.fake_servers import DROP, raw_server, rest_server, sums
 from tff_pdp.errors import ServingError
 
 X = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
@@ -172,6 +172,31 @@ def test_the_deadline_covers_retries_and_parts():
         assert time.monotonic() - started < 3
 
 
+@pytest.mark.parametrize("at_once", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"], ids=["head", "body"])
+def test_the_deadline_holds_where_an_answer_trickles_in(at_once):
+    # Five seconds in all, though no byte is longer than 50 ms in coming.
+    trickling = b"HTTP/1.1 200 OK\r\nServer: ".ljust(100, b"s")
+    with raw_server(at_once, trickling) as seen, RestClient(f"127.0.0.1:{seen.port}", 0.3) as client:
+        started = time.monotonic()
+        with pytest.raises(ServerError, match=r"DEADLINE_EXCEEDED: no answer within 0\.3 seconds"):
+            client.status("toy")
+        assert time.monotonic() - started < 2
+    assert seen.connections == 1
+
+
+def test_what_is_no_http_is_asked_once():
+    # What a gRPC server says first.
+    settings = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00"
+    with (
+        raw_server(settings) as seen,
+        RestClient(f"127.0.0.1:{seen.port}") as client,
+        pytest.raises(ServingError, match=r"does not answer as HTTP does .* is it the port of the REST API") as raised,
+    ):
+        client.status("toy")
+    assert not isinstance(raised.value, ServerError)
+    assert seen.connections == 1
+
+
 def test_values_that_are_not_finite_travel_both_ways():
     def answer(method, path, body):
         assert json.dumps(body["inputs"]["x"]) == "[[NaN, -Infinity]]"
@@ -221,6 +246,10 @@ def test_arguments_are_checked_before_anything_is_sent():
         client.predict("toy", "abc", X)
     with pytest.raises(ServingError, match=r"not \[1, 2, 3\]"):
         client.predict("toy", [1, 2, 3], X)  # pyright: ignore[reportArgumentType]
+    for hash_ids in (None, ClientIdHash(bytes(32))):
+        client = RestClient("127.0.0.1:1", client_id_hash=hash_ids)
+        with pytest.raises(ServingError, match=r"Client id 'a\\ud800' is not valid Unicode"):
+            client.predict("toy", ["b", "a\ud800"], X[:2])
     with pytest.raises(ServingError, match="x must be an array of numbers"):
         client.predict("toy", ["a", "b"], [[1], [1, 2]])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ServingError, match="bytes of image files"):

@@ -1,7 +1,9 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from serving.export import versions
+from serving.export.expectations import expectations_of_version
 from serving.export.personal_models import CLUSTERS, HYPERNETWORK, PersonalModels
 from serving.saved_model import layout, warmup
 from serving.saved_model.checks import check_export
@@ -18,6 +21,7 @@ from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
 from tff_pdp.models.hypernetwork import Hypernetwork
 from tff_pdp.models.linear_regression import build_linear_regression
+from tff_pdp.models.mlp import build_mlp
 
 
 @pytest.fixture
@@ -223,24 +227,67 @@ def test_failed_verification_leaves_nothing(exporter, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_killed_export_leaves_nothing_that_looks_complete(tmp_path):
+def test_a_killed_export_leaves_nothing_that_looks_complete_and_the_next_removes_its_weights(tmp_path, caplog):
     program = (
         "import os, pathlib, sys\n"
-        "from serving.export.versions import staged_version\n"
-        "with staged_version(pathlib.Path(sys.argv[1])) as (version, staging):\n"
-        "    (staging / 'saved_model.pb').write_bytes(b'')\n"
+        "from serving.export.versions import hold, staged_version\n"
+        "with hold(pathlib.Path(sys.argv[1])) as held, staged_version(held) as (version, staging):\n"
+        "    (staging / 'saved_model.pb').write_bytes(b'weights')\n"
         "    os._exit(9)\n"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
-    assert [path.name for path in tmp_path.iterdir()] == ["1.tmp"]
+    assert (tmp_path / "1.tmp" / "saved_model.pb").read_bytes() == b"weights"
     assert layout.published_versions(tmp_path) == {}
-    with versions.staged_version(tmp_path) as (version, _):
-        assert version == 2
+    (tmp_path / "notes.tmp").write_text("not an export's")
+    with versions.hold(tmp_path) as held, versions.staged_version(held) as (version, staging):
+        # Nothing was published under the number.
+        assert (version, list(staging.iterdir())) == (1, [])
+    assert "1.tmp is removed: the process that wrote it was stopped" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".last_version", ".lock", "1", "notes.tmp"]
 
 
-def test_an_export_that_runs_holds_its_number(tmp_path):
-    with versions.staged_version(tmp_path) as (first, _), versions.staged_version(tmp_path) as (second, _):
-        assert (first, second) == (1, 2)
+def test_a_number_is_not_reused_by_whoever_is_killed_while_publishing(tmp_path, monkeypatch):
+    with versions.hold(tmp_path) as held:
+        with monkeypatch.context() as patch:
+            patch.setattr(versions, "sync", lambda path: os.kill(os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt), versions.staged_version(held):
+                pass
+        with versions.staged_version(held) as (version, _):
+            assert version == 2
+
+
+def test_two_do_not_export_to_one_path_at_the_same_time(exporter, tmp_path):
+    base_path = tmp_path / "base"
+    with versions.hold(base_path) as held:
+        with pytest.raises(ServingError, match=r"base: another process is exporting to it; wait"):
+            exporter.export(base_path)
+        assert exporter.export(held).name == "1"
+    assert exporter.export(base_path).name == "2"
+
+
+def test_a_version_that_was_put_there_meanwhile_keeps_its_number(tmp_path):
+    with versions.hold(tmp_path) as held:
+        with pytest.raises(ServingError, match="Version 7 was put under"), versions.staged_version(held):
+            (tmp_path / "7").mkdir()
+        assert (versions.last_version(tmp_path), list(layout.published_versions(tmp_path))) == (7, [7])
+
+
+def test_what_a_version_answers_is_what_its_model_must_answer(exporter, export_dir, tmp_path):
+    models = exporter.models()
+    answers = expectations_of_version(export_dir, models)
+    assert list(answers) == ["", *models.client_ids]
+    x = answers["bob"].inputs["x"]
+    np.testing.assert_allclose(
+        answers["bob"].outputs["probabilities"], exporter.expected(["bob"] * len(x), x), atol=1e-6
+    )
+    assert exporter.export(tmp_path, further_expectations=list(answers.values())).name == "1"
+    with pytest.raises(ServingError, match="differently from the model"):
+        others = {**exporter.personal_weights, "bob": exporter.personal_weights["alice"]}
+        exporter.export(tmp_path, others, further_expectations=list(answers.values()))
+    # Weights of the same names and shapes, and another function.
+    scaled = build_mlp((3, 2), num_classes=4, hidden_units=(5,), input_scale=5.0)
+    with pytest.raises(ServingError, match="differently from the model"):
+        expectations_of_version(export_dir, dataclasses.replace(models, model=scaled))
 
 
 @pytest.mark.parametrize("client_id", ["", "a\nb", "a\rb", "<global>"])

@@ -74,7 +74,7 @@ def test_answers_must_be_those_of_the_references(exporter, export, two):
 def test_many_clients_are_refused_with_what_they_cost(exporter, export):
     models = exporter.models()
     many = dataclasses.replace(models, client_ids=[str(number) for number in range(201)], rows=np.zeros(201, np.int32))
-    with pytest.raises(ServingError, match="Separate exports of 201 clients would take about 2 minutes, 12 MB"):
+    with pytest.raises(ServingError, match=r"201 clients would take about 7 minutes, 20 MB for graphs, and 2\.0 GB"):
         export(models=many)
 
 

@@ -54,6 +54,8 @@ def test_rows_that_weights_are_made_from_read_back_with_the_function(exporter, m
     assert_equal(read_models(path, exporter.model, make_weights), models)
     with pytest.raises(ServingError, match="make_weights is needed"):
         read_models(path, exporter.model)
+    with pytest.raises(ServingError, match=r"configured now \(KeyError: 'layer_7'\)"):
+        read_models(path, exporter.model, lambda shared, own: {"kernel": shared["layer_7"]})
 
 
 def test_damaged_and_foreign_exports_are_not_read(exporter, models, tmp_path):

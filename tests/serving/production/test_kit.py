@@ -93,6 +93,7 @@ def test_compose_file_mounts_what_it_names_and_nothing_writable(models, tmp_path
     assert mounts["/models/letters"]["source"] == str(models / "letters")
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["user"] not in ("0:0", "")
+    assert service["healthcheck"]["test"] == ["CMD", "bash", "-c", health_script("digits")]
     assert not {"privileged", "network_mode", "cap_add", "devices", "pid"} & set(service)
     for argument in service["command"]:
         name, _, value = argument.partition("=")
@@ -121,6 +122,8 @@ def test_kubernetes_manifests_agree_with_each_other(models, tmp_path):
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "claim", "readOnly": True}
+    # Several servers share it.
+    assert "must be ReadOnlyMany or ReadWriteMany" in (tmp_path / "kit" / "README.md").read_text()
     assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
     (compose,) = _yaml(tmp_path / "kit" / "docker-compose.yaml")
     assert container["args"] == compose["services"]["tensorflow-serving"]["command"]
@@ -155,12 +158,13 @@ def test_the_health_check_runs_in_bash():
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         assert healthy(port)
-        state["value"] = "LOADING"
-        assert not healthy(port)
+        for other in ("LOADING", "UNAVAILABLE"):
+            state["value"] = other
+            assert not healthy(port)
         server.shutdown()
         thread.join()
     assert not healthy(port)
-    assert paths == ["/v1/models/toy"] * 2
+    assert paths == ["/v1/models/toy"] * 3
 
 
 def test_what_cannot_be_deployed_is_refused(models, tmp_path):

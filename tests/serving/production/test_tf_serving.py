@@ -25,6 +25,16 @@ def test_models_config_parses_and_agrees_with_the_command(tmp_path):
     assert words[-1] == f"--model_config_file=/models/toy/{path.name}"
 
 
+def test_the_server_runs_as_whom_the_exports_belong_to(tmp_path, monkeypatch):
+    # Without capabilities, root may read no more than anybody else.
+    stat = type("Stat", (), {"st_uid": 1000, "st_gid": 100})
+    monkeypatch.setattr(type(tmp_path), "stat", lambda _: stat)
+    words = shlex.split(docker_command(tmp_path, "toy"))
+    assert {"--user=1000:100", "--cap-drop=ALL"} <= set(words)
+    stat.st_uid = stat.st_gid = 0
+    assert "--user=65534:65534" in shlex.split(docker_command(tmp_path, "toy"))
+
+
 def test_a_config_with_the_model_in_it_stays(tmp_path):
     write_export(tmp_path, 1)
     path = write_models_config(tmp_path, "toy")
@@ -46,6 +56,9 @@ def test_nothing_to_serve_is_refused(tmp_path):
         docker_command(tmp_path, 'a"b')
 
 
-def test_configuration_needs_no_tensorflow():
-    program = "import sys, serving.production.kit, serving.production.command; sys.exit('tensorflow' in sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "absent"), [("serving.production.kit", ["tensorflow"]), ("serving.__main__", ["tensorflow", "grpc"])]
+)
+def test_what_starts_fast_imports_little(module, absent):
+    program = f"import sys, {module}; sys.exit(bool(set(sys.modules) & set({absent})))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

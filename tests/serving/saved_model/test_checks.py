@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -15,45 +14,11 @@ from serving.saved_model import layout, manifest
 from serving.saved_model.checks import ALLOWED_OPS, check_export
 from serving.saved_model.graph_checks import MAX_GRAPH_BYTES
 from serving.saved_model.servable import Servable
+from tests.serving.saved_model.graphs import caller_of, function_with, node_of, refuses
 from tests.serving.verify.mutants import edited, rewrite_manifest, varint
 from tests.serving.verify.opened import watching
 from tff_pdp.data.tfrecord import frame, unframe
 from tff_pdp.errors import ServingError
-
-
-@pytest.fixture
-def copy(export_dir, tmp_path):
-    return shutil.copytree(export_dir, tmp_path / "base" / "1")
-
-
-def refuses(export_dir, message):
-    return pytest.raises(ServingError, match=message)
-
-
-def node_of(meta_graph, op):
-    """The first node of an op, in the graph or a function."""
-    functions = meta_graph.graph_def.library.function
-    nodes = [*meta_graph.graph_def.node, *(node for function in functions for node in function.node_def)]
-    return next(node for node in nodes if node.op == op)
-
-
-def function_with(meta_graph, op):
-    return next(
-        function
-        for function in meta_graph.graph_def.library.function
-        if any(node.op == op for node in function.node_def)
-    )
-
-
-def caller_of(meta_graph, function):
-    return next(node for node in meta_graph.graph_def.node if node.attr["f"].func.name == function.signature.name)
-
-
-def add_constant(nodes, value, name="file_name"):
-    node = nodes.add(name=name, op="Const")
-    node.attr["dtype"].type = types_pb2.DT_STRING
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.string))
-    return node
 
 
 def test_an_export_passes(copy):
@@ -101,122 +66,6 @@ def test_missing_assets_and_other_ways_of_naming_them_are_refused(copy):
         check_export(copy)
 
 
-def from_a_constant(meta_graph):
-    call = caller_of(meta_graph, function_with(meta_graph, "InitializeTableFromTextFileV2"))
-    call.input[0] = add_constant(meta_graph.graph_def.node, "/etc/hostname").name
-
-
-def from_a_constant_in_a_variable(meta_graph):
-    assignment = next(node for node in meta_graph.graph_def.node if node.op == "AssignVariableOp")
-    assignment.input[1] = add_constant(meta_graph.graph_def.node, "/etc/hostname").name
-
-
-def from_a_constant_in_the_function(meta_graph):
-    function = function_with(meta_graph, "InitializeTableFromTextFileV2")
-    add_constant(function.node_def, "/etc/hostname")
-    node_of(meta_graph, "InitializeTableFromTextFileV2").input[1] = "file_name:output:0"
-
-
-def from_a_request(meta_graph):
-    call = caller_of(meta_graph, function_with(meta_graph, "InitializeTableFromTextFileV2"))
-    call.input[0] = meta_graph.signature_def["serving_default"].inputs["client_id"].name
-
-
-def from_joined_strings(meta_graph):
-    function = function_with(meta_graph, "InitializeTableFromTextFileV2")
-    initialization = node_of(meta_graph, "InitializeTableFromTextFileV2")
-    joined = function.node_def.add(name="joined", op="StringJoin", input=[initialization.input[1]])
-    joined.attr["N"].i = 1
-    initialization.input[1] = "joined:output:0"
-
-
-def from_an_object_that_is_no_asset(meta_graph):
-    function = function_with(meta_graph, "InitializeTableFromTextFileV2")
-    objects = meta_graph.object_graph_def
-    bound = objects.concrete_functions[function.signature.name].bound_inputs
-    bound[0] = next(index for index, node in enumerate(objects.nodes) if node.WhichOneof("kind") == "constant")
-
-
-def from_whoever_calls_the_function(meta_graph):
-    function = function_with(meta_graph, "InitializeTableFromTextFileV2")
-    del meta_graph.object_graph_def.concrete_functions[function.signature.name].bound_inputs[0]
-
-
-def of_variables_from_a_constant(meta_graph):
-    function = function_with(meta_graph, "RestoreV2")
-    caller_of(meta_graph, function).input[0] = add_constant(meta_graph.graph_def.node, "/var/elsewhere").name
-
-
-def without_a_name(meta_graph):
-    del node_of(meta_graph, "InitializeTableFromTextFileV2").input[:]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        from_a_constant,
-        from_a_constant_in_a_variable,
-        from_a_constant_in_the_function,
-        from_a_request,
-        from_joined_strings,
-        from_an_object_that_is_no_asset,
-        from_whoever_calls_the_function,
-        of_variables_from_a_constant,
-        without_a_name,
-    ],
-)
-def test_file_names_that_the_loader_does_not_give_are_refused(copy, change):
-    with edited(copy) as meta_graph:
-        change(meta_graph)
-    with refuses(copy, "reads a file that is not one of|does not say which file"):
-        check_export(copy)
-
-
-def a_signature_that_saves(meta_graph):
-    meta_graph.signature_def["predict"].outputs["saved"].name = meta_graph.saver_def.save_tensor_name
-
-
-def a_signature_that_restores(meta_graph):
-    meta_graph.signature_def["predict"].outputs["restored"].name = f"{meta_graph.saver_def.restore_op_name}:0"
-
-
-def loading_that_saves(meta_graph):
-    meta_graph.saver_def.restore_op_name = meta_graph.saver_def.save_tensor_name.partition(":")[0]
-
-
-def initialization_that_saves(meta_graph):
-    meta_graph.collection_def["saved_model_main_op"].node_list.value[0] = meta_graph.saver_def.save_tensor_name
-
-
-def an_initialization_signature_that_saves(meta_graph):
-    outputs = meta_graph.signature_def["__saved_model_init_op"].outputs
-    outputs["__saved_model_init_op"].name = meta_graph.saver_def.save_tensor_name
-
-
-def a_control_dependency_that_saves(meta_graph):
-    saving = meta_graph.saver_def.save_tensor_name.partition(":")[0]
-    output = meta_graph.signature_def["predict"].outputs["personalized"].name.partition(":")[0]
-    next(node for node in meta_graph.graph_def.node if node.name == output).input.append(f"^{saving}")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        a_signature_that_saves,
-        a_signature_that_restores,
-        loading_that_saves,
-        initialization_that_saves,
-        an_initialization_signature_that_saves,
-        a_control_dependency_that_saves,
-    ],
-)
-def test_requests_touch_no_files_and_loading_writes_none(copy, change):
-    with edited(copy) as meta_graph:
-        change(meta_graph)
-    with refuses(copy, "requests may not touch files|writes files when it is loaded"):
-        check_export(copy)
-
-
 def an_op_that_reads_files(meta_graph):
     meta_graph.graph_def.node.add(name="read", op="ReadFile")
     return "uses ops that are not served: ReadFile"
@@ -261,7 +110,80 @@ def functions_nested_deeply(meta_graph):
 def a_function_in_an_attribute_of_a_function(meta_graph):
     function = meta_graph.graph_def.node[-1].attr["f"].func
     function.attr["inner"].list.func.add().name = "nowhere"
+    return "gives attributes to the function that it calls"
+
+
+def a_call_of_no_function(meta_graph):
+    meta_graph.graph_def.node.add(name="call", op="PartitionedCall").attr["f"].func.name = "nowhere"
     return "calls the function 'nowhere', which is not there"
+
+
+def a_function_that_has_others_in_its_place(meta_graph):
+    meta_graph.graph_def.library.function[0].attr["api_implements"].s = b"the same"
+    return "attribute 'api_implements', which may change what runs"
+
+
+def a_node_with_an_attribute_of_no_op(meta_graph):
+    node_of(meta_graph, "MatMul").attr["_kernel"].s = b"other"
+    return "attribute '_kernel', which may change what runs"
+
+
+def an_argument_with_an_attribute_of_no_op(meta_graph):
+    meta_graph.graph_def.library.function[0].arg_attr[0].attr["_composite_device"].s = b"other"
+    return "attribute '_composite_device', which may change what runs"
+
+
+def a_function_that_takes_a_list(meta_graph):
+    # The next argument is then another input of a call than its number says.
+    meta_graph.graph_def.library.function[0].signature.input_arg[0].number_attr = "N"
+    return "takes a list, or a tensor of any dtype"
+
+
+def a_node_named_like_an_argument(meta_graph):
+    # Its output is `name:output:0`, and the argument is `name`.
+    function = meta_graph.graph_def.library.function[0]
+    function.node_def.add(name=function.signature.input_arg[0].name, op="Const")
+    return "two nodes have the name"
+
+
+def a_node_named_like_an_output(meta_graph):
+    meta_graph.graph_def.library.function[0].node_def.add(name="a:b", op="NoOp")
+    return "a node has the name 'a:b'"
+
+
+def an_initialization_that_takes_tensors(meta_graph):
+    signatures = meta_graph.signature_def
+    signatures["__saved_model_init_op"].inputs["x"].CopyFrom(signatures["predict"].inputs["x"])
+    return "takes or gives tensors, so that requests could run it"
+
+
+def an_initialization_that_gives_a_tensor(meta_graph):
+    initialization = function_with(meta_graph, "InitializeTableFromTextFileV2")
+    outputs = meta_graph.signature_def["__saved_model_init_op"].outputs
+    outputs["__saved_model_init_op"].name = f"{caller_of(meta_graph, initialization).name}:0"
+    return "takes or gives tensors, so that requests could run it"
+
+
+def no_objects(meta_graph):
+    meta_graph.ClearField("object_graph_def")
+    return "it has no objects"
+
+
+def an_object_of_a_registered_class(meta_graph):
+    meta_graph.object_graph_def.nodes[0].registered_name = "Custom.Own"
+    return "class 'Custom.Own'"
+
+
+def an_object_with_a_function_that_is_not_listed(meta_graph):
+    objects = meta_graph.object_graph_def
+    function = next(node.function for node in objects.nodes if node.WhichOneof("kind") == "function")
+    del objects.concrete_functions[function.concrete_functions[0]]
+    return "which is not one of its functions"
+
+
+def an_initialization_in_another_form(meta_graph):
+    meta_graph.collection_def["saved_model_main_op"].bytes_list.value.append(b"NoOp")
+    return "collection 'saved_model_main_op'"
 
 
 def two_nodes_of_one_name(meta_graph):
@@ -316,7 +238,7 @@ def a_list_without_end(meta_graph):
 
 
 def an_attribute_without_a_value(meta_graph):
-    meta_graph.graph_def.node[-1].attr["T"].placeholder = "T"
+    node_of(meta_graph, "MatMul").attr["T"].placeholder = "T"
     return "attribute 'T' without a value"
 
 
@@ -363,6 +285,19 @@ def an_older_initialization(meta_graph):
         a_function_that_calls_itself,
         functions_nested_deeply,
         a_function_in_an_attribute_of_a_function,
+        a_call_of_no_function,
+        a_function_that_has_others_in_its_place,
+        a_node_with_an_attribute_of_no_op,
+        an_argument_with_an_attribute_of_no_op,
+        a_function_that_takes_a_list,
+        a_node_named_like_an_argument,
+        a_node_named_like_an_output,
+        an_initialization_that_takes_tensors,
+        an_initialization_that_gives_a_tensor,
+        no_objects,
+        an_object_of_a_registered_class,
+        an_object_with_a_function_that_is_not_listed,
+        an_initialization_in_another_form,
         two_nodes_of_one_name,
         two_functions_of_one_name,
         a_constant_that_unfolds,
@@ -478,8 +413,17 @@ def test_manifests_that_are_none_are_refused(copy):
         path.write_bytes(content)
         with pytest.raises(ServingError):
             check_export(copy)
-    manifest.write_json(path, {"files": {"saved_model.pb": 3}})
+    manifest.write_json(path, {"format_version": 1, "files": {"saved_model.pb": 3}})
     with refuses(copy, "which its manifest does not list"):
+        check_export(copy)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_manifests_of_another_format_are_refused(copy, version):
+    path = copy / layout.MANIFEST_FILE
+    content = json.loads(path.read_text(encoding="utf-8"))
+    manifest.write_json(path, content | {"format_version": version})
+    with refuses(copy, rf"manifest.json has format {version!r}, this version reads 1; export the model again"):
         check_export(copy)
 
 

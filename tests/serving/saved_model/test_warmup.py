@@ -69,10 +69,10 @@ def test_other_and_too_many_records_are_refused(folder):
     other = prediction_log_pb2.PredictionLog()
     other.session_run_log.SetInParent()
     write(folder, other)
-    with pytest.raises(ServingError, match="record 0 is not a predict, classify or regress request"):
+    with pytest.raises(ServingError, match="record 0 is session_run_log, not a predict, classify or regress log"):
         list(warmup.read_requests(folder))
     log = prediction_log_pb2.PredictionLog()
     log.predict_log.SetInParent()
-    write(folder, *[log] * (warmup.MAX_RECORDS + 1))
-    with pytest.raises(ServingError, match="more than 1000 records"):
+    write(folder, *[log] * 1001)
+    with pytest.raises(ServingError, match="holds 1001 records; servers take at most 1000"):
         list(warmup.read_requests(folder))

@@ -9,12 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+from tensorflow_serving.apis import prediction_log_pb2
+
+from serving.saved_model import layout
 from serving.saved_model.checks import check_export
 from serving.saved_model.servable import load_servable
 from serving.verify import fresh_process
 from serving.verify.fresh_process import Expectation, FreshProcess
 from serving.verify.verify import verify_export
 from tests.serving.verify.mutants import edited, rewrite_manifest
+from tff_pdp.data.tfrecord import frame, unframe
 from tff_pdp.errors import ServingError
 
 X = np.random.default_rng(5).normal(size=(3, 3, 2)).astype(np.float32)
@@ -81,6 +87,33 @@ def test_an_export_that_gives_clients_the_models_of_others_is_refused(fresh_proc
     fresh_process.verify(copy)
     with pytest.raises(ServingError, match="answers differently from the model: probabilities differ"):
         fresh_process.verify(copy, [Expectation("", INPUTS, outputs)])
+
+
+@pytest.mark.parametrize("name", [layout.MODEL_CARD_FILE, layout.PRIVACY_REPORT_FILE, layout.WARMUP_FILE])
+def test_an_export_without_what_every_export_has_is_refused(fresh_process, copy, name):
+    (copy / name).unlink()
+    rewrite_manifest(copy)
+    # A server can do without.
+    load_servable(copy).close()
+    with pytest.raises(ServingError, match=f"{copy} has no {name}: it is not a complete export"):
+        fresh_process.verify(copy)
+
+
+def test_an_export_that_runs_nothing_of_itself_is_refused(fresh_process, copy):
+    path = copy / layout.WARMUP_FILE
+    logs = [prediction_log_pb2.PredictionLog.FromString(one) for one in unframe(path.read_bytes(), "stored")]
+    classified = [log for log in logs if log.WhichOneof("log_type") == "classify_log"]
+    for kept, signature in (([], "classify"), (classified, "predict")):
+        path.write_bytes(b"".join(frame(log.SerializeToString()) for log in kept))
+        rewrite_manifest(copy)
+        with pytest.raises(ServingError, match=f"{path} has no request for the signature '{signature}'"):
+            fresh_process.verify(copy)
+    path.write_bytes(b"")
+    with edited(copy) as meta_graph:
+        for signature in [name for name, one in meta_graph.signature_def.items() if one.inputs]:
+            del meta_graph.signature_def[signature]
+    with pytest.raises(ServingError, match=f"{path} holds no request"):
+        fresh_process.verify(copy)
 
 
 def test_a_graph_that_does_not_load_is_refused_and_the_process_goes_on(fresh_process, export_dir, copy):
