@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import gc
 import ipaddress
 import json
 import signal
@@ -169,6 +170,9 @@ def serve(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with server:
+            # What the start has made stays; looking through it took a tenth of the time of small requests.
+            gc.collect()
+            gc.freeze()
             print(server.banner, flush=True)
             server.wait()
     finally:

@@ -177,6 +177,7 @@ class Servable:
         options = config_pb2.CallableOptions(
             feed=[inputs[key].name for key in signature.input_keys],
             fetch=[outputs[key].name for key in signature.output_keys],
+            # In the thread that calls: handing a small graph to a pool took 100 of 180 us.
             run_options=config_pb2.RunOptions(inter_op_thread_pool=-1),
         )
         # The public `make_callable` works out feeds and fetches again in Python at every call, which took 190 us of

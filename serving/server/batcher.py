@@ -23,6 +23,10 @@ Submit = Callable[..., object]
 # Told the examples of each request of a batch, and how many were run, padding included.
 OnBatch = Callable[[Sequence[int], int], None]
 
+# Under load, a request takes gRPC's library several turns to read. With 32 clients at a time, batches of one example
+# grew from 5 to 13 requests by this.
+_QUIET_TURNS = 8
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Waiting:
@@ -44,8 +48,8 @@ class _Waiting:
 class Batcher:
     """Runs the requests of one signature in batches. Belongs to one event loop; only batches run in other threads.
 
-    A batch leaves as soon as one of `num_batch_threads` is free, with whatever fits of what waits; an idle model
-    therefore answers a single request at once. Requests of different dtypes or inner sizes are never merged. Merging
+    A batch leaves once one of `num_batch_threads` is free and no further request has come for a few turns of the loop,
+    with whatever fits of what waits; an idle model therefore answers a single request after some 50 microseconds. Requests of different dtypes or inner sizes are never merged. Merging
     never changes what a request is answered: if a batch fails, its requests are run one by one, and a request whose
     inputs have different first sizes runs on its own.
     """
@@ -69,6 +73,8 @@ class Batcher:
         self._queues: dict[_Kind, collections.deque[_Waiting]] = {}
         self._num_waiting = 0
         self._num_running = 0
+        # Turns of the loop since the last request came; None while nobody counts them.
+        self._quiet_turns: int | None = None
 
     async def run(self, inputs: Inputs) -> Tensors:
         """Runs one request, merged with others or not.
@@ -84,7 +90,9 @@ class Batcher:
         kind = _kind(inputs) if num_examples else (waiting,)
         self._queues.setdefault(kind, collections.deque()).append(waiting)
         self._num_waiting += weight
-        self._start_batches(loop)
+        if self._quiet_turns is None:
+            loop.call_soon(self._collect, loop)
+        self._quiet_turns = 0
         try:
             return await waiting.answer
         except asyncio.CancelledError:
@@ -110,6 +118,15 @@ class Batcher:
         self._num_waiting -= waiting.weight
         if not queue:
             del self._queues[kind]
+
+    def _collect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts batches when what has arrived has been read: running half of it first would cost another run."""
+        self._quiet_turns = (self._quiet_turns or 0) + 1
+        if self._quiet_turns < _QUIET_TURNS and self._num_waiting < self._options.max_batch_size:
+            loop.call_soon(self._collect, loop)
+            return
+        self._quiet_turns = None
+        self._start_batches(loop)
 
     def _start_batches(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._queues and self._num_running < self._options.num_batch_threads:

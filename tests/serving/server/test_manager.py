@@ -426,7 +426,7 @@ def test_signatures_of_fixed_sizes_are_never_merged(build, tmp_path):
             await asyncio.gather(*(version.run(name, {"x": X}) for _ in range(6)))
             return sorted(version.servable.sizes)
 
-    assert asyncio.run(main("")) == [1, 5]
+    assert asyncio.run(main("")) == [6]
     assert asyncio.run(main("fixed")) == [1] * 6
 
 
