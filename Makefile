@@ -76,7 +76,7 @@ bench: setup  ## Seconds per round beside the floor, stock TFF and the peers tha
 bench-beam: setup  ## Cost of preparing contact graphs, by size and engine, beside a Polars script; FULL=1 adds 186 million contacts
 	$(BIN)/python -m benchmarks.preprocessing.run $(if $(FULL),--full)
 
-bench-serving: setup  ## Exports, loads and calls of personal models by layout and number of clients, and the server; 10 minutes
+bench-serving: setup  ## Exports, loads and calls of personal models by layout and number of clients, and the server; 15 minutes
 	$(BIN)/python -m benchmarks.serving.run
 
 bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)

@@ -1,6 +1,6 @@
 """Exports, loads and calls personal models in every layout and several sizes, and the embedded server over the network.
 
-  make bench-serving            about 10 minutes on two cores
+  make bench-serving            about 15 minutes on two cores
   python -m benchmarks.serving.run --small --output FILE
 
 Writes `benchmarks/results/serving.json`: rows of `layout, clients, export_s, load_s, rss_mb, p50_ms, p99_ms, disk_mb`
@@ -32,7 +32,7 @@ from serving.saved_model.servable import load_servable
 
 OUTPUT = pathlib.Path(__file__).parents[1] / "results" / "serving.json"
 CLIENTS, SMALL_CLIENTS = (10, 1_000, 10_000), (10, 100)
-SEPARATE_CLIENTS, SMALL_SEPARATE_CLIENTS = (10, 100), (3,)
+SEPARATE_CLIENTS, SMALL_SEPARATE_CLIENTS = (10, 50), (3,)
 LOADS = 3
 MODEL_NAME = "bench"
 PER_CLIENT = "per_client"
@@ -83,9 +83,12 @@ def _export(folder: pathlib.Path, layout: str, num_clients: int, *, separate: bo
 
 
 def _load_cost(versions: list[pathlib.Path]) -> Row:
-    """Medians over fresh processes."""
+    """Medians over fresh processes; of many versions, which take long, from one."""
     command = python_module("benchmarks.serving.load_probe", *map(str, versions))
-    costs = [json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL)) for _ in range(LOADS)]
+    costs = [
+        json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL))
+        for _ in range(LOADS if len(versions) == 1 else 1)
+    ]
     return {key: statistics.median(cost[key] for cost in costs) for key in costs[0]}
 
 

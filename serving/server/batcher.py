@@ -49,9 +49,9 @@ class Batcher:
     """Runs the requests of one signature in batches. Belongs to one event loop; only batches run in other threads.
 
     A batch leaves once one of `num_batch_threads` is free and no further request has come for a few turns of the loop,
-    with whatever fits of what waits; an idle model therefore answers a single request after some 50 microseconds. Requests of different dtypes or inner sizes are never merged. Merging
-    never changes what a request is answered: if a batch fails, its requests are run one by one, and a request whose
-    inputs have different first sizes runs on its own.
+    with whatever fits of what waits; an idle model answers a single request after some 50 microseconds. Requests of
+    different dtypes or inner sizes are never merged. Merging never changes what a request is answered: if a batch fails,
+    its requests are run one by one, and a request whose inputs have different first sizes runs on its own.
     """
 
     def __init__(
