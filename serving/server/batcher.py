@@ -50,8 +50,8 @@ class Batcher:
 
     A batch leaves once one of `num_batch_threads` is free and no further request has come for a few turns of the loop,
     with whatever fits of what waits; an idle model answers a single request after some 50 microseconds. Requests of
-    different dtypes or inner sizes are never merged. Merging never changes what a request is answered: if a batch fails,
-    its requests are run one by one, and a request whose inputs have different first sizes runs on its own.
+    different dtypes or inner sizes are never merged. Merging never changes what a request is answered: if a batch
+    fails, its requests are run one by one, and a request whose inputs have different first sizes runs on its own.
     """
 
     def __init__(

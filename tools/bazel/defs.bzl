@@ -4,11 +4,12 @@ load("@rules_python//python:defs.bzl", "py_test")
 
 _PYTEST_MAIN = "//tools/bazel:pytest_main.py"
 
-def pytest_tests(files):
+def pytest_tests(files, deps = []):
     """Declares a test target for each file, named after it.
 
     Args:
       files: The test files of the package, usually from a glob.
+      deps: What of other test packages they read.
     """
     for file in files:
         py_test(
@@ -20,5 +21,5 @@ def pytest_tests(files):
             args = ["$(location {})".format(file)],
             data = ["//:configs", "//:pyproject.toml"],
             main = _PYTEST_MAIN,
-            deps = ["//beam_pipelines", "//benchmarks", "//serving", "//tests:support", "//tff_pdp"],
+            deps = ["//beam_pipelines", "//benchmarks", "//serving", "//tests:support", "//tff_pdp"] + deps,
         )
