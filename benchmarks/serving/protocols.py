@@ -17,13 +17,13 @@ from benchmarks.preprocessing.measured import python_module
 from benchmarks.serving.layouts import NUM_FEATURES, client_id
 from serving.client.grpc_client import GrpcClient
 
-CONCURRENT, SECONDS, REPETITIONS = 32, 5, 3
+CONCURRENT, SECONDS, REPETITIONS = 32, 5, 5
 BATCH_SIZE, CALLS = 64, 400
 _START_SECONDS = 60
 
 
 def measure_throughput(base_path: Path, model_name: str) -> dict[str, Any]:
-    """Requests of one example a second from 32 at a time over gRPC, the two servers in turn; medians of three."""
+    """Requests of one example a second from 32 at a time over gRPC, the two servers in turn; medians of five."""
     rows: dict[str, list[dict[str, float]]] = {"batching": [], "no_batching": []}
     for _ in range(REPETITIONS):
         for name, options in (("batching", ()), ("no_batching", ("--no-batching",))):

@@ -5,11 +5,11 @@ Labels are names of models that are served, never names that a request made up, 
 
 import asyncio
 import collections
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import prometheus_client
 from prometheus_client.core import UnknownMetricFamily
@@ -23,6 +23,8 @@ _MICROSECONDS = 1e6
 # TensorFlow Serving's bounds: microseconds up to about 20 minutes, and examples.
 _LATENCY_BUCKETS = [10 * 1.8**power for power in range(33)]
 _SIZE_BUCKETS = [2.0**power for power in range(14)]
+
+Result = TypeVar("Result")
 
 
 class Observation:
@@ -106,12 +108,12 @@ class Metrics:
             labels = request.model_name, request.api, entrypoint
             self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
-    @contextlib.contextmanager
-    def runtime(self, model_name: str, api: str) -> Iterator[None]:
-        """Measures the run of a signature, the wait for its batch included, as TensorFlow Serving does."""
+    async def timed(self, model_name: str, api: str, run: Awaitable[Result]) -> Result:
+        """Awaits the run of a signature and measures it with the wait for its batch, as TensorFlow Serving does."""
         start = time.perf_counter()
-        yield
+        result = await run
         self._runtime_latency.labels(model_name, api, "TF1").observe((time.perf_counter() - start) * _MICROSECONDS)
+        return result
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
         """Counts an attempt to load a version; `serving.server.version_loader.Events`."""
@@ -128,8 +130,9 @@ class Metrics:
           request_sizes: examples in each of its requests.
           num_examples: examples that were run, padding included.
         """
+        sizes = self._input_batch_size.labels(name)
         for size in request_sizes:
-            self._input_batch_size.labels(name).observe(size)
+            sizes.observe(size)
         self._processed_batch_size.labels(name).observe(num_examples)
 
     def page(self) -> bytes:

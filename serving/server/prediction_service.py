@@ -59,8 +59,8 @@ class PredictionService:
             observation.model_name = loaded.name
             inputs = await to_arrays(request.inputs, self._limits.max_elements)
             signature_name = request.model_spec.signature_name
-            with self._metrics.runtime(loaded.name, observation.api):
-                outputs = await loaded.run(signature_name, inputs, tuple(request.output_filter))
+            run = loaded.run(signature_name, inputs, tuple(request.output_filter))
+            outputs = await self._metrics.timed(loaded.name, observation.api, run)
             response = predict_pb2.PredictResponse()
             _fill_spec(response, loaded, signature_name)
             for key, array in outputs.items():
@@ -77,8 +77,8 @@ class PredictionService:
         ):
             observation.model_name = loaded.name
             signature_name = request.model_spec.signature_name
-            with self._metrics.runtime(loaded.name, observation.api):
-                outputs = await loaded.classify(signature_name, self._examples(request.input))
+            run = loaded.classify(signature_name, self._examples(request.input))
+            outputs = await self._metrics.timed(loaded.name, observation.api, run)
             response = classification_pb2.ClassificationResponse()
             _fill_spec(response, loaded, signature_name)
             _fill_classes(response.result, outputs)
@@ -92,8 +92,8 @@ class PredictionService:
         ):
             observation.model_name = loaded.name
             signature_name = request.model_spec.signature_name
-            with self._metrics.runtime(loaded.name, observation.api):
-                outputs = await loaded.regress(signature_name, self._examples(request.input))
+            run = loaded.regress(signature_name, self._examples(request.input))
+            outputs = await self._metrics.timed(loaded.name, observation.api, run)
             response = regression_pb2.RegressionResponse()
             _fill_spec(response, loaded, signature_name)
             for value in outputs[VALUES_KEY].ravel().tolist():

@@ -58,18 +58,18 @@ class RestApi:
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
             inputs = await off_loop(is_large, parse_inputs, document, _signature(loaded, name).definition)
-            with self._metrics.runtime(loaded.name, route.method):
-                outputs = await loaded.run(name, inputs)
+            outputs = await self._metrics.timed(loaded.name, route.method, loaded.run(name, inputs))
         return await off_loop(is_large, format_outputs, outputs, rows="instances" in document)
 
     async def _on_examples(self, route: Route, body: bytes, observation: Observation) -> bytes:
         name, examples = await off_loop(len(body) > LARGE_BYTES, _read_examples, body, self._limits.max_bytes)
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
-            with self._metrics.runtime(loaded.name, route.method):
-                if route.method == rest_routes.CLASSIFY:
-                    return _format_classes(await loaded.classify(name, examples))
-                return _format_results((await loaded.regress(name, examples))[VALUES_KEY].ravel())
+            if route.method == rest_routes.CLASSIFY:
+                run = loaded.classify(name, examples)
+                return _format_classes(await self._metrics.timed(loaded.name, route.method, run))
+            run = loaded.regress(name, examples)
+            return _format_results((await self._metrics.timed(loaded.name, route.method, run))[VALUES_KEY].ravel())
 
 
 def _read_examples(body: bytes, max_bytes: int) -> tuple[str, np.ndarray]:

@@ -37,6 +37,8 @@ _VALUE_FIELDS: dict[int, tuple[np.dtype, str]] = {
 }
 _TYPES = {dtype: (number, field) for number, (dtype, field) in _VALUE_FIELDS.items()}
 _BOOL = np.dtype(np.bool_)
+# These travel as the integers of their bits.
+_SIXTEEN_BIT_FLOATS = (np.dtype(np.float16), np.dtype(tf.bfloat16.as_numpy_dtype))
 
 
 async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:
@@ -123,8 +125,7 @@ def _from_values(values: Iterable, dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "c":
         # Real and imaginary parts take turns.
         return np.array(listed, dtype.type().real.dtype).view(dtype)
-    if dtype in (np.float16, tf.bfloat16.as_numpy_dtype):
-        # Sixteen-bit floats travel as the integers of their bits.
+    if dtype in _SIXTEEN_BIT_FLOATS:
         return np.array(listed, np.int64).astype(np.uint16).view(dtype)
     if dtype.kind in "iu":
         # The field may be wider than the type: higher bits are dropped, as a cast in C++ does.
@@ -135,7 +136,7 @@ def _from_values(values: Iterable, dtype: np.dtype) -> np.ndarray:
 def _to_values(flat: np.ndarray) -> list:
     if flat.dtype.kind == "c":
         return flat.view(flat.real.dtype).tolist()
-    if flat.dtype in (np.float16, tf.bfloat16.as_numpy_dtype):
+    if flat.dtype in _SIXTEEN_BIT_FLOATS:
         return flat.view(np.uint16).tolist()
     return flat.tolist()
 

@@ -1,4 +1,6 @@
+import asyncio
 import contextlib
+import types
 import urllib.error
 import urllib.request
 
@@ -7,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.client.rest_client import RestClient
 from serving.errors import invalid_argument
+from serving.server import metrics as metrics_module
 from serving.server.embedded import EmbeddedServer
 from serving.server.http_body import BodyError
 from serving.server.metrics import Metrics
@@ -45,10 +48,9 @@ def test_requests_are_counted_by_model_and_status():
 
 def test_times_are_in_microseconds_under_the_bounds_of_tensorflow_serving(monkeypatch):
     times = iter([10.0, 10.002])
-    monkeypatch.setattr("serving.server.metrics.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr(metrics_module, "time", types.SimpleNamespace(perf_counter=lambda: next(times)))
     metrics = Metrics()
-    with metrics.runtime("m", "Predict"):
-        pass
+    assert asyncio.run(metrics.timed("m", "Predict", asyncio.sleep(0, "answer"))) == "answer"
     samples = _samples(metrics.page())
     labels = {"model_name": "m", "API": "Predict", "runtime": "TF1"}
     assert _count(samples, ":tensorflow:serving:runtime_latency_sum", **labels) == pytest.approx(2000)
