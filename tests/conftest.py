@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 # Test modules may import TensorFlow before anything of the package.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# A shell that starts tests in the background lets them, and all they start, ignore Ctrl-C; some test what it does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

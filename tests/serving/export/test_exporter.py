@@ -1,11 +1,10 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -249,7 +248,7 @@ def test_a_killed_export_leaves_nothing_that_looks_complete_and_the_next_removes
 def test_a_number_is_not_reused_by_whoever_is_killed_while_publishing(tmp_path, monkeypatch):
     with versions.hold(tmp_path) as held:
         with monkeypatch.context() as patch:
-            patch.setattr(versions, "sync", lambda path: os.kill(os.getpid(), signal.SIGINT))
+            patch.setattr(versions, "sync", mock.Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt), versions.staged_version(held):
                 pass
         with versions.staged_version(held) as (version, _):
