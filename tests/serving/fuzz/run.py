@@ -107,6 +107,7 @@ def attack(target: Target, served: ServedModel, root: Path, seed: int, numbers: 
         for first in range(0, len(numbers), _BATCH):
             send_all(numbers[first : first + _BATCH])
             slow.drip()
+            _settle(process, idle=False)
             for problem in [*files.problems(), *log_problems(target.log), *process.problems(idle=False)]:
                 outcome.add(f"seed {seed} before number {first + _BATCH}", "", problem)
             if len(outcome.failures) >= _MAX_FAILURES or target.process.poll() is not None:
@@ -120,17 +121,17 @@ def attack(target: Target, served: ServedModel, root: Path, seed: int, numbers: 
             channel.close()
     outcome.seconds = time.monotonic() - start
     if target.process.poll() is None:
-        _settle(process)
+        _settle(process, idle=True)
         for problem in process.problems(idle=True):
             outcome.add(f"seed {seed}, at the end", "", problem)
         outcome.usage = (process.first, process.now())
     return outcome
 
 
-def _settle(process: ProcessWatch) -> None:
-    """Gives the server a moment to notice that connections are gone."""
+def _settle(process: ProcessWatch, *, idle: bool) -> None:
+    """Gives the server a moment to notice that connections are gone, and to free what their requests held."""
     deadline = time.monotonic() + _SETTLE_SECONDS
-    while process.problems(idle=True) and time.monotonic() < deadline:
+    while process.problems(idle=idle) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
