@@ -196,7 +196,7 @@ class EmbeddedServer:
         stopping = asyncio.Event()
         async with (
             running_grpc_server(manager, metrics, self.host, self.grpc_port, self._limits) as grpc_port,
-            running_rest_server(RestApi(manager, metrics, self._limits), metrics, listening, self._limits),
+            running_rest_server(RestApi(manager, self._limits), metrics, listening, self._limits),
         ):
             started.set_result(_Loop(asyncio.get_running_loop(), stopping, grpc_port))
             await stopping.wait()

@@ -52,6 +52,13 @@ class Observation:
     ) -> None:
         self._metrics.request_ended(self, self._entrypoint, time.perf_counter() - self._start, error)
 
+    async def timed(self, run: Awaitable[Result]) -> Result:
+        """Awaits the run of a signature and measures it with the wait for its batch, as TensorFlow Serving does."""
+        start = time.perf_counter()
+        result = await run
+        self._metrics.run_ended(self, time.perf_counter() - start)
+        return result
+
 
 class Metrics:
     """Counters of one server; several in one process do not mix. Safe to use from many threads."""
@@ -108,12 +115,9 @@ class Metrics:
             labels = request.model_name, request.api, entrypoint
             self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
-    async def timed(self, model_name: str, api: str, run: Awaitable[Result]) -> Result:
-        """Awaits the run of a signature and measures it with the wait for its batch, as TensorFlow Serving does."""
-        start = time.perf_counter()
-        result = await run
-        self._runtime_latency.labels(model_name, api, "TF1").observe((time.perf_counter() - start) * _MICROSECONDS)
-        return result
+    def run_ended(self, request: Observation, seconds: float) -> None:
+        """Counts the time that a request's signature took."""
+        self._runtime_latency.labels(request.model_name, request.api, "TF1").observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
         """Counts an attempt to load a version; `serving.server.version_loader.Events`."""

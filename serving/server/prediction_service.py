@@ -59,8 +59,7 @@ class PredictionService:
             observation.model_name = loaded.name
             inputs = await to_arrays(request.inputs, self._limits.max_elements)
             signature_name = request.model_spec.signature_name
-            run = loaded.run(signature_name, inputs, tuple(request.output_filter))
-            outputs = await self._metrics.timed(loaded.name, observation.api, run)
+            outputs = await observation.timed(loaded.run(signature_name, inputs, tuple(request.output_filter)))
             response = predict_pb2.PredictResponse()
             _fill_spec(response, loaded, signature_name)
             for key, array in outputs.items():
@@ -77,8 +76,7 @@ class PredictionService:
         ):
             observation.model_name = loaded.name
             signature_name = request.model_spec.signature_name
-            run = loaded.classify(signature_name, self._examples(request.input))
-            outputs = await self._metrics.timed(loaded.name, observation.api, run)
+            outputs = await observation.timed(loaded.classify(signature_name, self._examples(request.input)))
             response = classification_pb2.ClassificationResponse()
             _fill_spec(response, loaded, signature_name)
             _fill_classes(response.result, outputs)
@@ -92,8 +90,7 @@ class PredictionService:
         ):
             observation.model_name = loaded.name
             signature_name = request.model_spec.signature_name
-            run = loaded.regress(signature_name, self._examples(request.input))
-            outputs = await self._metrics.timed(loaded.name, observation.api, run)
+            outputs = await observation.timed(loaded.regress(signature_name, self._examples(request.input)))
             response = regression_pb2.RegressionResponse()
             _fill_spec(response, loaded, signature_name)
             for value in outputs[VALUES_KEY].ravel().tolist():

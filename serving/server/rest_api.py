@@ -13,7 +13,7 @@ from serving.server.json_outputs import format_outputs
 from serving.server.limits import Limits
 from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import ModelManager
-from serving.server.metrics import Metrics, Observation
+from serving.server.metrics import Observation
 from serving.server.model_messages import metadata_json, status_json
 from serving.server.off_loop import LARGE_BYTES, off_loop
 from serving.server.rest_routes import Route
@@ -22,10 +22,9 @@ from serving.server.rest_routes import Route
 class RestApi:
     """Answers requests whose path and body have been read. Belongs to one event loop."""
 
-    def __init__(self, manager: ModelManager, metrics: Metrics, limits: Limits):
-        """Keeps what answers, what counts and what is accepted."""
+    def __init__(self, manager: ModelManager, limits: Limits):
+        """Keeps what answers and what is accepted."""
         self._manager = manager
-        self._metrics = metrics
         self._limits = limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
@@ -34,7 +33,7 @@ class RestApi:
         Args:
           route: what is asked for.
           body: of the request; only POST requests have one.
-          observation: where the model that answers is noted.
+          observation: where the model that answers is noted, and its run timed.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
@@ -58,7 +57,7 @@ class RestApi:
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
             inputs = await off_loop(is_large, parse_inputs, document, _signature(loaded, name).definition)
-            outputs = await self._metrics.timed(loaded.name, route.method, loaded.run(name, inputs))
+            outputs = await observation.timed(loaded.run(name, inputs))
         return await off_loop(is_large, format_outputs, outputs, rows="instances" in document)
 
     async def _on_examples(self, route: Route, body: bytes, observation: Observation) -> bytes:
@@ -66,10 +65,9 @@ class RestApi:
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
             if route.method == rest_routes.CLASSIFY:
-                run = loaded.classify(name, examples)
-                return _format_classes(await self._metrics.timed(loaded.name, route.method, run))
-            run = loaded.regress(name, examples)
-            return _format_results((await self._metrics.timed(loaded.name, route.method, run))[VALUES_KEY].ravel())
+                return _format_classes(await observation.timed(loaded.classify(name, examples)))
+            outputs = await observation.timed(loaded.regress(name, examples))
+            return _format_results(outputs[VALUES_KEY].ravel())
 
 
 def _read_examples(body: bytes, max_bytes: int) -> tuple[str, np.ndarray]:

@@ -38,7 +38,7 @@ _VALUE_FIELDS: dict[int, tuple[np.dtype, str]] = {
 _TYPES = {dtype: (number, field) for number, (dtype, field) in _VALUE_FIELDS.items()}
 _BOOL = np.dtype(np.bool_)
 # These travel as the integers of their bits.
-_SIXTEEN_BIT_FLOATS = (np.dtype(np.float16), np.dtype(tf.bfloat16.as_numpy_dtype))
+_SIXTEEN_BIT_FLOATS = tuple(dtype for dtype, field in _VALUE_FIELDS.values() if field == "half_val")
 
 
 async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:

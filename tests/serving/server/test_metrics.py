@@ -50,7 +50,9 @@ def test_times_are_in_microseconds_under_the_bounds_of_tensorflow_serving(monkey
     times = iter([10.0, 10.002])
     monkeypatch.setattr(metrics_module, "time", types.SimpleNamespace(perf_counter=lambda: next(times)))
     metrics = Metrics()
-    assert asyncio.run(metrics.timed("m", "Predict", asyncio.sleep(0, "answer"))) == "answer"
+    observation = metrics.request("GRPC", "Predict")
+    observation.model_name = "m"
+    assert asyncio.run(observation.timed(asyncio.sleep(0, "answer"))) == "answer"
     samples = _samples(metrics.page())
     labels = {"model_name": "m", "API": "Predict", "runtime": "TF1"}
     assert _count(samples, ":tensorflow:serving:runtime_latency_sum", **labels) == pytest.approx(2000)
