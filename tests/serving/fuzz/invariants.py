@@ -23,6 +23,7 @@ MAX_GROWTH_MEBIBYTES = 300
 MAX_MORE_THREADS = 32
 MAX_MORE_FILES = 16
 MAX_PROBE_SECONDS = 10.0
+SETTLE_SECONDS = 10.0
 _IN_ACCESS, _IN_OPEN = 0x1, 0x20
 
 
@@ -58,6 +59,13 @@ class ProcessWatch:
             for name, limit in limits.items()
             if now[name] - self.first[name] > limit
         ]
+
+    def problems_once_settled(self, *, idle: bool) -> list[str]:
+        """What stays wrong after a moment to notice that connections are gone, and free what their requests held."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (found := self.problems(idle=idle)) and self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
 
 
 class FileWatch:

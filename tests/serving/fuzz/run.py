@@ -30,7 +30,6 @@ _BATCH = 1_000
 _WARM_UP_REQUESTS = 300
 _MAX_FAILURES = 25
 _HTTP_SHARE = 0.6
-_SETTLE_SECONDS = 10.0
 
 
 @dataclasses.dataclass
@@ -107,8 +106,8 @@ def attack(target: Target, served: ServedModel, root: Path, seed: int, numbers: 
         for first in range(0, len(numbers), _BATCH):
             send_all(numbers[first : first + _BATCH])
             slow.drip()
-            _settle(process, idle=False)
-            for problem in [*files.problems(), *log_problems(target.log), *process.problems(idle=False)]:
+            memory = process.problems_once_settled(idle=False)
+            for problem in [*files.problems(), *log_problems(target.log), *memory]:
                 outcome.add(f"seed {seed} before number {first + _BATCH}", "", problem)
             if len(outcome.failures) >= _MAX_FAILURES or target.process.poll() is not None:
                 break
@@ -121,18 +120,10 @@ def attack(target: Target, served: ServedModel, root: Path, seed: int, numbers: 
             channel.close()
     outcome.seconds = time.monotonic() - start
     if target.process.poll() is None:
-        _settle(process, idle=True)
-        for problem in process.problems(idle=True):
+        for problem in process.problems_once_settled(idle=True):
             outcome.add(f"seed {seed}, at the end", "", problem)
         outcome.usage = (process.first, process.now())
     return outcome
-
-
-def _settle(process: ProcessWatch, *, idle: bool) -> None:
-    """Gives the server a moment to notice that connections are gone, and to free what their requests held."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while process.problems(idle=idle) and time.monotonic() < deadline:
-        time.sleep(0.2)
 
 
 def main() -> int:
