@@ -1,16 +1,21 @@
 """One Bazel target per pytest file."""
 
-load("@rules_python//python:defs.bzl", "py_test")
+load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
 _PYTEST_MAIN = "//tools/bazel:pytest_main.py"
 
 def pytest_tests(files, deps = []):
-    """Declares a test target for each file, named after it.
+    """Declares a test target for each file, named after it, and `support`, what tests of other packages may read.
 
     Args:
       files: The test files of the package, usually from a glob.
       deps: What of other test packages they read.
     """
+    py_library(
+        name = "support",
+        srcs = native.glob(["*.py"], exclude = ["test_*.py"]),
+        visibility = ["//tests:__subpackages__"],
+    )
     for file in files:
         py_test(
             name = file[:-len(".py")],
