@@ -5,10 +5,10 @@ import math
 
 from tqdm import tqdm
 
-from beam_pipelines.client_stages import ClientRules, client_stages
-from beam_pipelines.job import DatasetJob, JobOptions, Summary, run_dataset_job
+from beam_pipelines.dataset.clients import ClientRules, client_stages
+from beam_pipelines.dataset.job import DatasetJob, JobOptions, Summary, run_dataset_job
 from beam_pipelines.raw_data import RawData
-from beam_pipelines.splits import SplitRule
+from beam_pipelines.rules import SplitRule
 from beam_pipelines.validation import ExampleRule
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError

@@ -151,22 +151,22 @@ def _femnist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str
 
 def _nist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
     from beam_pipelines.nist import num_nist_classes
-    from tff_pdp.data.user_datasets import build_nist_sd19
+    from beam_pipelines.sources.user_builders import build_nist_sd19
 
     num_classes = num_nist_classes(options.classes)
     return _prepare(build_nist_sd19, num_classes, options, pipeline_args, classes=options.classes)
 
 
 def _celeba(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
-    from tff_pdp.data.celeba import CELEBA_CLASSES
-    from tff_pdp.data.user_datasets import build_celeba
+    from beam_pipelines.sources.celeba import CELEBA_CLASSES
+    from beam_pipelines.sources.user_builders import build_celeba
 
     arguments = {name: getattr(options, name) for name in ("attribute", "split", "images")}
     return _prepare(build_celeba, CELEBA_CLASSES, options, pipeline_args, **arguments)
 
 
 def _fed_emnist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
-    from tff_pdp.data.user_datasets import build_fed_emnist
+    from beam_pipelines.sources.user_builders import build_fed_emnist
 
     return _prepare(build_fed_emnist, options.num_classes, options, pipeline_args)
 
@@ -180,7 +180,7 @@ def _prepare(
 ) -> str:
     """Prepares raw data that a function of `tff_pdp.registry.DATASETS` describes."""
     from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
-    from tff_pdp.config import DataConfig
+    from tff_pdp.experiment.config import DataConfig
 
     job = build_options(ClientDatasetOptions, options, pipeline_args, num_classes=num_classes)
     source = build.__name__.removeprefix("build_")

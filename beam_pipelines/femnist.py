@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
-from beam_pipelines.job import Summary
-from beam_pipelines.leaf import leaf_images
+from beam_pipelines.dataset.job import Summary
+from beam_pipelines.sources.leaf import leaf_images
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from beam_pipelines.schema import Unusable, UserRecord, raw_excerpt
+from beam_pipelines.records import Unusable, UserRecord, raw_excerpt
 from beam_pipelines.validation import user_problem
 
 TRAIN, TEST = "train", "test"

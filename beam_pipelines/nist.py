@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from beam_pipelines.image_files import hash_images
-from beam_pipelines.nist_stages import BY_CLASS, BY_WRITE, NistStages, images_in
 from beam_pipelines.raw_data import RawData
+from beam_pipelines.sources.images import hash_images
+from beam_pipelines.sources.nist import BY_CLASS, BY_WRITE, NistStages, images_in
 from tff_pdp.errors import ConfigError, DataError
 
 NIST_SHAPE = (28, 28, 1)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from beam_pipelines.schema import UserRecord
+from beam_pipelines.records import UserRecord
 
 if TYPE_CHECKING:
     # They start Beam, which describing raw data does not need.
     from beam_pipelines.client_dataset_job import ClientDatasetOptions
-    from beam_pipelines.client_stages import ClientRules
-    from beam_pipelines.job import Summary
+    from beam_pipelines.dataset.clients import ClientRules
+    from beam_pipelines.dataset.job import Summary
     from beam_pipelines.stages import Stage
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.schema import Reason, Unusable, UserRecord
+from beam_pipelines.records import Reason, Unusable, UserRecord
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 NUM_SILOS, NUM_FEATURES = 139, 28
-_SEED = 20230816
+_SCHOOL_SEED = 20230816
 # Training examples of the real silos after the split: their quantiles at 0, 1/14, ... 1.
 _SIZE_QUANTILES = (17, 28, 37, 48, 57, 65, 75, 82, 90, 103, 114, 125, 143, 160, 200)
 
@@ -50,7 +50,7 @@ def _read_training_parts(file: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     import scipy.io  # Only the environments that run this workload have it.
 
     cells = scipy.io.loadmat(str(file))
-    rng = np.random.default_rng(_SEED)
+    rng = np.random.default_rng(_SCHOOL_SEED)
     silos = []
     for x, y in zip(cells["X"][0], cells["Y"][0], strict=True):
         # 80/20, the test part rounded up.
@@ -60,7 +60,7 @@ def _read_training_parts(file: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _draw_silos(num_silos: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(_SEED)
+    rng = np.random.default_rng(_SCHOOL_SEED)
     quantiles = np.linspace(0, 1, len(_SIZE_QUANTILES))
     sizes = np.interp(np.linspace(0, 1, num_silos), quantiles, _SIZE_QUANTILES).round().astype(int)
     common = rng.normal(0, 0.03, NUM_FEATURES)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.client_ids import ClientIdHash
-from serving.production.command import add_commands
+from serving.commands import add_commands
 from tff_pdp.errors import ServingError, UserError
 
 VERIFY = """\

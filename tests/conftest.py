@@ -64,7 +64,7 @@ def one_fresh_process(fresh_process):
 def client_folder(tmp_path_factory):
     """A prepared client dataset of three silos of digits."""
     from tff_pdp.data.sources import write_digits_leaf
-    from tff_pdp.runtime.prepare import prepare_clients
+    from tff_pdp.experiment.prepare import prepare_clients
 
     folder = tmp_path_factory.mktemp("three_silos")
     write_digits_leaf(folder / "leaf", num_clients=3, concentration=1.0, seed=0)
@@ -98,6 +98,6 @@ def experiment(client_folder, tmp_path):
 
 
 def _load_demo(overrides):
-    from tff_pdp.config import load_config
+    from tff_pdp.experiment.config import load_config
 
     return load_config(Path(__file__).parent.parent / "configs" / "demo.yaml", overrides)

@@ -7,7 +7,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tff_pdp import __version__, account_command
+from tff_pdp import __version__
+from tff_pdp.commands import account as account_command
 from tff_pdp.errors import UserError
 from tff_pdp.reproduce.settings import SETTINGS
 
@@ -290,7 +291,7 @@ def _lazily(name: str):
     """Imports a command's module only when the command runs."""
 
     def run(options: argparse.Namespace) -> int:
-        from tff_pdp import commands
+        from tff_pdp.commands import experiment as commands
 
         return getattr(commands, name)(options)
 

@@ -19,8 +19,8 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from beam_pipelines.epidemic.pets_files import STATE_NAMES, TABLES, paths_of, plain_type
-from beam_pipelines.schema import DeadLetter, Reason
+from beam_pipelines.contact_graph.tables import STATE_NAMES, TABLES, paths_of, plain_type
+from beam_pipelines.records import DeadLetter, Reason
 from tff_pdp.errors import DataError
 
 # The type stubs do not know its functions.

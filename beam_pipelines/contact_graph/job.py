@@ -19,8 +19,8 @@ from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_tab
 from beam_pipelines.contact_graph.people_rules import PeopleRules
 from beam_pipelines.contact_graph.people_stages import people_stages
 from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout
-from beam_pipelines.epidemic.pets_files import read_observed_days
-from beam_pipelines.job import DatasetJob, JobOptions, Summary, run_dataset_job
+from beam_pipelines.contact_graph.tables import read_observed_days
+from beam_pipelines.dataset.job import DatasetJob, JobOptions, Summary, run_dataset_job
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from beam_pipelines.accounting import count_dropped, count_kept, count_read, count_rows
 from beam_pipelines.contact_graph.exchange import gather
 from beam_pipelines.contact_graph.people import People
 from beam_pipelines.contact_graph.people_rules import SILO_NAMES, PeopleRules
 from beam_pipelines.contact_graph.person_features import PERSON_FEATURES
+from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read, count_rows
 from beam_pipelines.keyed_hash import keyed_uint64
-from beam_pipelines.schema import Reason
+from beam_pipelines.records import Reason
 from beam_pipelines.stages import Piece, TaskContext
 from tff_pdp.data.manifest import SPLITS
 

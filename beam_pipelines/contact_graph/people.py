@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_pipelines.io.staging import remove
+from beam_pipelines.dataset.staging import remove
 
 PEOPLE_FOLDER = ".people"
 # Days that never come, for those who do not fall ill or recover.

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from beam_pipelines.accounting import count_rows
 from beam_pipelines.contact_graph.exchange import Columns, gather, partition_of, scatter
 from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
 from beam_pipelines.contact_graph.order_people import ORDER, OrderPeople
@@ -13,9 +12,10 @@ from beam_pipelines.contact_graph.people import NEVER
 from beam_pipelines.contact_graph.people_rules import SILO_NAMES, PeopleRules
 from beam_pipelines.contact_graph.person_features import PERSON_FEATURES, SECONDS_PER_DAY, person_features
 from beam_pipelines.contact_graph.row_steps import as_ids, count_read_rows, drop_rows, find_places, unique_rows
-from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, HOME
-from beam_pipelines.io.shards import DeadLetterFile
-from beam_pipelines.schema import Reason
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, HOME
+from beam_pipelines.dataset.accounting import count_rows
+from beam_pipelines.dataset.shards import DeadLetterFile
+from beam_pipelines.records import Reason
 from beam_pipelines.stages import Piece, Stage, TaskContext, partition_stage
 
 READ, JOIN, DESCRIBE = "read_people", "join_people", "describe_people"

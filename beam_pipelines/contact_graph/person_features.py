@@ -5,7 +5,7 @@ Ranges are public constants, beyond which values are cut off: they are the same 
 
 import numpy as np
 
-from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, FEMALE, MALE
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FEMALE, MALE
 
 SECONDS_PER_DAY = 86_400
 OLDEST = 100

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow
 
-from beam_pipelines.accounting import count_rows
 from beam_pipelines.contact_graph.input_tables import InputRows
-from beam_pipelines.io.shards import DeadLetterFile
-from beam_pipelines.schema import DeadLetter, Reason
+from beam_pipelines.dataset.accounting import count_rows
+from beam_pipelines.dataset.shards import DeadLetterFile
+from beam_pipelines.records import DeadLetter, Reason
 from beam_pipelines.stages import TaskContext
 
 # Of rows that were dropped, how many a dead letter is written for at a time; all are counted.

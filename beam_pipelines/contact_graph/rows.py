@@ -15,7 +15,7 @@ import numpy as np
 from beam_pipelines.contact_graph.people import People
 from beam_pipelines.contact_graph.person_features import PERSON_FEATURES, SECONDS_PER_DAY, to_bytes
 from beam_pipelines.contact_graph.sampling import Pairs
-from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 
 LAYOUTS = ("slots", "summary", "exposure")
 NUM_CLASSES = 2

@@ -7,8 +7,8 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import AsIter, PCollection, TaggedOutput
 
+from beam_pipelines.engine.stages import Origin, decode_pieces, encode_piece
 from beam_pipelines.engine.tasks import TaskRun
-from beam_pipelines.io.piece_files import Origin, decode_pieces, encode_piece
 from beam_pipelines.stages import Stage
 
 _DONE = "done"

@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from tqdm import tqdm
 
 from beam_pipelines.engine.one_pipeline import add_stages
-from beam_pipelines.engine.staged import add_stage, remove_used_pieces
+from beam_pipelines.engine.pipelines import add_stage, remove_used_pieces
 from beam_pipelines.io.reports import count_done, stage_counts, stage_errors
 from beam_pipelines.stages import Stage
 from tff_pdp.errors import DataError

@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, FORMATS
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FORMATS
 
 
 def add_epidemic_commands(jobs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_pipelines.epidemic.pets_files import COLLEGE, FEMALE, HOME, MALE, OTHER, RELIGION, SCHOOL, SHOPPING, WORK
+from beam_pipelines.contact_graph.tables import COLLEGE, FEMALE, HOME, MALE, OTHER, RELIGION, SCHOOL, SHOPPING, WORK
 
 Columns = dict[str, NDArray[Any]]
 

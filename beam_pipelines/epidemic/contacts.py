@@ -8,7 +8,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from beam_pipelines.epidemic.pets_files import read_batches, read_observed_days
+from beam_pipelines.contact_graph.tables import read_batches, read_observed_days
 from tff_pdp.errors import DataError
 
 # Seconds are summed as int32, which is 68 years: with 49 people, 17 months without a break.

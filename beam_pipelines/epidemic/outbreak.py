@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from beam_pipelines.contact_graph.tables import STATE_NAMES
 from beam_pipelines.epidemic.contacts import Contacts, read_contacts
-from beam_pipelines.epidemic.pets_files import STATE_NAMES
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from beam_pipelines.keyed_hash import mix
 from tff_pdp.errors import ConfigError

@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, HOME, OTHER, write_about
 from beam_pipelines.epidemic import community as communities
 from beam_pipelines.epidemic.community import Columns, Community
-from beam_pipelines.epidemic.pets_files import ACTIVITY_NAMES, HOME, OTHER, write_about
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from tff_pdp.errors import ConfigError
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from beam_pipelines.epidemic.pets_files import FEMALE, MALE, OTHER, UNKNOWN_SEX, write_about
+from beam_pipelines.contact_graph.tables import FEMALE, MALE, OTHER, UNKNOWN_SEX, write_about
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from tff_pdp.errors import ConfigError, DataError
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from beam_pipelines.epidemic.pets_files import FORMATS, TABLES, paths_of, plain_type
-from beam_pipelines.io.staging import remove
+from beam_pipelines.contact_graph.tables import FORMATS, TABLES, paths_of, plain_type
+from beam_pipelines.dataset.staging import remove
 from tff_pdp.errors import ConfigError, DataError
 
 _ROWS_PER_GROUP = 1 << 20

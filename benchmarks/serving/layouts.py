@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from serving.export.personal_models import CLUSTERS, HYPERNETWORK, STACKED, PersonalModels
+from serving.models import CLUSTERS, HYPERNETWORK, STACKED, PersonalModels
 from tff_pdp.models.base import Model
 from tff_pdp.models.hypernetwork import Hypernetwork
 from tff_pdp.models.mlp import build_mlp

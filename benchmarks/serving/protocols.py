@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.preprocessing.measured import python_module
+from benchmarks.measured import python_module
 from benchmarks.serving.layouts import NUM_FEATURES, client_id
 from serving.client.grpc_client import GrpcClient
 

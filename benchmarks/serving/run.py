@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe_machine
-from benchmarks.preprocessing.measured import python_module
+from benchmarks.measured import python_module
 from benchmarks.serving.latency import measure_latencies
 from benchmarks.serving.layouts import LAYOUTS, NUM_FEATURES, build_models
 from benchmarks.serving.protocols import measure_protocols, measure_throughput
 from serving.export.exporter import export_models
 from serving.export.per_client import export_per_client
-from serving.export.personal_models import STACKED
+from serving.models import STACKED
 from serving.saved_model.servable import load_servable
 
 OUTPUT = pathlib.Path(__file__).parents[1] / "results" / "serving.json"

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from serving.export.image_inputs import takes_images
 from serving.export.layouts import weight_bytes_per_example
-from serving.export.personal_models import GLOBAL_ROW, Arrays, PersonalModels
 from serving.export.served_module import answers_of
 from serving.export.signatures import examples_signature
+from serving.models import GLOBAL_ROW, Arrays, PersonalModels
 from serving.saved_model import layout
 from serving.saved_model.servable import load_servable
 from serving.saved_model.warmup import example

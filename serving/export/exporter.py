@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from serving.export import expectations, layouts
 from serving.export.model_checks import check_models, check_references
-from serving.export.personal_models import Arrays, PersonalModels
 from serving.export.served_module import ServedModule, write_vocabulary
 from serving.export.signatures import build_signatures, finish_signatures, signature_names
 from serving.export.versions import HeldBasePath, hold, staged_version
+from serving.models import Arrays, PersonalModels
 from serving.saved_model import layout, manifest, warmup
 from serving.verify.fresh_process import Expectation, FreshProcess
 

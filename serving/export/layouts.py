@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from serving.export.personal_models import PersonalModels
+from serving.models import PersonalModels
 
 # The graph and the other small files, and a loaded graph with its session: with TensorFlow 2.14, 90 to 230 KB and 5 to
 # 11 MB of a small perceptron and a small convolutional network; large ones have more.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from serving.export.personal_models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
 from serving.export.served_module import GLOBAL_ID
+from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
 from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
 

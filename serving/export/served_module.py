@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from serving.export.personal_models import GLOBAL_ROW, PersonalModels
+from serving.models import GLOBAL_ROW, PersonalModels
 from tff_pdp.models.base import Model, Weights
 
 # The vocabulary's first line, so that the others are numbered from one; TensorFlow refuses an empty line, and a file

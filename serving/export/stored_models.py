@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from serving.export.model_checks import check_models
-from serving.export.personal_models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, Arrays, PersonalModels
 from serving.export.served_module import GLOBAL_ID
+from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, Arrays, PersonalModels
 from serving.saved_model import layout
 from serving.saved_model.checks import check_export
 from tff_pdp.errors import ServingError

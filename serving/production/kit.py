@@ -20,7 +20,7 @@ from serving.production.kit_options import (
 from serving.production.kit_readme import readme
 from serving.production.models_config import write_model_config_file
 from serving.saved_model import layout
-from serving.server.model_config import Latest, ServedModel, Specific
+from serving.tf_serving import Latest, ServedModel, Specific
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text
 

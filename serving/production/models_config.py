@@ -9,7 +9,7 @@ from google.protobuf import text_format
 # pyright: reportAttributeAccessIssue=false
 from tensorflow_serving.config import model_server_config_pb2
 
-from serving.server.model_config import All, Latest, ServedModel
+from serving.tf_serving import All, Latest, ServedModel
 from tff_pdp.files import replace_text
 
 

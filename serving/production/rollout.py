@@ -11,7 +11,7 @@ from serving.client.grpc_client import GrpcClient
 from serving.production.exports import check_versions
 from serving.production.models_config import to_proto, write_model_config_file
 from serving.production.rollout_plan import Rollout, plan_promotion, plan_rollout
-from serving.server.model_config import read_model_config_file
+from serving.tf_serving import read_model_config_file
 from tff_pdp.errors import ServingError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0

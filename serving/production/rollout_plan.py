@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from serving.server.model_config import ServedModel, Specific
+from serving.tf_serving import ServedModel, Specific
 from tff_pdp.errors import ServingError
 
 STABLE, CANARY = "stable", "canary"

@@ -8,7 +8,7 @@ from serving.production.exports import complete_versions
 from serving.production.image import CONFIG_FILE, DOCKER_IMAGE, LABELS_ARGUMENT, MODELS_DIRECTORY, owner
 from serving.production.models_config import write_model_config_file
 from serving.saved_model import layout
-from serving.server.model_config import ServedModel, read_model_config_file
+from serving.tf_serving import ServedModel, read_model_config_file
 from tff_pdp.errors import ServingError
 
 

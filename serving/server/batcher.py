@@ -12,7 +12,7 @@ import numpy as np
 
 from serving.errors import RequestError
 from serving.saved_model.signatures import Tensors
-from serving.server.batching import BatchingOptions
+from serving.server.options import BatchingOptions
 
 Inputs = Mapping[str, np.ndarray]
 Run = Callable[[Inputs], Tensors]

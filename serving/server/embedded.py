@@ -14,15 +14,15 @@ from typing import Any
 
 from serving.production.image import METRICS_PATH
 from serving.saved_model import layout
-from serving.server.batching import BatchingOptions
 from serving.server.failures import log_failure
 from serving.server.grpc_server import check_port, running_grpc_server
 from serving.server.limits import Limits
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
-from serving.server.model_config import ServedModel
+from serving.server.options import BatchingOptions
 from serving.server.rest_api import RestApi
 from serving.server.rest_server import bind, running_rest_server
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)

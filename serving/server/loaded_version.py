@@ -11,7 +11,7 @@ import numpy as np
 from serving.saved_model.servable import Servable, filtered
 from serving.saved_model.signatures import Signature, Tensors, check_classes, check_values
 from serving.server.batcher import Batcher, OnBatch
-from serving.server.batching import BatchingOptions
+from serving.server.options import BatchingOptions
 
 Result = TypeVar("Result")
 

@@ -15,12 +15,12 @@ from serving.errors import RequestError, invalid_argument
 from serving.saved_model import layout
 from serving.saved_model.servable import Servable, load_servable
 from serving.server import version_status
-from serving.server.batching import BatchingOptions
 from serving.server.loaded_version import LoadedVersion
-from serving.server.model_config import ServedModel
 from serving.server.model_table import ModelSpec, ModelTable
-from serving.server.version_loader import Events, VersionLoader
+from serving.server.options import BatchingOptions
 from serving.server.version_status import StatusBoard, VersionStatus
+from serving.server.versions import Events, VersionLoader
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
 
 from serving.server.grpc_methods import method_handler
 from serving.server.manager import ModelManager
-from serving.server.model_config import from_proto
 from serving.server.model_messages import requested_spec, status_response
+from serving.tf_serving import from_proto
 
 
 class ModelService:

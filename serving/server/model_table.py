@@ -7,7 +7,7 @@ import grpc
 
 from serving.errors import RequestError, invalid_argument
 from serving.server.loaded_version import LoadedVersion
-from serving.server.model_config import ServedModel
+from serving.tf_serving import ServedModel
 
 Versions = Mapping[int, LoadedVersion]
 

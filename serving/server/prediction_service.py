@@ -26,7 +26,7 @@ from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
 from serving.server.model_messages import SIGNATURE_DEF, metadata_response, requested_spec
-from serving.server.tensor_protos import fill, to_arrays
+from serving.server.tensors import fill, to_arrays
 
 _ENTRYPOINT = "GRPC"
 

@@ -8,7 +8,7 @@ from tff_pdp.algorithms.ifca import build_ifca
 from tff_pdp.algorithms.ifca_fed_avg import build_ifca_fed_avg
 from tff_pdp.algorithms.ifca_finetune import build_ifca_finetune
 from tff_pdp.algorithms.ifca_local import build_ifca_local
-from tff_pdp.algorithms.ifca_mr_mtl import build_ifca_mr_mtl
+from tff_pdp.algorithms.whole_models.ifca import build_ifca_mr_mtl
 
 CENTROIDS = (1.0, 3.0)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
 from tff_pdp.algorithms.base import LocalSteps
 from tff_pdp.algorithms.local_sgd import View, local_sgd
-from tff_pdp.registry import ALGORITHMS
+from tff_pdp.experiment.registry import ALGORITHMS
 
 
 def test_two_steps_by_hand():

@@ -9,10 +9,10 @@ import tensorflow as tf
 from tests.algorithms.algorithm_support import NO_DATA
 from tests.algorithms.two_part_support import HEAD, assert_values, hparams, product_to, two_weights, values
 from tff_pdp.algorithms.base import split
-from tff_pdp.algorithms.centaur import build_centaur
-from tff_pdp.algorithms.fed_per import build_fed_per
 from tff_pdp.algorithms.fed_rep import build_fed_rep
 from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.algorithms.shared_parts.centaur import build_centaur
+from tff_pdp.algorithms.shared_parts.fed_per import build_fed_per
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.mlp import build_mlp
 

@@ -12,8 +12,8 @@ from beam_pipelines.__main__ import build_parser, main
 from beam_pipelines.client_dataset_job import ClientDatasetOptions
 from beam_pipelines.femnist import FemnistOptions
 from beam_pipelines.nist import CLASS_CHOICES
+from beam_pipelines.sources.celeba import CELEBA_SPLITS, CelebaOptions
 from tests.beam_pipelines.conftest import contents, make_leaf, make_user
-from tff_pdp.data.celeba import CELEBA_SPLITS, CelebaOptions
 from tff_pdp.data.manifest import Manifest, Tally
 
 JOBS = ("femnist", "nist", "celeba", "fed-emnist")

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from beam_pipelines.splits import SplitRule, keyed_hash
+from beam_pipelines.rules import SplitRule, keyed_hash
 
 
 def names(count):

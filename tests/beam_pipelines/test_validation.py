@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from beam_pipelines.schema import Reason, UserRecord
+from beam_pipelines.records import Reason, UserRecord
 from beam_pipelines.validation import ExampleRule, user_problem
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks import rounds
-from benchmarks.measure import measure
-from benchmarks.workloads import build_workload
+from benchmarks.rounds import run as rounds
+from benchmarks.rounds.measure import measure
+from benchmarks.rounds.workloads import build_workload
 
 # Answers what it is told to: `name log {request or request and round: answer or action}`.
 FAKE = """

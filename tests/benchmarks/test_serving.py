@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.serving import latency, protocols, run
 from benchmarks.serving.layouts import LAYOUTS, build_models, client_id
-from serving.export.personal_models import STACKED
+from serving.models import STACKED
 from serving.server.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")

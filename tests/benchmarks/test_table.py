@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.table import BEGIN, END, main, render, replace_between_markers
+from benchmarks.rounds.table import BEGIN, END, main, render, replace_between_markers
 
 
 def row(contender, seconds, **more):

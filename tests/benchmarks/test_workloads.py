@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.workloads import WORKLOADS, build_workload
+from benchmarks.rounds.workloads import WORKLOADS, build_workload
 
 
 def test_a_round_of_w1_and_w2_is_a_hundred_steps_of_ten_examples():

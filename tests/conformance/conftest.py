@@ -43,9 +43,9 @@ def addresses(request):
         return
     from serving.production.image import CONFIG_FILE
     from serving.production.kit_options import BATCHING_FILE
-    from serving.server.batching import read_batching_file
     from serving.server.embedded import EmbeddedServer
-    from serving.server.model_config import read_model_config_file
+    from serving.server.options import read_batching_file
+    from serving.tf_serving import read_model_config_file
 
     folder = request.getfixturevalue("models_folder")
     models = read_model_config_file(folder / CONFIG_FILE)

@@ -16,7 +16,7 @@ from serving.production.image import CONFIG_FILE, MODELS_DIRECTORY
 from serving.production.kit_options import BATCHING_FILE, KitOptions, batching_parameters
 from serving.production.models_config import write_model_config_file
 from serving.production.tf_serving import docker_run
-from serving.server.model_config import ServedModel, Specific
+from serving.tf_serving import ServedModel, Specific
 
 CLASSIFIER, REGRESSION = "conformance", "conformance_regression"
 CLIENT_IDS = ("alice", "bob", "é ü")
@@ -109,7 +109,7 @@ def _drawing(seed: int):
 
 def _export(base_path: Path, known: KnownModel, process) -> None:
     from serving.export.exporter import export_models
-    from serving.export.personal_models import PersonalModels
+    from serving.models import PersonalModels
     from tff_pdp.models.linear_regression import build_linear_regression
     from tff_pdp.models.mlp import build_mlp
 

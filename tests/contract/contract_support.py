@@ -6,12 +6,12 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from tff_pdp.experiment.hparams import build_algorithm
+from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.mlp import build_mlp
-from tff_pdp.privacy.dp_sgd import build_dp_sgd
-from tff_pdp.privacy.selection import build_selector
+from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.processes.compose import client_params_columns, compose
-from tff_pdp.runtime.algorithm_settings import build_algorithm
-from tff_pdp.runtime.run_key import RunKey
 
 MODEL = build_mlp((2, 2, 1), 3, (4,))
 # Noise of this one is drawn step by step.

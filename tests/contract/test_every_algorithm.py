@@ -24,13 +24,13 @@ from tests.contract.contract_support import (
 )
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
-from tff_pdp.privacy.dp_sgd import build_dp_sgd
-from tff_pdp.privacy.selection import NOTHING, build_selector
+from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.mechanisms.selection import NOTHING, build_selector
 from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import client_data_type, client_params_type
-from tff_pdp.registry import ALGORITHMS
-from tff_pdp.runtime.checkpoint import Checkpoint, load_latest, save
-from tff_pdp.runtime.run_key import RunKey
+from tff_pdp.training.checkpoint import Checkpoint, load_latest, save
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))

@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from serving.export.exporter import export_models
-from serving.export.personal_models import CLUSTERS, HYPERNETWORK, STACKED
+from serving.models import CLUSTERS, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
 from tests.contract.contract_support import MODEL, SIZES, build, ready, run
-from tff_pdp.registry import ALGORITHMS
+from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.personal_models.served import build_served_models
+from tff_pdp.personal_models.trained_clients import TrainedClients
 from tff_pdp.runtime.engines import build_engine
-from tff_pdp.runtime.served_models import build_served_models
-from tff_pdp.runtime.trained_clients import TrainedClients
 
 IDS = [f"client {index}" for index in range(len(SIZES))]
 ALL, HEADS = sorted(MODEL.init(0)), sorted(MODEL.head)

@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER, assert_close, client_data, leaves
 from tff_pdp.algorithms.minibatch import build_minibatch
-from tff_pdp.privacy.accountants import Adjacency
-from tff_pdp.privacy.user_noise import FixedClip, UserMechanism
+from tff_pdp.experiment.hparams import build_algorithm
+from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.privacy.accounting.accountants import Adjacency
+from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserMechanism
 from tff_pdp.privacy.user_plan import UserPlan
 from tff_pdp.processes.aggregation import UserSum, start_user_sum
 from tff_pdp.processes.compose import client_params_columns, compose
-from tff_pdp.registry import ALGORITHMS
-from tff_pdp.runtime.algorithm_settings import build_algorithm
 from tff_pdp.runtime.dry_run import num_released
-from tff_pdp.runtime.run_key import RunKey
 
 KEY = RunKey.from_test_seed(5)
 RATE, COHORT = 0.5, 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tff_pdp.demo import run_demo
+from tff_pdp.commands.demo import run_demo
 from tff_pdp.errors import ConfigError, UserError
 
 

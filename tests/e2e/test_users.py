@@ -9,15 +9,15 @@ import tensorflow as tf
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.server.embedded import EmbeddedServer
-from tff_pdp.config import load_config
 from tff_pdp.data.sources import write_digits_leaf
-from tff_pdp.runtime.experiment import experiment_engine
-from tff_pdp.runtime.export import export_experiment, exported_ids
-from tff_pdp.runtime.prepare import prepare_clients
-from tff_pdp.runtime.results import load_trained
-from tff_pdp.runtime.served_models import served_models
-from tff_pdp.runtime.train import train
-from tff_pdp.runtime.trained_clients import trained_clients
+from tff_pdp.experiment.build import experiment_engine
+from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.served import served_models
+from tff_pdp.personal_models.trained_clients import trained_clients
+from tff_pdp.training.evaluate import load_trained
+from tff_pdp.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")
 

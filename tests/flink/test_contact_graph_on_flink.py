@@ -4,7 +4,7 @@ from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_gr
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.table_writer import TableFormat
-from tests.beam_pipelines.test_femnist import contents
+from tests.beam_pipelines.dataset.test_femnist import contents
 
 
 def test_same_bytes_as_in_memory(cluster, tmp_path):

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.models.cnn import build_cnn
-from tff_pdp.registry import MODELS
+from tff_pdp.experiment.registry import MODELS
+from tff_pdp.models.convolutional import build_cnn
 
 
 def test_the_defaults_are_the_emnist_network():

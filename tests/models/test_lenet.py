@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.registry import MODELS
+from tff_pdp.experiment.registry import MODELS
 
 
 def test_the_defaults_are_the_target_network_of_pfedhn():

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.linear_svm import hinge
-from tff_pdp.privacy.per_example import clipped_sum, per_example_norms
-from tff_pdp.registry import MODELS
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
 WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}
 # Scores 2 + 0.5 = 2.5, -4 + 0.5 = -3.5, 1 - 1.25 + 0.5 = 0.25 and -1 + 0.5 = -0.5.

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.models.logistic_regression import focal_loss
-from tff_pdp.privacy.per_example import clipped_sum, per_example_norms
-from tff_pdp.registry import MODELS
+from tff_pdp.experiment.registry import MODELS
+from tff_pdp.models.dense import focal_loss
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
 LOG3 = math.log(3)
 # Scores are log 3 times x1, plus x2: for class 1, probabilities 3/4, 1/4, 9/10 and 1/2.

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.resnet import build_resnet20
-from tff_pdp.privacy import per_example
-from tff_pdp.privacy.per_example import clipped_sum, per_example_norms
-from tff_pdp.registry import MODELS
+from tff_pdp.privacy.mechanisms import per_example
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
 # Odd and even sizes, and a shortcut of each kind.
 SMALL = build_resnet20((6, 5, 1), 3, 1, (2, 4), group_norm_groups=2)

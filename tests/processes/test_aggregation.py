@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.experiment.hparams import build_algorithm
+from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.mlp import build_mlp
-from tff_pdp.privacy.accountants import Adjacency
-from tff_pdp.privacy.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
+from tff_pdp.privacy.accounting.accountants import Adjacency
+from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
 from tff_pdp.privacy.user_plan import UserPlan
 from tff_pdp.processes.aggregation import (
     UserSum,
@@ -24,9 +26,7 @@ from tff_pdp.processes.aggregation import (
 )
 from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import client_params_columns, client_params_type
-from tff_pdp.runtime.algorithm_settings import build_algorithm
-from tff_pdp.runtime.checkpoint import Checkpoint, load_latest, save
-from tff_pdp.runtime.run_key import RunKey
+from tff_pdp.training.checkpoint import Checkpoint, load_latest, save
 
 KEY = RunKey.from_test_seed(11)
 HEAD = ("output/kernel", "output/bias")

@@ -11,14 +11,14 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import ClientResult, map_weights
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.models import layers
 from tff_pdp.models.base import Model
-from tff_pdp.models.cnn import build_cnn
+from tff_pdp.models.convolutional import build_cnn
 from tff_pdp.models.linear_regression import build_linear_regression
 from tff_pdp.models.mlp import build_linear
-from tff_pdp.privacy.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.processes.compose import compose
-from tff_pdp.registry import ALGORITHMS
 
 LINEAR = build_linear((2,), 3)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.reports import report_samples as samples
 from tff_pdp import errors
-from tff_pdp.reports import privacy_statement
+from tff_pdp.reports import statement as privacy_statement
 
 KEY_SENTENCES = [
     "Unit: one example of one silo.",

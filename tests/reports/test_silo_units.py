@@ -7,9 +7,9 @@ import pytest
 
 from tests.reports import report_samples as samples
 from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.privacy.facts import RECORDS, unit_of
 from tff_pdp.reports import html as report_html
-from tff_pdp.reports.privacy_statement import statement_text
-from tff_pdp.reports.silo_units import RECORDS, unit_of
+from tff_pdp.reports.statement import statement_text
 
 NODE = RowInfluence("node", "replace_one", 41, "nobody has more than 20 contacts")
 EDGE = RowInfluence("edge", "add_or_remove_one", 2, "a pair's contacts are in the two people's rows.")

@@ -14,7 +14,7 @@ from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
 from tff_pdp.reports import content, plots, summary, summary_json
 from tff_pdp.reports.client_words import USERS
 from tff_pdp.reports.html import render_report
-from tff_pdp.reports.privacy_statement import statement_text
+from tff_pdp.reports.statement import statement_text
 
 
 def text_of(page):

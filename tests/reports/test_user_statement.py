@@ -7,7 +7,7 @@ import pytest
 from tests.reports import report_samples as silo_samples
 from tests.reports import user_samples as samples
 from tff_pdp import errors
-from tff_pdp.reports.privacy_statement import statement_text
+from tff_pdp.reports.statement import statement_text
 
 UNPROTECTED = dataclasses.replace(
     samples.COSTS, epsilon_target=math.inf, epsilon_spent=math.inf, delta=0.0, noise_multiplier=0.0

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.data.silo_arrays import SiloArrays, write_silo_arrays
 from tff_pdp.models.metrics import AVERAGE_PRECISION
 from tff_pdp.reproduce import jobs
 from tff_pdp.reproduce.inputs import digest_of

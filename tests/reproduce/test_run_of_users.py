@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from tests.data.raw_images import write_idx, write_writers
+from tests.beam_pipelines.sources.raw_images import write_idx, write_writers
 from tests.reproduce.reproduce_support import build_reproduction
-from tff_pdp.privacy.user_noise import AdaptiveClip, TreeNoise
+from tff_pdp.experiment.build import build_method
+from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise
 from tff_pdp.reproduce import jobs
 from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, _computations, planned_epsilon
 from tff_pdp.reproduce.settings import SETTINGS
-from tff_pdp.runtime.experiment import build_method
 
 WRITERS, IMAGES_EACH = 12, 20
 SMALL = {

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from serving.export.exporter import export_models
-from serving.export.personal_models import PersonalModels
+from serving.models import PersonalModels
 from serving.server.embedded import EmbeddedServer
 from serving.verify.fresh_process import FreshProcess
 from tff_pdp.models.base import Model

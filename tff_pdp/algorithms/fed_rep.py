@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.algorithms.centaur import build_centaur
+from tff_pdp.algorithms.shared_parts.centaur import build_centaur
 
 
 def build_fed_rep(*, head: Sequence[str], local_momentum: float = 0.0) -> Algorithm:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.algorithms.udp_hypernet import build_udp_hypernet
+from tff_pdp.algorithms.shared_parts.udp_hypernet import build_udp_hypernet
 
 
 def build_hypernet(

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.algorithms.dp_fed_avg_ft import build_dp_fed_avg_ft
+from tff_pdp.algorithms.shared_parts.dp_fed_avg_ft import build_dp_fed_avg_ft
 
 
 def build_pmtl_ft(

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from tff_pdp.data.client_index import ClientIndex
-from tff_pdp.data.example_reader import read_examples
 from tff_pdp.data.manifest import INDEX_FILE, SPLITS, FileRecord, Manifest
 from tff_pdp.data.shard_files import ShardFiles
+from tff_pdp.data.shards import read_examples
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
 

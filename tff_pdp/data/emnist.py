@@ -4,9 +4,9 @@ import dataclasses
 import re
 from pathlib import Path
 
+from beam_pipelines.sources.mnist import read_labelled_images
 from tff_pdp.data.images import ImageDataset, Images
 from tff_pdp.data.manifest import FileRecord
-from tff_pdp.data.mnist import read_labelled_images
 from tff_pdp.errors import DataError
 
 # The number of classes of each split, and its first label in the files.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.schema import UserRecord
+from beam_pipelines.records import UserRecord
 from tff_pdp.errors import DataError
 
 _TRAIN, _TEST = "_train.h5", "_test.h5"
@@ -46,7 +46,7 @@ def read_h5_users(path: Path) -> Iterator[UserRecord]:
     if path.name.endswith(_TEST):
         return
     paths = (path, path.with_name(_test_file(path.name)))
-    with _opened(paths[0]) as train, _opened(paths[1]) as test:
+    with _opened_h5(paths[0]) as train, _opened_h5(paths[1]) as test:
         for client in sorted(train.keys() | test.keys()):
             x, y, is_test = [], [], []
             for side, clients in enumerate((train, test)):
@@ -63,7 +63,7 @@ def _test_file(train_file: str) -> str:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[dict[str, Any]]:
+def _opened_h5(path: Path) -> Iterator[dict[str, Any]]:
     """A file's clients by name, each to be read while the file is open."""
     # Imported late: it is slow, and few need it.
     import h5py

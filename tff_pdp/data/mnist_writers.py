@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from beam_pipelines.sources.mnist import read_idx
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from tff_pdp.data.images import Images, shrunk
-from tff_pdp.data.mnist import read_idx
-from tff_pdp.data.silo_arrays import SiloArrays
 from tff_pdp.errors import DataError
 
 WRITERS_FILE = "qmnist-train-labels-idx2-int.gz"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from tff_pdp.data.images import Images, shrunk, shrunken_shape
-from tff_pdp.data.silo_arrays import SiloArrays
 from tff_pdp.errors import ConfigError
 
 _PATCH = 2
@@ -75,8 +75,8 @@ def rotated_mnist(
     shrunken_shape(train.x.shape[1:], options.shrink)
     if options.num_rotations > 1 and height != width:
         raise ConfigError(f"data.arguments: images of {height} x {width} pixels cannot be rotated by 90 degrees")
-    train_parts = _divide(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
-    test_parts = _divide(test, options.num_silos, options.test_per_silo, "test", [seed, _SHUFFLE_TEST])
+    train_parts = _divide_rotations(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
+    test_parts = _divide_rotations(test, options.num_silos, options.test_per_silo, "test", [seed, _SHUFFLE_TEST])
     order = np.random.default_rng([seed, _GROUPS]).permutation(options.num_silos)
     groups = {_name(silo): int(rank) % options.num_rotations for silo, rank in enumerate(order)}
 
@@ -111,7 +111,7 @@ def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Gen
     return np.kron(patches, np.ones((_PATCH, _PATCH), bool))[:height, :width]
 
 
-def _divide(images: Images, num_silos: int, per_silo: int, side: str, seed: list[int]) -> np.ndarray:
+def _divide_rotations(images: Images, num_silos: int, per_silo: int, side: str, seed: list[int]) -> np.ndarray:
     """Positions of each silo's images: int64 `[num_silos, per_silo]`."""
     wanted = num_silos * per_silo
     if wanted > len(images.y):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from tff_pdp.data.partition import dirichlet_partition
+from beam_pipelines.sources.partition import dirichlet_partition
 
 DIGITS_SHAPE = (8, 8, 1)
 DIGITS_CLASSES = 10

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_pdp.models.base import Model
-from tff_pdp.models.cnn import build_cnn
+from tff_pdp.models.convolutional import build_cnn
 
 
 def build_lenet(

@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.config_values import number, positive_number, require_keys
+from tff_pdp.settings import number, positive_number, require_keys
 
 _KEY = "privacy.budgets.distribution"
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.config_values import open_unit_delta, positive_epsilon, require_keys
+from tff_pdp.settings import open_unit_delta, positive_epsilon, require_keys
 
 _HEADERS = (["silo", "epsilon"], ["silo", "epsilon", "delta"])
 

@@ -7,7 +7,7 @@ import dp_accounting
 
 from tff_pdp.data.row_influence import RowInfluence, Unit
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.privacy.row_influence_event import poisson_rows_event
+from tff_pdp.privacy.accounting.row_influence import poisson_rows_event
 from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
 
 _ADJACENCIES = {"node": ("replace_one", "replace_special"), "edge": ("add_or_remove_one",)}

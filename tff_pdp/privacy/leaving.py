@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import dp_accounting
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accountants import Adjacency, epsilon_bounds
-from tff_pdp.privacy.budgets import SiloBudget
+from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds
+from tff_pdp.privacy.accounting.budgets import SiloBudget
 
 
 def rounds_within_budget(

@@ -4,10 +4,10 @@ import dataclasses
 
 import dp_accounting
 
-from tff_pdp.privacy.accountants import epsilon_bounds
-from tff_pdp.privacy.ledger import Ledger
-from tff_pdp.privacy.repeated_runs import fixed_grid_event
-from tff_pdp.privacy.search_plan import Search
+from tff_pdp.privacy.accounting.accountants import epsilon_bounds
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
+from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
 
 

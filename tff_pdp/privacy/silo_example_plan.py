@@ -10,11 +10,11 @@ import dp_accounting
 import numpy as np
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accountants import EpsilonBounds, poisson_gaussian_event
-from tff_pdp.privacy.dp_events import ExponentialMechanismDpEvent, hashable
-from tff_pdp.privacy.ledger import Ledger
-from tff_pdp.privacy.plan import PrivacyPlan
-from tff_pdp.privacy.search_plan import Search
+from tff_pdp.privacy.accounting.accountants import EpsilonBounds, poisson_gaussian_event
+from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.plans.plan import PrivacyPlan
+from tff_pdp.privacy.plans.search import Search
 
 Sampler = Literal["poisson", "paper_shuffled"]
 # Reasons in the ledger.

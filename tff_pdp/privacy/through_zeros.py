@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_pdp.privacy.dp_events import CustomDpEvent
+from tff_pdp.privacy.accounting.events import CustomDpEvent
 
 # Widths of the grid of losses: first a rough one, then one that the answer asks for, of at most so many cells.
 _ROUGH, _FINEST_SHARE, _MOST_CELLS = 1e-2, 5e-4, 200_000

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow_privacy
 from dp_accounting import dp_event
 
-from tff_pdp.privacy.accountants import poisson_gaussian_event
-from tff_pdp.privacy.plan import PrivacyPlan
-from tff_pdp.privacy.user_noise import FixedClip, TreeNoise, UserMechanism, UserNoise, rounds_per_epoch
+from tff_pdp.privacy.accounting.accountants import poisson_gaussian_event
+from tff_pdp.privacy.mechanisms.user_noise import FixedClip, TreeNoise, UserMechanism, UserNoise, rounds_per_epoch
+from tff_pdp.privacy.plans.plan import PrivacyPlan
 
 # The one scope of a user-level ledger.
 USERS = "all users"

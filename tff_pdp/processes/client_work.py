@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientData, GradFn, GradientEstimator, LocalSteps
-from tff_pdp.privacy.selection import NOTHING, Selector
+from tff_pdp.privacy.mechanisms.selection import NOTHING, Selector
 from tff_pdp.processes.vectorizable import vectorizable
 
 # The hyper-parameter that says how many gradients a client asks for when it adapts.

@@ -29,7 +29,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model
-from tff_pdp.privacy.selection import Selector
+from tff_pdp.privacy.mechanisms.selection import Selector
 from tff_pdp.processes.aggregation import UserSum, at_server, build_plain_aggregation, build_user_aggregation
 from tff_pdp.processes.client_work import build_client_work, plain
 from tff_pdp.processes.evaluate import build_adapt, build_evaluate, build_personalise

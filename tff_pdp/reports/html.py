@@ -10,7 +10,8 @@ import jinja2
 import markupsafe
 
 from tff_pdp.files import replace_text
-from tff_pdp.reports import content, numbers, plots, privacy_texts, summary
+from tff_pdp.reports import content, plots, privacy_texts, summary
+from tff_pdp.reports import words as numbers
 from tff_pdp.reports.metric_texts import metric_text
 
 _TEMPLATE = "report.html.jinja"

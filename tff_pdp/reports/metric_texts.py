@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
-from tff_pdp.reports import content, numbers, summary
+from tff_pdp.reports import content, summary
+from tff_pdp.reports import words as numbers
 from tff_pdp.reports.client_words import ClientWords
 
 

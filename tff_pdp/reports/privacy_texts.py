@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pdp.reports import content, numbers
+from tff_pdp.reports import content
+from tff_pdp.reports import words as numbers
 from tff_pdp.reports.client_words import ClientWords
 
 # From the strongest claim to the weakest.

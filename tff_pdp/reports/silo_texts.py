@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pdp.reports import content, numbers
+from tff_pdp.privacy.facts import RECORDS, SiloUnit
+from tff_pdp.reports import content
+from tff_pdp.reports import words as numbers
 from tff_pdp.reports.client_words import SILOS
 from tff_pdp.reports.privacy_texts import NO_GUARANTEE, PSEUDONYMS, bounds_text, not_private_text, simulation_row
-from tff_pdp.reports.silo_units import RECORDS, SiloUnit
 
 SAMPLERS: dict[str, str] = {
     "poisson": "In every step each record of a silo takes part independently with the silo's sampling rate, drawn "

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from tff_pdp.reports import content, numbers
+from tff_pdp.reports import content
+from tff_pdp.reports import words as numbers
 from tff_pdp.reports.client_words import USERS
 from tff_pdp.reports.privacy_texts import NO_GUARANTEE, PSEUDONYMS, bounds_text, not_private_text, simulation_row
 from tff_pdp.reports.user_facts import UserCosts, UserSums

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from tff_pdp.files import replacing
 from tff_pdp.reports import svg
 from tff_pdp.reports.metric_texts import metric_text
-from tff_pdp.reports.numbers import plain
 from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
+from tff_pdp.reports.words import plain
 from tff_pdp.reproduce.means import Mean
 from tff_pdp.reproduce.methods import METHODS, OVERHEAD_METHODS
 from tff_pdp.reproduce.report import Reported, VariantReport

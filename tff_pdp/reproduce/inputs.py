@@ -8,8 +8,8 @@ from pathlib import Path
 
 import beam_pipelines
 import tff_pdp
-from tff_pdp.config import GENERATED
 from tff_pdp.errors import DataError
+from tff_pdp.experiment.config import GENERATED
 
 DATA_VARIABLE = "TFF_PDP_DATA"
 _BLOCK = 2**20

@@ -9,8 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tff_pdp.config import ExperimentConfig, load_config
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.config import ExperimentConfig, load_config
 from tff_pdp.reproduce.inputs import digest_of_sources
 from tff_pdp.reproduce.methods import GRID_METHODS, METHODS
 from tff_pdp.reproduce.setting import Scale, Setting, Variant

@@ -13,22 +13,22 @@ from typing import Self
 
 import numpy as np
 
-from tff_pdp.config import ExperimentConfig
 from tff_pdp.data.manifest import SUCCESS_FILE
+from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.errors import BudgetError
-from tff_pdp.privacy.plan import PrivacyPlan
+from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.examples import Examples
+from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.privacy.user_plan import UserPlan
 from tff_pdp.processes.compose import PersonalizedProcess
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.results import Outcome, result_row
-from tff_pdp.runtime.client_values import ClientValues
-from tff_pdp.runtime.examples import Examples
-from tff_pdp.runtime.experiment import build_method, experiment_engine
-from tff_pdp.runtime.method import Method
 from tff_pdp.runtime.pooled import pooled_figures
-from tff_pdp.runtime.prepare import prepare_clients
-from tff_pdp.runtime.rounds import evaluate_clients, first_state, run_round
+from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 
 # Of the methods' settings, those that rows repeat.
 _ROW_SETTINGS = ("learning_rate", "prox_weight")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tff_pdp.models.metrics import Metric
 from tff_pdp.reports.client_words import USERS
 from tff_pdp.reports.metric_texts import metric_text
-from tff_pdp.reports.numbers import MISSING, plain
+from tff_pdp.reports.words import MISSING, plain
 from tff_pdp.reproduce.means import Mean, best_of_grid, holds
 from tff_pdp.reproduce.methods import METHODS
 from tff_pdp.reproduce.report import Reported

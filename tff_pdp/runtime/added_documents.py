@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.personal_models.new_clients.costs import RecordedCost
 from tff_pdp.reports.content import json_safe
-from tff_pdp.runtime.new_silo_costs import RecordedCost
 
 _SILOS_ADDED = (
     "rows of silos that were added after training are made by DP-SGD on, or a private selection by, the silo's own "

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, LocalSteps, State, map_weights, split
 from tff_pdp.models.base import Model, Weights
-from tff_pdp.privacy.selection import NOTHING
+from tff_pdp.privacy.mechanisms.selection import NOTHING
 
 
 def initial_weights(model: Model) -> Weights:

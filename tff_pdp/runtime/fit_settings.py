@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from serving.export.personal_models import CLUSTERS, HYPERNETWORK, PersonalModels
-from tff_pdp.config import ExperimentConfig, PrivacyConfig
+from serving.models import CLUSTERS, HYPERNETWORK, PersonalModels
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.budgets import SiloBudget
-from tff_pdp.runtime.personal_export import ExportedModels
-from tff_pdp.runtime.personal_fit import fitted_names
+from tff_pdp.experiment.config import ExperimentConfig, PrivacyConfig
+from tff_pdp.personal_models.new_clients.gradient_fit import fitted_names
+from tff_pdp.personal_models.new_clients.version import ExportedModels
+from tff_pdp.privacy.accounting.budgets import SiloBudget
 
 DEFAULT_STEPS = 100
 _OF_STEPS = ("steps", "learning_rate", "batch_size", "clip_norm")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from serving.export.personal_models import GLOBAL_ROW, Arrays
+from serving.models import GLOBAL_ROW, Arrays
 
 _DIGEST_BYTES = 16
 

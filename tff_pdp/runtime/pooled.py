@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.client_values import ClientValues
-from tff_pdp.runtime.examples import Examples
-from tff_pdp.runtime.method import Method
-from tff_pdp.runtime.rounds import ready_states
+from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.experiment.examples import Examples
+from tff_pdp.experiment.method import Method
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.rounds import ready_states
 
 
 def pooled_figures(

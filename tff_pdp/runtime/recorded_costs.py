@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tff_pdp.config import ExperimentConfig
-from tff_pdp.privacy.accountants import EpsilonBounds
-from tff_pdp.privacy.budgets import SiloBudget
-from tff_pdp.privacy.ledger import compose_worst_case
-from tff_pdp.runtime.checkpoint import Checkpoint
-from tff_pdp.runtime.method import Method
-from tff_pdp.runtime.releases import all_releases, why_without_bound
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
+from tff_pdp.privacy.accounting.accountants import EpsilonBounds
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.ledger import compose_worst_case
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.costs import all_releases, why_without_bound
 
 Trained = tuple[Method, Checkpoint]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tff_pdp.runtime import checkpoint as checkpoints
-from tff_pdp.runtime.checkpoint import Checkpoint
+from tff_pdp.training import checkpoint as checkpoints
+from tff_pdp.training.checkpoint import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

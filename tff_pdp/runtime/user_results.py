@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pdp.config import ExperimentConfig
-from tff_pdp.privacy.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
 from tff_pdp.privacy.user_plan import USERS, UserPlan
 from tff_pdp.reports.content import AlgorithmResult
 from tff_pdp.reports.user_facts import UserCosts, UserSums
 from tff_pdp.reports.user_statement import build_user_statement
-from tff_pdp.runtime.checkpoint import Checkpoint
 from tff_pdp.runtime.recorded_costs import Trained, epsilon_fields, epsilon_if_charged, recorded_costs
+from tff_pdp.training.checkpoint import Checkpoint
 
 
 def user_costs(plan: UserPlan, state: Checkpoint) -> UserCosts:
@@ -33,7 +33,7 @@ def user_statement(
         sums=user_sums(config, trained),
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
-        if_charged=_if_charged(config, trained),
+        if_charged=_user_if_charged(config, trained),
         known_seed=any(state.run_key.is_test_only for _, state in trained),
         **recorded_costs(config, trained, [USERS]),
     )
@@ -63,7 +63,7 @@ def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
     )
 
 
-def _if_charged(config: ExperimentConfig, trained: Sequence[Trained]) -> Mapping[str, float] | None:
+def _user_if_charged(config: ExperimentConfig, trained: Sequence[Trained]) -> Mapping[str, float] | None:
     """What every user would have spent, had every configuration tried been a release."""
     epsilon = epsilon_if_charged(config, trained, USERS)
     if epsilon is None or not math.isfinite(epsilon):

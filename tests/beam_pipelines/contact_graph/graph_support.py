@@ -13,11 +13,11 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet
 
-from beam_pipelines.accounting import Counts, add_up
 from beam_pipelines.contact_graph import job as job_module
 from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
-from beam_pipelines.io.staging import INDEX_FOLDER
-from beam_pipelines.job import DatasetJob
+from beam_pipelines.dataset.accounting import Counts, add_up
+from beam_pipelines.dataset.job import DatasetJob
+from beam_pipelines.dataset.staging import INDEX_FOLDER
 from beam_pipelines.stages import Stage, TaskContext
 from tff_pdp.data.example_codec import decode_examples
 from tff_pdp.data.example_layout import record_layouts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from beam_pipelines.contact_graph.rows import RowLayout
-from beam_pipelines.epidemic.pets_files import write_about
+from beam_pipelines.contact_graph.tables import write_about
 from tests.beam_pipelines.contact_graph.graph_support import (
     Contact,
     Person,

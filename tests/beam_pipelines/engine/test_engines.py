@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from beam_pipelines.engine import staged
+from beam_pipelines.engine import pipelines as staged
+from beam_pipelines.engine.pipelines import PIECE_FOLDER
 from beam_pipelines.engine.run import Engine, run_stages
-from beam_pipelines.engine.staged import PIECE_FOLDER
-from beam_pipelines.io.piece_files import Origin, decode_pieces, encode_piece, read_pieces, write_pieces
+from beam_pipelines.engine.stages import Origin, decode_pieces, encode_piece, read_pieces, write_pieces
 from beam_pipelines.io.reports import REPORT_FOLDER
 from beam_pipelines.stages import Piece
 from tests.beam_pipelines.engine.engine_support import (

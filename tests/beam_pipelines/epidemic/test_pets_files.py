@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_pipelines.epidemic.pets_files import FORMATS, TABLES, read_batches, read_observed_days, write_about
+from beam_pipelines.contact_graph.tables import FORMATS, TABLES, read_batches, read_observed_days, write_about
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from tff_pdp.errors import ConfigError, DataError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from beam_pipelines.contact_graph.tables import HOME
 from beam_pipelines.epidemic.community import keep_within_bound
-from beam_pipelines.epidemic.pets_files import HOME
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.table_writer import TableFormat
 from tff_pdp.errors import ConfigError

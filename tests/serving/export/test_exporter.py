@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from serving.export import versions
 from serving.export.expectations import expectations_of_version
-from serving.export.personal_models import CLUSTERS, HYPERNETWORK, PersonalModels
+from serving.models import CLUSTERS, HYPERNETWORK, PersonalModels
 from serving.saved_model import layout, warmup
 from serving.saved_model.checks import check_export
 from serving.saved_model.servable import load_servable

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 
 from serving.export.layouts import LayoutSize, estimate
-from serving.export.personal_models import HYPERNETWORK
+from serving.models import HYPERNETWORK
 
 
 def test_an_estimate_is_near_the_files(exporter, export_dir):

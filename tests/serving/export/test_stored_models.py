@@ -4,8 +4,8 @@ import json
 import numpy as np
 import pytest
 
-from serving.export.personal_models import CLUSTERS, HYPERNETWORK
 from serving.export.stored_models import read_models, with_clients
+from serving.models import CLUSTERS, HYPERNETWORK
 from serving.saved_model import layout, manifest
 from tff_pdp.errors import ServingError
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from serving.export.exporter import export_models
-from serving.export.personal_models import PersonalModels
+from serving.models import PersonalModels
 from tests.serving.fuzz.cases import ServedModel
 from tff_pdp.models.mlp import build_mlp
 

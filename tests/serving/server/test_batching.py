@@ -8,7 +8,7 @@ import pytest
 
 from serving.errors import RequestError
 from serving.server.batcher import Batcher
-from serving.server.batching import BatchingOptions
+from serving.server.options import BatchingOptions
 from tests.serving.server.fake_servable import FakeServable, write_version
 
 

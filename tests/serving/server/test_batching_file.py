@@ -1,6 +1,6 @@
 import pytest
 
-from serving.server.batching import BatchingOptions, read_batching_file
+from serving.server.options import BatchingOptions, read_batching_file
 from tff_pdp.errors import ServingError
 
 

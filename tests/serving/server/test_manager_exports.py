@@ -12,9 +12,9 @@ import pytest
 
 from serving.errors import RequestError
 from serving.saved_model import layout, warmup
-from serving.server.batching import BatchingOptions
 from serving.server.manager import ModelManager, ModelSpec
-from serving.server.model_config import ServedModel
+from serving.server.options import BatchingOptions
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
 

@@ -9,10 +9,10 @@ from typing import Self
 import grpc
 
 from tff_pdp import _tff
+from tff_pdp.engines.native import NativeContext, WorkerStub
+from tff_pdp.engines.worker import WorkerProcess
 from tff_pdp.errors import EngineError
 from tff_pdp.runtime.engines.event_loop import EventLoopThread
-from tff_pdp.runtime.engines.native_context import NativeContext, WorkerStub
-from tff_pdp.runtime.engines.worker import WorkerProcess
 
 
 def build_native_engine(

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Self
 
 from tff_pdp import _tff
-from tff_pdp.config import CLIENT_PARALLELISMS, ClientParallelism
+from tff_pdp.engines.base import resolve_device
+from tff_pdp.engines.inprocess.clients import Mode
+from tff_pdp.engines.inprocess.engine import InProcessContext
 from tff_pdp.errors import EngineError
-from tff_pdp.runtime.devices import resolve_device
-from tff_pdp.runtime.engines.inprocess.clients import Mode
-from tff_pdp.runtime.engines.inprocess.context import InProcessContext
+from tff_pdp.experiment.config import CLIENT_PARALLELISMS, ClientParallelism
 
 DEFAULT_CLIENTS_PER_CALL = 256
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.runtime.engines.inprocess.program import Program
+from tff_pdp.engines.inprocess.program import Program
 
 # Attributes that number what a process has made so far; so do those that begin with an underscore.
 _NUMBERED = {"config_proto", "container", "debug_name", "metadata", "shared_name", "token"}

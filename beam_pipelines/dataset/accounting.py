@@ -1,0 +1,123 @@
+"""Counts what a job read, kept and dropped, and proves that nothing was lost in between.
+
+Tasks count by name: `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or client), an
+example, or a row of a table. Sums over all tasks prove something only where a record is counted as read before it goes
+from one stage to another, and as kept or left out after.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+
+from beam_pipelines.records import Reason
+from beam_pipelines.stages import TaskContext
+from tff_pdp.data.manifest import RecordCounts, Tally
+
+USERS, EXAMPLES = "users", "examples"
+_READ, _KEPT = "read", "kept"
+
+
+def count_read(context: TaskContext, users: int, examples: int) -> None:
+    """Counts users and examples as read."""
+    _count(context, _READ, users, examples)
+
+
+def count_kept(context: TaskContext, users: int, examples: int) -> None:
+    """Counts clients and examples as kept."""
+    _count(context, _KEPT, users, examples)
+
+
+def count_dropped(context: TaskContext, reason: Reason, users: int, examples: int) -> None:
+    """Counts users and examples as left out."""
+    _count(context, reason, users, examples)
+
+
+def count_rows(context: TaskContext, table: str, what: Reason | str, rows: int) -> None:
+    """Counts rows of a table as `read`, `kept`, or left out for a reason."""
+    context.count(f"{table}/{what}", rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """The totals of a finished job.
+
+    Attributes:
+      records: by kind of record; `read` is the sum of `kept` and all of `dropped`.
+    """
+
+    records: Mapping[str, RecordCounts]
+
+    @property
+    def read(self) -> Tally:
+        """Users and examples read."""
+        return self._tally(lambda counts: counts.read)
+
+    @property
+    def kept(self) -> Tally:
+        """Clients and examples kept."""
+        return self._tally(lambda counts: counts.kept)
+
+    @property
+    def dropped(self) -> dict[str, Tally]:
+        """Users and examples left out, by reason."""
+        reasons = {reason for kind in (USERS, EXAMPLES) for reason in self._of(kind).dropped}
+        return {
+            reason.value: self._tally(lambda counts, reason=reason: counts.dropped.get(reason, 0))
+            for reason in Reason
+            if reason in reasons
+        }
+
+    @property
+    def rows(self) -> dict[str, RecordCounts]:
+        """What was counted besides users and examples: rows of tables."""
+        return {kind: counts for kind, counts in self.records.items() if kind not in (USERS, EXAMPLES)}
+
+    def worst_input(self) -> tuple[str, RecordCounts, float]:
+        """The kind of record, of examples and rows, of which the largest share became dead letters, and that share."""
+        shares = {
+            kind: sum(number for reason, number in counts.dropped.items() if Reason(reason).is_bad_input)
+            / max(counts.read, 1)
+            for kind, counts in self.records.items()
+            if kind != USERS
+        }
+        worst = max(shares, key=lambda kind: shares[kind], default=EXAMPLES)
+        return worst, self._of(worst), shares.get(worst, 0.0)
+
+    def describe_dropped(self, kind: str) -> str:
+        """Reasons with their counts, the most frequent first, on one line."""
+        if kind == EXAMPLES:
+            ordered = sorted(self.dropped.items(), key=lambda item: (-item[1].examples, item[0]))
+            return ", ".join(f"{reason}: {tally.users} users, {tally.examples} examples" for reason, tally in ordered)
+        by_reason = sorted(self._of(kind).dropped.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{reason}: {number} rows" for reason, number in by_reason)
+
+    def _tally(self, pick) -> Tally:
+        return Tally(pick(self._of(USERS)), pick(self._of(EXAMPLES)))
+
+    def _of(self, kind: str) -> RecordCounts:
+        return self.records.get(kind, RecordCounts())
+
+
+def add_up(counts: Mapping[str, int]) -> Counts:
+    """Orders the sums of what tasks counted.
+
+    Raises:
+      RuntimeError: the counts do not add up, so records were lost or counted twice.
+    """
+    by_kind: dict[str, Counter[str]] = {}
+    for name, number in counts.items():
+        kind, _, what = name.partition("/")
+        by_kind.setdefault(kind, Counter())[what] += number
+    records = {}
+    for kind, numbers in sorted(by_kind.items()):
+        dropped = {reason.value: numbers[reason] for reason in Reason if numbers[reason]}
+        found = RecordCounts(numbers[_READ], numbers[_KEPT], dropped)
+        if found.read != found.kept + sum(dropped.values()) or sum(numbers.values()) != 2 * found.read:
+            raise RuntimeError(f"{kind} were lost or counted twice: {dict(numbers)}")
+        records[kind] = found
+    return Counts(records)
+
+
+def _count(context: TaskContext, what: Reason | str, users: int, examples: int) -> None:
+    context.count(f"{USERS}/{what}", users)
+    context.count(f"{EXAMPLES}/{what}", examples)

@@ -1,0 +1,229 @@
+"""CelebA by the person in the picture, with one attribute as the label.
+
+Source: Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; by identity as in Caldas et al., "LEAF: A
+Benchmark for Federated Settings", 2018. The files are those of the original distribution, with lines that end in CRLF
+or LF: `identity_CelebA.txt` (name of an image, number of the person), `list_attr_celeba.txt` (the number of images, the
+names of the attributes, then for each image its name and -1 or 1 for each attribute), `list_eval_partition.txt` (name
+of an image; 0 for training, 1 for validation, 2 for test) and `img_align_celeba/*.jpg`. Or LEAF's JSON, whose users are
+the numbers of people, whose examples are names of images, and whose labels are 1 for Smiling; and the same JPEGs.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from beam_pipelines.raw_data import RawData, part_names, split_part
+from beam_pipelines.records import UserRecord
+from beam_pipelines.sources.images import hash_images, read_image
+from beam_pipelines.sources.leaf import leaf_raw_data, read_users
+from tff_pdp.data.celeba_texts import ATTRIBUTE_FILE, IDENTITY_FILE, PARTITION_FILE, read_partitions, read_people
+from tff_pdp.errors import ConfigError, DataError
+
+IMAGE_FOLDER = "img_align_celeba"
+CELEBA_CLASSES = 2
+CELEBA_ATTRIBUTE = "Smiling"
+CELEBA_SPLITS = ("random", "by_image_partition")
+# What LEAF scales its images to.
+CELEBA_SHAPE = (84, 84, 3)
+_IMAGES_PER_TASK = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class CelebaOptions:
+    """How CelebA is read.
+
+    Attributes:
+      shape: height, width and channels (3 for colours, 1 for grey) to which images are resized, by averages over areas.
+      attribute: the label is 1 where an image has it, otherwise 0. LEAF's JSON has Smiling only.
+      split: `random`, each person's images are divided by the job, or as LEAF's folders `train` and `test` have it; or
+        `by_image_partition`, as `list_eval_partition.txt` has it. That file speaks of images, but all images of a
+        person are on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
+      images: the folder of JPEGs; default: `img_align_celeba` in the input or beside it, or in their folders `raw`.
+
+    Raises:
+      ConfigError: there is no such split, or the shape is not one of an image.
+    """
+
+    shape: tuple[int, ...] = CELEBA_SHAPE
+    attribute: str = CELEBA_ATTRIBUTE
+    split: str = "random"
+    images: str | None = None
+
+    def __post_init__(self):
+        if len(self.shape) != 3 or self.shape[2] not in (1, 3):
+            raise ConfigError(f"data.input_shape is {list(self.shape)}; celeba takes [height, width, 3], or 1 for grey")
+        if self.split not in CELEBA_SPLITS:
+            raise ConfigError(f"split: {self.split!r} is not known; known: {', '.join(CELEBA_SPLITS)}")
+
+
+def celeba_images(folder: Path, options: CelebaOptions, images_per_task: int = _IMAGES_PER_TASK) -> RawData:
+    """The raw data of CelebA's folder, or of a folder of LEAF's JSON.
+
+    People are users: `identity_00001`, or, in LEAF's JSON, `1`. An image that is missing or damaged becomes a dead
+    letter.
+
+    Args:
+      folder: every worker must see it under this name.
+      options: how it is read.
+      images_per_task: of which single tasks decode about so many; decides nothing else.
+
+    Raises:
+      ConfigError: there is no such attribute, or an option does not go with LEAF's JSON.
+      DataError: a text file or the folder of images is missing, or a file is damaged.
+    """
+    is_leaf = folder.is_dir() and not (folder / IDENTITY_FILE).exists() and _has_leaf_files(folder)
+    raw, images = _leaf_form(folder, options) if is_leaf else _text_form(folder, options)
+    jpegs = _image_folder(folder, options.images)
+    count = max(1, math.ceil(len(images) / images_per_task / len(raw.units)))
+    parameters = {
+        "attribute": options.attribute,
+        "split": options.split,
+        # The images are too many to be files of the job, but they decide the content as well.
+        "images_sha256": hash_images(jpegs, sorted(set(images))),
+    }
+    return dataclasses.replace(
+        raw,
+        read_users=CelebaReader(_reader(raw), jpegs, options.shape),
+        parts=tuple(part for unit in raw.units for part in part_names(unit, count)),
+        parameters=parameters,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CelebaReader:
+    """Reads the people of a part of the raw data, one person at a time: path -> UserRecords, not judged.
+
+    Attributes:
+      read_people: path of a file -> people whose examples are names of images.
+      images: the folder of JPEGs.
+      shape: height, width and channels of the pixels that take the names' place.
+    """
+
+    read_people: Callable[[Path], Iterable[UserRecord]]
+    images: Path
+    shape: tuple[int, ...]
+
+    def __call__(self, path: Path) -> Iterator[UserRecord]:
+        """Reads the people.
+
+        Raises:
+          DataError: a text file is missing or damaged.
+        """
+        file, part, parts = split_part(path)
+        for place, user in enumerate(self.read_people(file)):
+            if place % parts == part:
+                x = [self._pixels(name) for name in user.x] if isinstance(user.x, list) else user.x
+                yield dataclasses.replace(user, x=x)
+
+    def _pixels(self, name: Any) -> Any:
+        # What is no plain name of a file is reported as it is, and never looked for elsewhere.
+        if not _is_name(name):
+            return name
+        return read_image(self.images, name, file_format="JPEG", shape=self.shape, resampling="BOX")
+
+
+@dataclasses.dataclass(frozen=True)
+class PeopleReader:
+    """Reads `identity_CelebA.txt` and the files beside it: path -> people whose examples are names of images.
+
+    Attributes:
+      attribute: the label is 1 where an image has it, otherwise 0.
+      uses_partition: whether `list_eval_partition.txt` says what is for validation and test.
+    """
+
+    attribute: str
+    uses_partition: bool
+
+    def __call__(self, path: Path) -> list[UserRecord]:
+        """Reads all people; keeps those of the folder it read last, as several tasks read parts of it.
+
+        Raises:
+          DataError: a file is missing or damaged.
+        """
+        files = [path.with_name(name).stat() for name in _texts(self.uses_partition)]
+        return _read_people(path.parent, self, tuple((file.st_ino, file.st_mtime_ns) for file in files))
+
+
+def _text_form(folder: Path, options: CelebaOptions) -> tuple[RawData, list[str]]:
+    """The raw data, whose examples are names of images, and these names."""
+    uses_partition = options.split == "by_image_partition"
+    people = read_people(folder, options.attribute)
+    if uses_partition:
+        read_partitions(folder / PARTITION_FILE, people)
+    raw = RawData(
+        source="celeba",
+        folder=folder,
+        files=_texts(uses_partition),
+        parts=(IDENTITY_FILE,),
+        read_users=PeopleReader(options.attribute, uses_partition),
+        are_images=True,
+        has_test_examples=uses_partition,
+        has_validation_examples=uses_partition,
+    )
+    return raw, [image for ones in people.values() for image, _ in ones]
+
+
+def _leaf_form(folder: Path, options: CelebaOptions) -> tuple[RawData, list[str]]:
+    """The same of LEAF's JSON."""
+    if (options.attribute, options.split) != (CELEBA_ATTRIBUTE, "random"):
+        raise ConfigError(
+            f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, whose labels are "
+            f"{CELEBA_ATTRIBUTE} and whose split is its own; for others, take the folder with {IDENTITY_FILE}"
+        )
+    raw = leaf_raw_data("celeba", folder, read_users)
+    users = [user for unit in raw.units for user in _reader(raw)(folder / unit)]
+    return raw, [name for user in users if isinstance(user.x, list) for name in user.x if _is_name(name)]
+
+
+@functools.lru_cache(maxsize=1)
+def _read_people(folder: Path, reader: PeopleReader, versions: tuple) -> list[UserRecord]:
+    del versions
+    people = read_people(folder, reader.attribute)
+    partitions = read_partitions(folder / PARTITION_FILE, people) if reader.uses_partition else None
+    users = []
+    for person, images in people.items():
+        names, labels = [name for name, _ in images], [label for _, label in images]
+        user = UserRecord(person, IDENTITY_FILE, names, labels, num_samples=len(images))
+        if partitions is not None:
+            sides = [partitions[name] for name in names]
+            is_validation = [side == "validation" for side in sides]
+            user = dataclasses.replace(user, is_test=[side == "test" for side in sides], is_validation=is_validation)
+        users.append(user)
+    return users
+
+
+def _image_folder(folder: Path, stated: str | None) -> Path:
+    if stated is not None:
+        candidates = [Path(stated)]
+    else:
+        candidates = [place / raw / IMAGE_FOLDER for place in (folder, folder.parent) for raw in ("", "raw")]
+    found = next((path for path in candidates if path.is_dir()), None)
+    if found is None and stated is not None:
+        raise DataError(f"{stated}: no such folder; `images` takes the one with CelebA's aligned and cropped images")
+    if found is None:
+        raise DataError(
+            f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
+            "elsewhere"
+        )
+    return found
+
+
+def _has_leaf_files(folder: Path) -> bool:
+    return any(folder.glob("*.json*")) or any((folder / side).is_dir() for side in ("train", "test"))
+
+
+def _reader(raw: RawData) -> Callable[[Path], Iterable[UserRecord]]:
+    if raw.read_users is None:
+        raise ValueError(f"{raw.source}: needs read_users")
+    return raw.read_users
+
+
+def _texts(uses_partition: bool) -> tuple[str, ...]:
+    return (IDENTITY_FILE, ATTRIBUTE_FILE, *([PARTITION_FILE] if uses_partition else []))
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and Path(name).name == name

@@ -1,0 +1,185 @@
+"""Reads TensorFlow Federated's Federated EMNIST: handwriting by writer, with each writer's own train and test images.
+
+Source: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, as `tff.simulation.datasets.emnist` distributes
+it: `emnist_all.sqlite.lzma`, a database with two tables,
+
+    examples         split_name TEXT, client_id TEXT, serialized_example_proto BLOB
+    client_metadata  client_id TEXT, split_name TEXT, num_examples INTEGER
+
+where each example is a `tf.train.Example` of `pixels`, float32 `[28, 28]`, background 1 and ink 0, and `label`, int64.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import lzma
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from beam_pipelines.records import UserRecord
+from tff_pdp.errors import DataError
+from tff_pdp.files import replacing
+
+FED_EMNIST_SHAPE = (28, 28, 1)
+# The published database holds the digits a second time, divided by themselves: 3,383 writers who wrote some, of 3,400.
+_SPLIT_PREFIXES = {10: "digits_only_", 62: "all_"}
+FED_EMNIST_CLASSES = tuple(_SPLIT_PREFIXES)
+_COLUMNS = {
+    "examples": {"split_name", "client_id", "serialized_example_proto"},
+    "client_metadata": {"client_id", "split_name", "num_examples"},
+}
+
+
+def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
+    """The names of a database's train split and test split for so many classes.
+
+    They are `digits_only_train`, `digits_only_test` for 10 classes and `all_train`, `all_test` for 62, as published; or
+    `train` and `test`, in a database of one kind.
+
+    Raises:
+      DataError: the file is no database or has another schema, or it has no such splits.
+    """
+    with _opened_database(path) as database:
+        for table, columns in _COLUMNS.items():
+            found = {column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")}
+            if not columns <= found:
+                raise DataError(
+                    f"{path}: not TFF's format: table {table!r} has {', '.join(sorted(found)) or 'no columns'} instead "
+                    f"of {', '.join(sorted(columns))}; data.input takes emnist_all.sqlite"
+                )
+        names = {name for (name,) in database.execute("SELECT DISTINCT split_name FROM client_metadata")}
+    for prefix in (_SPLIT_PREFIXES[num_classes], ""):
+        splits = (f"{prefix}train", f"{prefix}test")
+        if names.issuperset(splits):
+            return splits
+    wanted = f"{_SPLIT_PREFIXES[num_classes]}train and {_SPLIT_PREFIXES[num_classes]}test, nor train and test"
+    raise DataError(
+        f"{path}: no splits {wanted}, for data.num_classes {num_classes}; it has {', '.join(map(str, sorted(names)))}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FedEmnistReader:
+    """Reads every writer of a database, one at a time: `path -> UserRecords`, not judged.
+
+    Attributes:
+      train_split: the name of the split of training examples.
+      test_split: that of test examples.
+    """
+
+    train_split: str
+    test_split: str
+
+    def __call__(self, path: Path) -> Iterator[UserRecord]:
+        """Reads a database.
+
+        Raises:
+          DataError: it is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the writer.
+        """
+        place = str(path)
+        splits = (self.train_split, self.test_split)
+        with _opened_database(path) as database:
+            counts = dict(
+                database.execute(
+                    "SELECT client_id, SUM(num_examples) FROM client_metadata WHERE split_name IN (?, ?) "
+                    "GROUP BY client_id",
+                    splits,
+                )
+            )
+            # Numbers of rows are sorted, not examples: that takes little memory, whether or not there is an index.
+            rows = database.execute(
+                "SELECT client_id, split_name, rowid FROM examples WHERE split_name IN (?, ?) "
+                "ORDER BY client_id, rowid",
+                splits,
+            )
+            try:
+                for client, group in itertools.groupby(rows, key=lambda row: row[0]):
+                    yield self._user(path, database, client, list(group), counts.pop(client, None))
+                    place = f"{path}: after client {client!r}"
+            except sqlite3.DatabaseError as error:
+                raise DataError(f"{place}: {error}; the file is damaged, get it again") from error
+        for client, count in counts.items():
+            yield UserRecord(client, path.name, x=None, y=None, num_samples=count)
+
+    def _user(
+        self,
+        path: Path,
+        database: sqlite3.Connection,
+        client: str,
+        rows: list[tuple[str, str, int]],
+        num_samples: int | None,
+    ) -> UserRecord:
+        if not isinstance(client, str):
+            raise DataError(f"{path}: client_id {client!r} in 'examples' is not a text")
+        x, y = [], []
+        for _, _, rowid in rows:
+            query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
+            (content,) = database.execute(query, (rowid,)).fetchone()
+            try:
+                pixels, label = _parse(content)
+            except ValueError as error:
+                raise DataError(f"{path}: client {client!r}, row {rowid} of 'examples': {error}") from error
+            x.append(pixels)
+            y.append(label)
+        is_test = [split == self.test_split for _, split, _ in rows]
+        return UserRecord(client, path.name, x, y, num_samples, is_test=is_test)
+
+
+def decompress_database(path: Path, workspace: Path) -> Path:
+    """Decompresses `<name>.sqlite.lzma` to `workspace/<name>.sqlite`, in one move.
+
+    Raises:
+      DataError: the file is missing, truncated or damaged.
+    """
+    workspace.mkdir(parents=True, exist_ok=True)
+    database = workspace / path.stem
+    try:
+        with (
+            lzma.open(path) as compressed,
+            tqdm.wrapattr(compressed, "read", desc=f"decompress {path.name}") as source,
+            replacing(database) as staging,
+            open(staging, "wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise DataError(f"{path}: cannot be decompressed: {error}; get the file again") from error
+    return database
+
+
+@contextlib.contextmanager
+def _opened_database(path: Path) -> Iterator[sqlite3.Connection]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; data.input takes TFF's emnist_all.sqlite or emnist_all.sqlite.lzma")
+    try:
+        # Immutable: the file may lie where nobody may write, and SQLite would want to make its lock there.
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as database:
+            yield database
+    except sqlite3.DatabaseError as error:
+        raise DataError(f"{path}: not an SQLite database, or damaged: {error}") from error
+
+
+def _parse(content: object) -> tuple[np.ndarray, int]:
+    """An example's pixels, float32 and flat, and its label; raises ValueError for anything else."""
+    # Imported late: the settings are checked before TensorFlow is started.
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    if not isinstance(content, bytes):
+        raise ValueError(f"needs a serialized tf.train.Example, not {type(content).__name__}")
+    try:
+        features = tf.train.Example.FromString(content).features.feature
+    except DecodeError as error:
+        raise ValueError(f"not a tf.train.Example: {error}; the file is damaged, get it again") from error
+    if {"pixels", "label"} <= set(features):
+        pixels, label = features["pixels"].float_list.value, features["label"].int64_list.value
+        if pixels and len(label) == 1:
+            return np.array(pixels, np.float32), label[0]
+    raise ValueError(
+        f"a tf.train.Example of {', '.join(sorted(features)) or 'nothing'}, without floats under 'pixels' or one "
+        "integer under 'label'; data.input takes TFF's emnist_all.sqlite"
+    )

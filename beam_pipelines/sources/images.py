@@ -1,0 +1,78 @@
+"""Reads single image files: pixels, or why there are none, and one hash of many files."""
+
+import hashlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from beam_pipelines.records import Reason, Unusable
+
+# Reading small files waits for the disk, or for the network.
+_READERS = 16
+_FILES_PER_BATCH = 256
+
+
+def read_image(
+    folder: Path, name: str, *, file_format: str, shape: tuple[int, ...], resampling: str, must_be_square: bool = False
+) -> np.ndarray | Unusable:
+    """Decodes one image and resizes it.
+
+    Args:
+      folder: where it lies; every worker may have it under another name, so messages do not have it.
+      name: of the file in it.
+      file_format: the only one that is accepted, as Pillow names it: `JPEG`, `PNG`.
+      shape: height, width and channels (3 for colours, 1 for grey) of the result.
+      resampling: as Pillow names it: `BOX` averages over the area that becomes a pixel, `LANCZOS` is sharper.
+      must_be_square: whether another image than a square one is unusable.
+
+    Returns:
+      The pixels, float32 `[height * width * channels]` in [0, 1], or what is wrong with the file.
+    """
+    # Imported late: checking the settings needs no images.
+    from PIL import Image, UnidentifiedImageError
+
+    height, width, channels = shape
+    try:
+        with Image.open(folder / name, formats=[file_format]) as image:
+            if must_be_square and image.width != image.height:
+                return _unusable(name, f"{image.width} x {image.height} pixels, not a square")
+            converted = image.convert("RGB" if channels == 3 else "L")
+            resized = converted.resize((width, height), Image.Resampling[resampling])
+    except FileNotFoundError:
+        return _unusable(name, "no such file")
+    # Its own text has the folder in it.
+    except UnidentifiedImageError:
+        return _unusable(name, f"not a {file_format} image")
+    # What else Pillow raises for files that are cut short, damaged or forged.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return _unusable(name, f"damaged: {error}")
+    return np.asarray(resized, np.float32).ravel() / np.float32(255)
+
+
+def hash_images(folder: Path, names: Iterable[str]) -> str:
+    """A digest of the names and the content of these files, and of which are missing, with a progress bar: sha256."""
+    everyone = list(names)
+    batches = [everyone[start : start + _FILES_PER_BATCH] for start in range(0, len(everyone), _FILES_PER_BATCH)]
+    digest = hashlib.sha256()
+    with (
+        ThreadPoolExecutor(_READERS) as readers,
+        tqdm(desc="hash images", total=len(everyone), unit="image") as bar,
+    ):
+        for lines in readers.map(lambda batch: [f"{name} {_hash_file(folder / name)}\n" for name in batch], batches):
+            digest.update("".join(lines).encode())
+            bar.update(len(lines))
+    return digest.hexdigest()
+
+
+def _hash_file(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "missing"
+
+
+def _unusable(name: str, problem: str) -> Unusable:
+    return Unusable(Reason.UNREADABLE_IMAGE, f"{name}: {problem}")

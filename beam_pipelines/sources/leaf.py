@@ -1,0 +1,188 @@
+"""Reads LEAF's JSON format: `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`."""
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beam_pipelines.leaf_split import SIDES, SplitReader, pair_files
+from beam_pipelines.raw_data import RawData
+from beam_pipelines.records import UserRecord
+from tff_pdp.errors import DataError
+
+_SUFFIXES = (".json", ".json.gz")
+_TOP_LEVEL_KEYS = ("users", "num_samples", "user_data")
+
+
+def leaf_images(folder: Path) -> RawData:
+    """The raw data of a folder of LEAF files whose examples are images.
+
+    Raises:
+      DataError: the folder is missing, or is none that `list_sources` takes.
+    """
+    return leaf_raw_data("leaf", folder, read_users)
+
+
+def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[UserRecord]]) -> RawData:
+    """The raw data of a folder of LEAF files, unsplit or split, of which `read` reads one.
+
+    Raises:
+      DataError: the folder is missing, or is none that `list_sources` takes.
+    """
+    files = list_sources(folder)
+    train, test = ([name.partition("/")[2] for name in files if name.startswith(f"{side}/")] for side in SIDES)
+    if not train:
+        return RawData(source, folder, files, read, are_images=True)
+    units, partners = pair_files(train, test)
+    return RawData(
+        source, folder, files, SplitReader(read, partners), are_images=True, has_test_examples=True, parts=units
+    )
+
+
+def list_sources(folder: Path) -> tuple[str, ...]:
+    """Names of a folder's LEAF files, sorted: those in it, or, of the split form, those in its `train` and its `test`.
+
+    Raises:
+      DataError: the folder is missing, holds no `.json` or `.json.gz` file, or holds both forms or half of one.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; --input takes the folder that holds LEAF's all_data_*.json files")
+    names = _names(folder)
+    split = {side: _names(folder / side) for side in SIDES if (folder / side).is_dir()}
+    if not names and not any(split.values()):
+        raise DataError(
+            f"{folder}: no .json or .json.gz file in it; --input takes LEAF's all_data folder, or the one with its "
+            "folders train and test"
+        )
+    if names and any(split.values()):
+        raise DataError(f"{folder}: has LEAF files, and folders train or test with more; move one of the forms away")
+    if names:
+        return tuple(names)
+    if not all(split.get(side) for side in SIDES):
+        (present,) = (side for side in SIDES if split.get(side))
+        raise DataError(
+            f"{folder}: of LEAF's folders train and test only {present} has files; add the other, or name "
+            f"{folder / present} to have its examples divided"
+        )
+    return tuple(f"{side}/{name}" for side in SIDES for name in split[side])
+
+
+def read_users(path: Path) -> list[UserRecord]:
+    """Reads every copy of every user that a file holds, without judging their data.
+
+    Examples are packed as float32 while the file is parsed; a file of Python floats would need ten times the memory.
+
+    Raises:
+      DataError: the file cannot be read or is not LEAF JSON; names the file and, where known, the position.
+    """
+    leaf = _load_json(path)
+    if not isinstance(leaf, _JsonObject):
+        raise DataError(f"{path}: not LEAF JSON: the top level is {_kind(leaf)}, not an object")
+    missing = [key for key in _TOP_LEVEL_KEYS if key not in leaf]
+    if missing:
+        raise DataError(f"{path}: not LEAF JSON: no top-level key {', '.join(map(repr, missing))}")
+    if leaf.repeats:
+        raise DataError(f"{path}: top-level key {leaf.repeats[0][0]!r} occurs more than once")
+    users, num_samples, user_data = (leaf[key] for key in _TOP_LEVEL_KEYS)
+    if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+        raise DataError(f"{path}: 'users' must be a list of strings")
+    if not isinstance(num_samples, list) or len(num_samples) != len(users):
+        raise DataError(f"{path}: 'num_samples' must be a list with one entry for each of the {len(users)} users")
+    if not isinstance(user_data, _JsonObject):
+        raise DataError(f"{path}: 'user_data' must be an object, not {_kind(user_data)}")
+    return _pair_users(path.name, users, num_samples, user_data)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(_SUFFIXES) and path.is_file())
+
+
+class _JsonObject(dict[str, Any]):
+    """A JSON object that remembers repeated keys, of which a plain dict silently keeps only the last."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]):
+        super().__init__()
+        self.repeats: list[tuple[str, Any]] = []
+        for key, value in pairs:
+            if key in self:
+                self.repeats.append((key, value))
+            else:
+                self[key] = value
+
+
+def _load_json(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode("utf-8")
+        return json.loads(text, object_pairs_hook=_pack_examples)
+    except json.JSONDecodeError as error:
+        position = f"line {error.lineno}, column {error.colno} (character {error.pos} of {len(text)})"
+        raise DataError(f"{path}: invalid or truncated JSON at {position}: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: truncated or damaged gzip file of {len(content)} bytes: {error}") from error
+    except RecursionError as error:
+        raise DataError(f"{path}: not LEAF JSON: nested too deeply") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _pack_examples(pairs: list[tuple[str, Any]]) -> _JsonObject:
+    json_object = _JsonObject(pairs)
+    if isinstance(json_object.get("x"), list):
+        json_object["x"] = [_pack_example(x) for x in json_object["x"]]
+    return json_object
+
+
+def _pack_example(x: Any) -> Any:
+    if not isinstance(x, list) or not all(type(value) in (int, float) for value in x):
+        return x
+    # Numbers too large for float32 become infinite, which validation then reports.
+    with np.errstate(over="ignore"):
+        try:
+            return np.array(x, np.float64).astype(np.float32)
+        except OverflowError:
+            return x
+
+
+def _pair_users(source: str, users: list[str], num_samples: list[Any], user_data: _JsonObject) -> list[UserRecord]:
+    """Pairs the copies a user has in `users` with those it has in `user_data`."""
+    listed: dict[str, list[Any]] = {}
+    for user, count in zip(users, num_samples, strict=True):
+        listed.setdefault(user, []).append(count)
+    found: dict[str, list[Any]] = {}
+    for user, data in itertools.chain(user_data.items(), user_data.repeats):
+        found.setdefault(user, []).append(data)
+    records = []
+    for user in listed | found:
+        if not _is_unicode(user):
+            raise DataError(f"{source}: the name of user {user!r} is not valid Unicode")
+        counts = listed.get(user, [None])
+        copies = found.get(user, [None])
+        # A user listed twice may have its data once, and the other way round: each copy stands for one record.
+        for position in range(max(len(counts), len(copies))):
+            data = copies[min(position, len(copies) - 1)]
+            count = counts[min(position, len(counts) - 1)]
+            records.append(_user_record(user, source, data, count))
+    return records
+
+
+def _is_unicode(text: str) -> bool:
+    # JSON can spell half of a surrogate pair, which no encoding can write.
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _user_record(user: str, source: str, data: Any, num_samples: Any) -> UserRecord:
+    if not isinstance(data, _JsonObject):
+        return UserRecord(user, source, data, None, num_samples)
+    return UserRecord(user, source, data.get("x"), data.get("y"), num_samples, bool(data.repeats))
+
+
+def _kind(value: Any) -> str:
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)[:40]

@@ -1,0 +1,138 @@
+"""Reads silos of feature vectors from `.mat`, LEAF-like `.json` and `.npz` files.
+
+| file | silos | examples |
+|---|---|---|
+| `.mat` | `silo_000`, ... in the file's order | cells X, Y; see `beam_pipelines.mat` |
+| `.json`, `.json.gz` | the users' names | as LEAF's; labels may be nested: `[[-1], [1]]` |
+| `.npz` | as the file names them | `<silo>/x`, `<silo>/y`; see `tff_pdp.data.silo_arrays` |
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beam_pipelines.mat import read_mat_cells
+from beam_pipelines.records import UserRecord
+from beam_pipelines.sources.leaf import read_users
+from beam_pipelines.sources.silo_arrays import read_silo_arrays
+from tff_pdp.errors import DataError
+
+_NUMBERS = "biuf"
+
+
+def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder and the names of the silo files at a path, which is one of them or a folder.
+
+    Raises:
+      DataError: there is none, or there are several `.mat` files, whose silos would have the same names.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; data.input takes a {_suffixes()} file, or a folder of them")
+    folder = path if path.is_dir() else path.parent
+    candidates = path.iterdir() if path.is_dir() else [path]
+    names = tuple(sorted(file.name for file in candidates if _reader_of(file) and file.is_file()))
+    if not names:
+        raise DataError(f"{path}: no silo file; data.input takes a {_suffixes()} file, or a folder of them")
+    if sum(name.endswith(".mat") for name in names) > 1:
+        raise DataError(f"{path}: several .mat files, whose silos would all be called silo_000, ...; name one of them")
+    return folder, names
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloFileReader:
+    """Reads every silo of a file: `path -> UserRecords`, not judged.
+
+    Attributes:
+      num_classes: 0 for a regression, whose labels are shifted and scaled; with 2, labels {-1, 1} become {0, 1}.
+      label_shift: added to the labels of a regression, a public constant.
+      label_scale: what they are then multiplied by, a public constant.
+      brightest: what the features are divided by: 255 for 8-bit pixels.
+    """
+
+    num_classes: int
+    label_shift: float = 0.0
+    label_scale: float = 1.0
+    brightest: int = 1
+
+    def __call__(self, path: Path) -> Iterator[UserRecord]:
+        """Reads a file, one silo at a time where its format allows.
+
+        Raises:
+          DataError: the file cannot be read or is not what its name says.
+        """
+        read = _reader_of(path)
+        if read is None:
+            raise DataError(f"{path}: not a silo file; they end in {_suffixes()}")
+        for user in read(path):
+            yield dataclasses.replace(user, x=self._features(user.x), y=self._labels(user.y))
+
+    def _features(self, x: Any) -> Any:
+        if not isinstance(x, list) or self.brightest == 1:
+            return x
+        return [row / np.float32(self.brightest) for row in x]
+
+    def _labels(self, y: Any) -> Any:
+        if not isinstance(y, list):
+            return y
+        labels = [label[0] if isinstance(label, list) and len(label) == 1 else label for label in y]
+        if self.num_classes == 0:
+            return [self._scaled(label) for label in labels]
+        # Where 0 occurs as well, -1 is no name of a class: it stays, and is reported as out of range.
+        if self.num_classes == 2 and -1 in labels and 0 not in labels:
+            return [0 if label == -1 else label for label in labels]
+        return labels
+
+    def _scaled(self, label: Any) -> Any:
+        # What is no number, or too large for one, is reported as it is.
+        if type(label) not in (int, float) or not abs(label) <= np.finfo(np.float32).max:
+            return label
+        return (label + self.label_shift) * self.label_scale
+
+
+def _read_mat(path: Path) -> Iterator[UserRecord]:
+    for number, (x, y) in enumerate(read_mat_cells(path)):
+        yield _user_of_arrays(f"silo_{number:03d}", path.name, x, y)
+
+
+def _read_npz(path: Path) -> Iterator[UserRecord]:
+    for silo in read_silo_arrays(path):
+        yield _user_of_arrays(silo.name, path.name, silo.x, silo.y, silo.is_test)
+
+
+_READERS: dict[str, Callable[[Path], Iterable[UserRecord]]] = {
+    ".mat": _read_mat,
+    ".json": read_users,
+    ".json.gz": read_users,
+    ".npz": _read_npz,
+}
+
+
+def _reader_of(path: Path) -> Callable[[Path], Iterable[UserRecord]] | None:
+    return next((read for suffix, read in _READERS.items() if path.name.endswith(suffix)), None)
+
+
+def _suffixes() -> str:
+    return ", ".join(_READERS)
+
+
+def _user_of_arrays(client: str, source: str, x: Any, y: Any, is_test: np.ndarray | None = None) -> UserRecord:
+    """A silo's arrays as a record; what is no array of examples or of labels is described, as validation reports it."""
+    rows = _describe(x)
+    if isinstance(x, np.ndarray) and x.ndim >= 2 and x.dtype.kind in _NUMBERS:
+        # Numbers too large for float32 become infinite, which validation then reports.
+        with np.errstate(over="ignore"):
+            rows = list(np.asarray(x, np.float32).reshape(len(x), math.prod(x.shape[1:])))
+    labels = _describe(y)
+    if isinstance(y, np.ndarray) and y.ndim >= 1 and y.size == len(y) and y.dtype.kind in _NUMBERS:
+        labels = y.astype(np.int64 if y.dtype == bool else y.dtype).ravel().tolist()
+    num_samples = len(rows) if isinstance(rows, list) else None
+    stated = None if is_test is None else is_test.astype(bool).ravel().tolist()
+    return UserRecord(client, source, rows, labels, num_samples, is_test=stated)
+
+
+def _describe(value: Any) -> str:
+    return f"{getattr(value, 'dtype', type(value).__name__)} of shape {np.shape(value)}"

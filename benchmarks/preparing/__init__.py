@@ -1,0 +1,1 @@
+"""What preparing data costs, beside scripts in one process that do the same."""

@@ -1,0 +1,139 @@
+"""What preparing data costs, by size and engine, beside a script of one process; `make bench-beam`.
+
+Inputs are generated once and kept. Writes `benchmarks/results/beam.json`, a row for each run, and a figure of cost by
+size, `docs/images/beam.png`.
+
+  python -m benchmarks.preprocessing.run          1 and 10 million contacts: 15 minutes, 4 GB of disk
+  python -m benchmarks.preprocessing.run --full   also 186 million, and 800,000 images: half an hour more, 45 GB of disk
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+
+from beam_pipelines.dataset.staging import remove
+from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
+from beam_pipelines.epidemic.population import PopulationOptions, generate_population
+from benchmarks.machine import describe_machine
+from benchmarks.measured import Cost, measure_command, python_module
+from benchmarks.preparing.contact_graph_run import ENGINES
+from benchmarks.preparing.leaf_files import write_leaf_files
+from benchmarks.preprocessing.plot import plot_costs
+
+RESULTS = Path(__file__).parents[1] / "results" / "beam.json"
+FIGURE = Path(__file__).parents[2] / "docs" / "images" / "beam.png"
+POLARS = "polars, one process"
+STAGED = "files"
+# People by name of the size; there are 24.5 contacts for each.
+SIZES = {"1M": 40_816, "10M": 408_163, "186M": 7_600_000}
+# One pipeline keeps all that lies between stages in memory: beyond some ten million contacts it does not fit.
+_CONTENDERS = {"1M": (POLARS, *ENGINES), "10M": (POLARS, *ENGINES), "186M": (STAGED,)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("build/bench_beam"), help="where populations are kept")
+    parser.add_argument("--repetitions", type=int, default=3, help="of the small sizes; the median is recorded")
+    parser.add_argument("--full", action="store_true", help="also 7.6 million people with 186 million contacts")
+    options = parser.parse_args(arguments)
+    sizes = ["1M", "10M", *(["186M"] if options.full else [])]
+    rows = []
+    for size in sizes:
+        folder = _population(options.folder, size)
+        for engine in _CONTENDERS[size]:
+            repetitions = 1 if size == "186M" else options.repetitions
+            runs = [_measure(folder, options.folder / "output", engine) for _ in range(repetitions)]
+            rows.append(sorted(runs, key=lambda row: row["cpu_s"])[len(runs) // 2])
+            print(json.dumps(rows[-1]))
+    _check_same_work(rows)
+    if options.full:
+        rows.append(_measure_femnist(options.folder / "leaf", options.folder / "output"))
+        print(json.dumps(rows[-1]))
+    kept = _kept_rows(rows)
+    content = {"machine": describe_machine(), "rows": kept, "ratios": _ratios(kept)}
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    plot_costs(kept, FIGURE)
+    print(json.dumps(content["ratios"]))
+
+
+def _population(folder: Path, size: str) -> Path:
+    """The tables of a population of this size, generated unless they are there."""
+    tables = folder / size
+    if not (tables / "target.parquet").exists():
+        generate_population(tables, PopulationOptions(num_people=SIZES[size]), overwrite=True)
+        simulate_outbreak(tables, OutbreakOptions(), overwrite=True)
+    return tables
+
+
+def _measure(tables: Path, output: Path, engine: str) -> dict[str, Any]:
+    remove(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if engine == POLARS:
+        cost = measure_command(python_module("benchmarks.preprocessing.polars_rows", str(tables), str(output)))
+        written = pyarrow.parquet.read_metadata(output).num_rows
+    else:
+        command = python_module("benchmarks.preprocessing.contact_graph_run", str(tables), str(output), engine)
+        cost = measure_command(command)
+        written = json.loads(cost.output.splitlines()[-1])["output_rows"]
+    edges = pyarrow.parquet.read_metadata(tables / "population_network.parquet").num_rows
+    return _row("contact_graph", engine, edges, cost, written, output)
+
+
+def _measure_femnist(leaf: Path, output: Path) -> dict[str, Any]:
+    write_leaf_files(leaf)
+    remove(output)
+    cost = measure_command(python_module("benchmarks.preprocessing.femnist_run", str(leaf), str(output)))
+    return _row("femnist", STAGED, 0, cost, json.loads(cost.output.splitlines()[-1])["output_rows"], output)
+
+
+def _row(job: str, engine: str, edges: int, cost: Cost, written: int, output: Path) -> dict[str, Any]:
+    """A row of the results; removes what was written."""
+    files = [path for path in output.rglob("*") if path.is_file()] if output.is_dir() else [output]
+    nbytes = sum(path.stat().st_size for path in files)
+    remove(output)
+    return {
+        "job": job,
+        "engine": engine,
+        "edges": edges,
+        "cpu_s": round(cost.cpu_s, 2),
+        "wall_s": round(cost.wall_s, 2),
+        "peak_rss_mb": round(cost.peak_rss_mb),
+        "output_rows": written,
+        "output_mb": round(nbytes / 1e6),
+    }
+
+
+def _check_same_work(rows: Sequence[dict[str, Any]]) -> None:
+    for edges in {row["edges"] for row in rows}:
+        written = {row["output_rows"] for row in rows if row["edges"] == edges}
+        if len(written) > 1:
+            raise RuntimeError(f"of {edges} contacts, not all have made as many rows: {sorted(written)}")
+
+
+def _kept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These rows, and those of earlier runs at sizes that were not run now."""
+    measured = {row["edges"] for row in rows}
+    earlier = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    return sorted(
+        [*rows, *(row for row in earlier if row["edges"] not in measured)],
+        key=lambda row: (row["edges"], row["engine"]),
+    )
+
+
+def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Processor time over that of the script, by size and engine."""
+    script = {row["edges"]: row["cpu_s"] for row in rows if row["engine"] == POLARS}
+    return [
+        {"edges": row["edges"], "engine": row["engine"], "cpu_ratio": round(row["cpu_s"] / script[row["edges"]], 2)}
+        for row in rows
+        if row["edges"] in script and row["engine"] != POLARS
+    ]
+
+
+if __name__ == "__main__":
+    main()

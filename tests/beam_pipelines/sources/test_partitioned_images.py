@@ -1,0 +1,171 @@
+"""Clients made of pooled images: classes, Dirichlet mixes and uniform draws, the same on both sides."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from beam_pipelines.sources.cifar import read_cifar10
+from beam_pipelines.sources.divided import PartitionOptions, partitioned_images
+from tff_pdp.data.images import ImageDataset, Images
+from tff_pdp.errors import ConfigError
+
+
+def numbered(count, num_classes=10):
+    """Images that tell their number, the classes in turn."""
+    numbers = np.arange(count, dtype=np.uint32)
+    x = np.zeros((count, 1, 4, 1), np.uint8)
+    x[:, 0, :, 0] = numbers[:, np.newaxis].view(np.uint8).reshape(count, 4)
+    return Images(x, numbers.astype(np.int64) % num_classes)
+
+
+def make(train, test, partition, num_clients, seed=0, num_classes=10, **options):
+    dataset = ImageDataset(numbered(train, num_classes), numbered(test, num_classes), num_classes, origin=[])
+    return list(partitioned_images(dataset, PartitionOptions(partition, num_clients, **options), seed))
+
+
+def numbers_of(client, is_test):
+    return np.ascontiguousarray(client.x[client.is_test == is_test]).reshape(-1, 4).view(np.uint32).ravel()
+
+
+def digest(clients):
+    """Of names, images, labels and sides, in order."""
+    sha = hashlib.sha256()
+    for client in clients:
+        for content in (client.name.encode(), client.x, client.y.astype("<i8"), client.is_test):
+            sha.update(np.ascontiguousarray(content).tobytes() if isinstance(content, np.ndarray) else content)
+    return sha.hexdigest()
+
+
+CLIENTS = {
+    "classes": {"num_clients": 30, "classes_per_client": 5},
+    "dirichlet": {"num_clients": 30, "concentration": 0.3},
+    "uniform": {"num_clients": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {partition: make(50_000, 10_000, partition, **options) for partition, options in CLIENTS.items()}
+
+
+@pytest.mark.parametrize("partition", CLIENTS)
+def test_every_image_is_in_one_client_with_its_label(made, partition):
+    clients = made[partition]
+    assert [client.name for client in clients] == [f"silo_{number:03d}" for number in range(30)]
+    for is_test, count in ((False, 50_000), (True, 10_000)):
+        numbers = np.concatenate([numbers_of(client, is_test) for client in clients])
+        assert sorted(numbers) == list(range(count))
+        labels = np.concatenate([client.y[client.is_test == is_test] for client in clients])
+        np.testing.assert_array_equal(labels, numbers % 10)
+
+
+def counts_of(client):
+    return [np.bincount(client.y[client.is_test == is_test], minlength=10) for is_test in (False, True)]
+
+
+def test_each_client_has_five_classes_in_the_same_shares_on_both_sides(made):
+    for client in made["classes"]:
+        train, test = counts_of(client)
+        assert (train > 0).sum() == 5
+        # 5,000 and 1,000 images of a class: the same share of both, up to a whole image.
+        assert (np.abs(train / 5 - test) < 1.3).all()
+
+
+def test_sizes_are_those_of_the_paper(made):
+    """Liu et al. report 1,515 to 1,839 training examples; other draws of the same kind come close."""
+    sizes = [(~client.is_test).sum() for client in made["classes"]]
+    assert sum(sizes) == 50_000 and 1450 < min(sizes) < 1580 and 1750 < max(sizes) < 1890
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "num_clients", "classes_per_client", "seed", "expected"),
+    [
+        (50_000, 10_000, 30, 5, 0, "008c577b3691f90868c95edc6bdb365ed56e8cff5e3ad3dc1b2b3f71abd22da5"),
+        (50_000, 10_000, 10, 5, 3, "e143a475b65a2aa87f5385fe151163471091219b34f7b4d00a99e30055e61f9c"),
+        (500, 100, 10, 3, 1, "6057aa9347981106b65bc9978a09128e5d3ad03092f7d86e92e8253de815ac54"),
+    ],
+)
+def test_clients_of_published_results_stay_as_they_are(train, test, num_clients, classes_per_client, seed, expected):
+    """docs/reproduction.md has results on heterogeneous CIFAR-10; other clients would not give them again."""
+    assert digest(make(train, test, "classes", num_clients, seed, classes_per_client=classes_per_client)) == expected
+
+
+def test_real_images_stay_with_their_clients(real_data):
+    cifar10 = read_cifar10(str(real_data / "cifar10" / "cifar-10-python-subset.tar.gz"))
+    clients = partitioned_images(cifar10, PartitionOptions("classes", num_clients=30, classes_per_client=5), seed=0)
+    assert digest(clients) == "93fdf6b3fc936fd540a23fd0a3779076f753eccff566370cd7ad9d66a3c9d369"
+
+
+def test_dirichlet_clients_are_equally_large_and_alike_on_both_sides(made):
+    for client in made["dirichlet"]:
+        assert (~client.is_test).sum() in (1666, 1667) and client.is_test.sum() in (333, 334)
+    # The first client finds every class whole, so it has its own mix on both sides: they differ by sampling only.
+    train, test = counts_of(made["dirichlet"][0])
+    assert np.abs(train / train.sum() - test / test.sum()).max() < 0.1
+
+
+def test_concentration_decides_how_alike_dirichlet_clients_are():
+    largest = {
+        concentration: np.mean(
+            [
+                counts_of(client)[0].max() / (~client.is_test).sum()
+                for client in make(5000, 1000, "dirichlet", 20, concentration=concentration)
+            ]
+        )
+        for concentration in (0.01, 1.0, 1000.0)
+    }
+    assert largest[0.01] > 0.8 and 0.2 < largest[1.0] < 0.5 and largest[1000.0] < 0.16
+
+
+def test_uniform_clients_have_every_class(made):
+    for client in made["uniform"]:
+        train, test = counts_of(client)
+        # Of 1,667 draws without replacement, 167 of a class on average, with a standard deviation of 12.
+        assert abs(train - 166.7).max() < 60 and test.sum() in (333, 334)
+
+
+@pytest.mark.parametrize("partition", CLIENTS)
+def test_the_seed_decides(partition):
+    options = {**CLIENTS[partition], "num_clients": 10}
+    digests = [digest(make(500, 100, partition, seed=seed, **options)) for seed in (0, 0, 1)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_other_numbers_of_classes_and_many_clients():
+    clients = make(4000, 400, "classes", 1500, num_classes=100, classes_per_client=2)
+    assert clients[7].name == "silo_0007" and all(len(set(client.y)) <= 2 for client in clients)
+
+
+def test_shrunk():
+    images = Images(np.arange(32, dtype=np.uint8).reshape(2, 4, 4, 1), np.array([0, 1]))
+    options = PartitionOptions("uniform", num_clients=1, shrink=2)
+    (client,) = partitioned_images(ImageDataset(images, images, 2, origin=[]), options, seed=0)
+    # Means of the first image's squares: 2.5, 4.5, 10.5 and 12.5, rounded to even.
+    assert client.x.shape == (4, 2, 2, 1) and client.x[0, ..., 0].tolist() == [[2, 4], [10, 12]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"partition": "shards"}, "partition: 'shards' is not known; known: classes, dirichlet, uniform"),
+        ({"partition": "classes"}, "partition classes needs classes_per_client"),
+        ({"partition": "dirichlet"}, "partition dirichlet needs concentration"),
+        ({"partition": "uniform", "concentration": 0.1}, "partition uniform does not take concentration"),
+        (
+            {"partition": "dirichlet", "concentration": 0.1, "classes_per_client": 2},
+            "partition dirichlet does not take classes_per_client",
+        ),
+        ({"partition": "dirichlet", "concentration": 0.0}, "concentration must be finite and above 0"),
+        ({"partition": "dirichlet", "concentration": float("nan")}, "concentration must be finite and above 0"),
+        ({"partition": "uniform", "num_clients": 0}, "num_clients must be at least 1"),
+        ({"partition": "uniform", "num_clients": 101}, "100 training images cannot be divided among 101 clients"),
+        ({"partition": "classes", "classes_per_client": 5, "num_clients": 3}, "3 clients with 5 of 10 classes"),
+        ({"partition": "classes", "classes_per_client": 20, "num_clients": 3}, "3 clients with 20 of 10 classes"),
+        ({"partition": "classes", "classes_per_client": 0}, "4 clients with 0 of 10 classes"),
+        ({"partition": "uniform", "shrink": 2}, "shrink 2 does not divide images of 1 x 4 pixels"),
+    ],
+)
+def test_options_out_of_range(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make(100, 20, **{"num_clients": 4, **arguments})

@@ -1,0 +1,153 @@
+"""The `algorithms` part of a configuration; what it becomes in training is tested with rounds."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.hparams import build_algorithm, hparam_columns, read_epochs
+from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.models.mlp import build_mlp
+from tff_pdp.runtime.dry_run import initial_weights
+
+MODEL = build_mlp((2,), 3, (4,))
+WITH_HEADS = ("dp_fed_avg_ft", "pmtl_ft", "pp_sgd", "fed_per", "fed_rep", "centaur", "dp_pfed_dsu")
+
+
+def build(name, given=None, head=MODEL.head):
+    return build_algorithm(name, given or {}, num_clients=4, rounds=10, head=head)
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs"), [("epoch", 1), ("1 epoch", 1), ("1 epochs", 1), ("5 epochs", 5), ("12 epochs", 12)]
+)
+def test_steps_as_epochs_of_whole_batches(text, epochs):
+    assert read_epochs(text) == epochs
+    algorithm, settings = build("centaur", {"local_steps": text, "head_steps": 3, "adapt_steps": text})
+    # With batches of 10: 3, 2, 1 and, for less than a batch, one as well.
+    columns = hparam_columns(algorithm, settings, {"a": 30, "b": 29, "c": 10, "d": 4}, batch_size=10)
+    np.testing.assert_array_equal(columns["local_steps"], epochs * np.array([3, 2, 1, 1]))
+    np.testing.assert_array_equal(columns["adapt_steps"], epochs * np.array([3, 2, 1, 1]))
+    np.testing.assert_array_equal(columns["head_steps"], [3, 3, 3, 3])
+    assert {columns[name].dtype for name in ("local_steps", "adapt_steps", "head_steps")} == {np.dtype(np.int32)}
+    assert columns["learning_rate"].dtype == np.float32
+    np.testing.assert_array_equal(algorithm.num_gradients(columns), epochs * np.array([3, 2, 1, 1]) + 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["epochs", "0 epochs", "-1 epochs", "2.5 epochs", "05 epochs", "5epochs", " epoch", "5 epochs ", "5 Epochs", ""],
+)
+def test_other_texts_are_no_epochs(text):
+    assert read_epochs(text) is None
+    with pytest.raises(ConfigError, match=r"'algorithms\.centaur\.head_steps' .* or such as '5 epochs', not"):
+        build("centaur", {"head_steps": text})
+
+
+@pytest.mark.parametrize("value", [3, 3.0, None, True, ["epoch"]])
+def test_what_is_no_text_is_no_epochs(value):
+    assert read_epochs(value) is None
+
+
+def test_only_steps_are_counted_in_epochs():
+    with pytest.raises(
+        ConfigError, match=r"'algorithms.centaur.learning_rate' must be a finite number of at least 0, "
+    ):
+        build("centaur", {"learning_rate": "5 epochs"})
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "3", True])
+def test_numbers_of_steps_are_whole_and_positive(value):
+    with pytest.raises(ConfigError, match=r"'algorithms\.fed_per\.adapt_steps'"):
+        build("fed_per", {"adapt_steps": value})
+
+
+@pytest.mark.parametrize("given", [[15, 16], (15, 16)])
+def test_a_sequence_of_whole_numbers(given):
+    algorithm, settings = build("udp_hypernet", {"hidden_units": given, "descriptor_size": 7})
+    parameters = algorithm.init_server(initial_weights(MODEL))["parameters"]
+    assert parameters["hidden_0/kernel"].shape == (7, 15)
+    assert parameters["hidden_1/kernel"].shape == (15, 16)
+    assert "hidden_2/kernel" not in parameters
+    # Fixed in the computation, so no hyper-parameter.
+    assert "hidden_units" not in settings
+
+
+def test_an_empty_sequence_is_no_hidden_layer():
+    algorithm, _ = build("hypernet", {"hidden_units": []})
+    assert next(iter(algorithm.init_server(initial_weights(MODEL))["parameters"])).startswith("head/")
+
+
+@pytest.mark.parametrize("value", [5, "5", "[5]", [5, 0], [-1], [5.0], [True], ["5"], [[5]], None, {"a": 5}])
+def test_what_is_no_sequence_of_whole_numbers(value):
+    message = "'algorithms.udp_hypernet.hidden_units' must be a list of whole numbers of at least 1, not"
+    with pytest.raises(ConfigError, match=message):
+        build("udp_hypernet", {"hidden_units": value})
+
+
+@pytest.mark.parametrize("name", WITH_HEADS)
+def test_the_head_is_that_of_the_model(name):
+    algorithm, _ = build(name)
+    weights = initial_weights(MODEL)
+    server = algorithm.init_server(weights)
+    state = algorithm.init_client(algorithm.broadcast(server))
+    kept = {key: value for part in state.values() for key, value in part.items()}
+    if name in ("dp_fed_avg_ft", "pmtl_ft"):
+        assert not kept
+    else:
+        assert set(kept) == set(MODEL.head)
+    assert algorithm.adapt is not None
+
+
+@pytest.mark.parametrize("name", [*WITH_HEADS, "fed_avg"])
+def test_a_configuration_cannot_name_the_head(name):
+    with pytest.raises(ConfigError, match=f"unknown key 'algorithms.{name}.head'; {name} has: ") as caught:
+        build(name, {"head": ["dense_0/kernel"]})
+    assert " head," not in str(caught.value)
+    assert not str(caught.value).endswith(" head")
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_defaults_are_filled_in(name):
+    algorithm, settings = build(name)
+    assert algorithm.name == name
+    assert settings == dict(algorithm.hparams)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("dp_pfed_dsu", {"sparsity": 0}, "sparsity 0.0"),
+        ("dp_pfed_dsu", {"sparsity": "half"}, "'algorithms.dp_pfed_dsu.sparsity' must be a float"),
+        ("dp_pfed_dsu", {"mask_source": "clients"}, "mask_source 'clients'"),
+        ("dp_pfed_dsu", {"mask_source": 1}, "'algorithms.dp_pfed_dsu.mask_source' must be a str"),
+        ("dp_pfed_dsu", {"sparse_layers": 0}, "'algorithms.dp_pfed_dsu.sparse_layers' must be at least 1"),
+        ("dp_pfed_dsu", {"sparse_layers": 2.0}, "'algorithms.dp_pfed_dsu.sparse_layers' must be a int"),
+        ("dp_pfed_dsu", {"norm_target": -1.0}, "'algorithms.dp_pfed_dsu.norm_target' must be finite and not negative"),
+        ("dp_pfed_dsu", {"norm_weight": "inf"}, "'algorithms.dp_pfed_dsu.norm_weight' must be finite"),
+        ("udp_hypernet", {"fine_tune": 1}, "'algorithms.udp_hypernet.fine_tune' must be a bool"),
+        ("udp_hypernet", {"descriptor_size": 0}, "'algorithms.udp_hypernet.descriptor_size' must be at least 1"),
+        ("centaur", {"server_optimizer": "lamb"}, "server_optimizer 'lamb'"),
+        ("centaur", {"local_momentum": 1}, "local_momentum 1.0"),
+        ("pp_sgd", {"personal_rate": -1}, "'algorithms.pp_sgd.personal_rate' must be a finite number of at least 0"),
+        ("pmtl_ft", {"prox_weight": "auto"}, "only for: mr_mtl"),
+        ("fed_rep", {"server_learning_rate": 1.0}, "unknown key 'algorithms.fed_rep.server_learning_rate'"),
+        ("centuar", {}, "'centuar' is not known"),
+    ],
+)
+def test_settings_that_mean_nothing(name, given, message):
+    with pytest.raises(ConfigError, match=message):
+        build(name, given)
+
+
+def test_whole_numbers_will_do_for_others():
+    algorithm, settings = build("dp_pfed_dsu", {"sparsity": 1, "norm_weight": 0, "learning_rate": 1})
+    assert settings["learning_rate"] == 1
+    assert hparam_columns(algorithm, settings, {"a": 3}, 2)["learning_rate"].dtype == np.float32
+    size = sum(int(tf.size(value)) for name, value in initial_weights(MODEL).items() if name not in MODEL.head)
+    assert algorithm.noised_size(initial_weights(MODEL)) == size
+
+
+def test_numbers_that_yaml_reads_as_text():
+    _, settings = build("pp_sgd", {"learning_rate": "1e-3", "personal_rate": "2.5e-1"})
+    assert (settings["learning_rate"], settings["personal_rate"]) == (1e-3, 0.25)

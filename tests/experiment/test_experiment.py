@@ -1,0 +1,48 @@
+"""What each client is given: its own mechanism, its own seed and its own examples, in the order of the clients."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tff_pdp.experiment.build import build_method
+from tff_pdp.experiment.run_key import RunKey
+
+
+@pytest.fixture
+def method(experiment):
+    return build_method(experiment(algorithms={"mr_mtl": {"prox_weight": 0.5, "local_steps": 3}}), "mr_mtl")
+
+
+def test_each_client_gets_the_mechanism_of_the_plan_and_a_seed_of_its_own(method):
+    key = RunKey.from_test_seed(3)
+    params = method.client_params(key, 7)
+    assert len(params) == len(method.clients.client_ids)
+    for client_id, own in zip(method.clients.client_ids, params, strict=True):
+        mechanism = dataclasses.asdict(method.plan.mechanisms[client_id])
+        assert dict(own["mechanism"]) == {name: np.float32(value) for name, value in mechanism.items()}
+        # Rates and noise multipliers are floats of 32 bits already: nothing is rounded after the calibration.
+        for name in ("sampling_rate", "noise_multiplier"):
+            assert float(own["mechanism"][name]) == mechanism[name]
+        np.testing.assert_array_equal(own["seed"], key.client_seed(7, client_id))
+        assert dict(own["hparams"]) == {
+            "learning_rate": np.float32(0.1),
+            "local_steps": np.int32(3),
+            "prox_weight": np.float32(0.5),
+        }
+    assert len({tuple(own["seed"]) for own in params}) == len(params)
+    assert len({float(own["mechanism"]["noise_multiplier"]) for own in params}) == len(params), "budgets differ"
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_each_client_gets_its_examples_and_zeros(method, split):
+    sizes = set()
+    for client_id, own in zip(method.clients.client_ids, method.client_data(split), strict=True):
+        examples = method.clients.load(client_id, split)
+        size = len(examples.y)
+        assert own["num_examples"] == size <= len(own["y"]) == len(own["x"])
+        np.testing.assert_array_equal(own["x"][:size], examples.x)
+        np.testing.assert_array_equal(own["y"][:size], examples.y)
+        assert not own["x"][size:].any() and not own["y"][size:].any()
+        sizes.add(size)
+    assert len(sizes) > 1, "nothing to pad"

@@ -1,0 +1,120 @@
+"""What new silos pay: noise by an independent calibration, and the record that further fits add to."""
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+
+from tff_pdp.errors import BudgetError, ConfigError, DataError
+from tff_pdp.experiment.config import PrivacyConfig
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
+from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.training import checkpoint as checkpoints
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.costs import EARLIER, all_releases
+
+CONFIG = PrivacyConfig("silo_example", batch_size=32, clip_norm=0.5, budgets={"epsilon": 8, "delta": 1e-3})
+BUDGET = SiloBudget(2.0, 1e-4)
+
+
+def events(sampling_rate, noise_multiplier, steps):
+    step = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+
+def test_the_noise_is_what_dp_accounting_asks_for():
+    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 3200})
+    for client_id, rate in {"a": 0.1, "b": 0.01}.items():
+        mechanism = plan.mechanisms[client_id]
+        assert mechanism.sampling_rate == pytest.approx(rate, abs=2**-23)
+        assert mechanism.clip_norm == 0.5
+        assert mechanism.expected_batch_size == pytest.approx(32, rel=1e-4)
+        wanted = dp_accounting.calibrate_dp_mechanism(
+            lambda: pld.PLDAccountant(value_discretization_interval=1e-3),
+            lambda noise, rate=rate: events(rate, noise, 50),
+            BUDGET.epsilon,
+            BUDGET.delta,
+            dp_accounting.ExplicitBracketInterval(0.5, 5.0),
+            tol=1e-3,
+        )
+        assert mechanism.noise_multiplier == pytest.approx(wanted, rel=5e-3)
+        # At the noise that is used, on a finer grid: within the budget, and not by much.
+        accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+        accountant.compose(events(mechanism.sampling_rate, mechanism.noise_multiplier, 50))
+        assert 0.99 * BUDGET.epsilon < accountant.get_epsilon(BUDGET.delta) <= BUDGET.epsilon
+        assert ledger.epsilon(client_id).best <= BUDGET.epsilon
+
+
+def test_noise_and_sampler_of_training_do_not_count():
+    config = PrivacyConfig("silo_example", batch_size=32, noise_multiplier=0.1, sampler="paper_shuffled")
+    plan, _ = plan_gradients(config, BUDGET, 50, {"a": 320})
+    assert plan.mechanisms["a"].noise_multiplier > 0.5
+    assert plan.sampler == "poisson"
+    assert plan.claim == "formal-conditional"
+
+
+def test_a_selection_costs_no_more_than_its_epsilon():
+    # As a float32, 0.3 is more than 0.3.
+    epsilon, ledger = plan_selection(CONFIG, SiloBudget(0.3, 1e-4), {"a": 10})
+    assert 0.2999999 < epsilon <= 0.3
+    assert ledger.epsilon("a").best <= 0.3
+
+
+@pytest.mark.parametrize("plan", [lambda *a: plan_gradients(a[0], a[1], 5, a[2]), plan_selection])
+def test_it_refuses_secret_numbers_and_a_delta_that_means_nothing(plan):
+    with pytest.raises(ConfigError, match="not public"):
+        noised = PrivacyConfig("silo_example", batch_size=32, num_examples={"kind": "noised", "epsilon": 0.1})
+        plan(noised, BUDGET, {"a": 100})
+    with pytest.raises(ConfigError, match="silo 'a' is not below 1 / 10000"):
+        plan(CONFIG, BUDGET, {"a": 10_000})
+
+
+def test_no_noise_meets_a_tiny_budget():
+    with pytest.raises(BudgetError, match="silo 'a'"):
+        plan_gradients(CONFIG, SiloBudget(1e-9, 1e-9), 100_000, {"a": 32})
+
+
+def test_fits_on_record_add_up(tmp_path):
+    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 640})
+    once = put_on_record(tmp_path, ledger)
+    assert (once["a"].epsilon, once["a"].delta, once["a"].releases) == (ledger.epsilon("a").best, 1e-4, 1)
+    again, second = plan_gradients(CONFIG, SiloBudget(3.0, 2e-5), 20, {"a": 320})
+    both = put_on_record(tmp_path, second)
+    rate = plan.mechanisms["a"].sampling_rate
+    together = dp_accounting.ComposedDpEvent(
+        [
+            poisson_gaussian_event(rate, plan.mechanisms["a"].noise_multiplier, 50),
+            poisson_gaussian_event(rate, again.mechanisms["a"].noise_multiplier, 20),
+        ]
+    )
+    assert both["a"].epsilon == epsilon_bounds(together, 1e-4).best
+    assert max(2.0, 3.0) < both["a"].epsilon < 2.0 + 3.0
+    assert (both["a"].delta, both["a"].releases) == (1e-4, 2)
+    assert both.keys() == {"a"}
+    # Where `tff-pdp evaluate` looks for what was ever spent.
+    assert [sorted(release.ledger.budgets) for release in all_releases(tmp_path)] == [["a", "b"], ["a"]]
+
+
+def test_a_training_whose_noise_anyone_can_work_out_leaves_no_bound(tmp_path):
+    _, trained = plan_selection(CONFIG, BUDGET, {"a": 320})
+    run = Checkpoint(3, {}, (), [], trained, RunKey.from_test_seed(1), "hash")
+    checkpoints.save(tmp_path / "mr_mtl" / "checkpoints", run)
+    _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320, "b": 320})
+    costs = put_on_record(tmp_path, ledger)
+    assert (costs["a"].epsilon, costs["a"].releases) == (math.inf, 2)
+    assert costs["a"].why_infinite == "the noise of a run on record follows from training.test_only_seed"
+    assert (costs["b"].epsilon, costs["b"].releases, costs["b"].why_infinite) == (ledger.epsilon("b").best, 1, "")
+
+
+def test_a_record_that_cannot_be_read_is_not_added_to(tmp_path):
+    _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320})
+    put_on_record(tmp_path, ledger)
+    path = tmp_path / EARLIER
+    torn = path.read_text() + path.read_text()[:40]
+    path.write_text(torn)
+    with pytest.raises(DataError, match="line 2 cannot be read"):
+        put_on_record(tmp_path, ledger)
+    assert path.read_text() == torn

@@ -1,0 +1,174 @@
+import math
+
+import attr
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.privacy.accounting import events as dp_events
+from tff_pdp.privacy.accounting.accountants import (
+    Adjacency,
+    calibrate_noise_multiplier,
+    epsilon_bounds,
+    exact_gaussian_epsilon,
+    solve_noise_multiplier,
+)
+from tff_pdp.privacy.accounting.events import CustomDpEvent, ExponentialMechanismDpEvent, poisson_gaussian_event
+
+
+@pytest.mark.parametrize(
+    "epsilon, noise", [(0.25, 13.2855), (0.5, 7.0318), (1.0, 3.7306), (2.0, 1.9938), (10.0, 0.4999)]
+)
+def test_exact_gaussian(epsilon, noise):
+    assert exact_gaussian_epsilon(noise, 1e-5) == pytest.approx(epsilon, rel=2e-4)
+    assert calibrate_noise_multiplier(epsilon, 1e-5, 1.0, 1) == pytest.approx(noise, rel=2e-4)
+    # T sums with sqrt(T) times the noise are one sum.
+    many = epsilon_bounds(poisson_gaussian_event(1.0, noise * 5, 25), 1e-5)
+    assert many.best == many.exact == pytest.approx(epsilon, rel=2e-4)
+    assert many.rdp > many.exact and many.pld >= many.exact
+
+
+def test_bounds_hold_against_the_measured_hockey_stick_divergence():
+    """An independent check of one Poisson step, by numerical integration of the definition of (epsilon, delta)."""
+    rate, noise, delta = 0.2, 1.0, 1e-3
+    bounds = epsilon_bounds(poisson_gaussian_event(rate, noise, 1), delta)
+    grid = np.linspace(-12, 13, 400_001)
+    without = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
+    with_record = (1 - rate) * without + rate * np.exp(-((grid - 1) ** 2) / 2) / math.sqrt(2 * math.pi)
+
+    def true_delta(epsilon):
+        gaps = [with_record - math.exp(epsilon) * without, without - math.exp(epsilon) * with_record]
+        return max(np.trapz(np.maximum(gap, 0), grid) for gap in gaps)
+
+    assert true_delta(bounds.best) <= delta * (1 + 1e-6)
+    assert true_delta(bounds.best - 2e-3) > delta
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.floats(0.2, 10), st.sampled_from([1e-6, 1e-4]), st.floats(0.01, 0.5), st.integers(1, 400))
+def test_calibrated_noise_meets_the_target_tightly(epsilon, delta, rate, steps):
+    noise = calibrate_noise_multiplier(epsilon, delta, rate, steps)
+    assert epsilon_bounds(poisson_gaussian_event(rate, noise, steps), delta).best <= epsilon
+    assert epsilon_bounds(poisson_gaussian_event(rate, 0.999 * noise, steps), delta).best > epsilon
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.floats(0.02, 0.4), st.floats(0.7, 8), st.integers(2, 300))
+def test_epsilon_is_monotone(rate, noise, steps):
+    def cost(*plan, delta=1e-5):
+        return epsilon_bounds(poisson_gaussian_event(*plan), delta).best
+
+    base = cost(rate, noise, steps)
+    assert cost(rate, noise, 2 * steps) > base
+    assert cost(rate, 1.3 * noise, steps) < base
+    assert cost(min(1.0, 1.5 * rate), noise, steps) > base
+    assert cost(rate, noise, steps, delta=1e-3) < base
+
+
+def test_no_noise_no_steps_and_full_participation():
+    assert epsilon_bounds(poisson_gaussian_event(0.1, 0.0, 1), 1e-5).best == math.inf
+    hidden = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.0))
+    assert epsilon_bounds(hidden, 1e-5).best == math.inf
+    assert epsilon_bounds(poisson_gaussian_event(0.1, 1.0, 0), 1e-5).best == 0.0
+    assert epsilon_bounds(poisson_gaussian_event(0.0, 0.0, 5), 1e-5).best == 0.0
+    assert calibrate_noise_multiplier(math.inf, 1e-5, 0.1, 10) == 0.0
+
+
+def test_next_to_no_noise_counts_as_none():
+    for noise in (1e-320, 1e-200, 1e-6, 0.999 * dp_events.NOISE_FLOOR):
+        for rate in (0.1, 1.0):
+            assert epsilon_bounds(poisson_gaussian_event(rate, noise, 100), 1e-5).best == math.inf
+    for rate in (0.1, 1.0):
+        at_floor = epsilon_bounds(poisson_gaussian_event(rate, dp_events.NOISE_FLOOR, 100), 1e-5)
+        assert at_floor.pld is None and 1e6 < at_floor.best < math.inf
+
+
+@pytest.mark.parametrize("delta", [math.nan, math.inf, -1.0, 0.0, 1.0])
+def test_calibration_names_a_bad_delta(delta):
+    for epsilon in (1.0, math.inf):
+        with pytest.raises(ConfigError, match="delta is"):
+            calibrate_noise_multiplier(epsilon, delta, 0.1, 10)
+
+
+@pytest.mark.parametrize("steps", [math.nan, math.inf, -1, 1.5])
+def test_calibration_names_bad_steps(steps):
+    with pytest.raises(ConfigError, match="steps is"):
+        calibrate_noise_multiplier(1.0, 1e-5, 0.1, steps)
+
+
+def test_nesting_and_order_do_not_matter():
+    a, b = poisson_gaussian_event(0.1, 2.0, 3), poisson_gaussian_event(1.0, 9.0, 1)
+    one = dp_accounting.ComposedDpEvent([a, b, a])
+    other = dp_accounting.ComposedDpEvent([b, dp_accounting.SelfComposedDpEvent(a, 2)])
+    assert epsilon_bounds(one, 1e-5) == epsilon_bounds(other, 1e-5)
+
+
+def test_fixed_events_are_paid_by_more_noise():
+    plain = calibrate_noise_multiplier(2.0, 1e-5, 0.1, 100)
+    beside = calibrate_noise_multiplier(2.0, 1e-5, 0.1, 100, [ExponentialMechanismDpEvent(0.5)])
+    assert beside > plain
+    event = dp_accounting.ComposedDpEvent([ExponentialMechanismDpEvent(0.5), poisson_gaussian_event(0.1, beside, 100)])
+    assert epsilon_bounds(event, 1e-5).best <= 2.0
+
+
+def test_impossible_budgets_say_why():
+    with pytest.raises(BudgetError, match="fixed"):
+        calibrate_noise_multiplier(1.0, 1e-5, 0.1, 10, [dp_accounting.GaussianDpEvent(1.0)])
+    with pytest.raises(BudgetError, match="must be positive"):
+        calibrate_noise_multiplier(0.0, 1e-5, 0.1, 10)
+
+
+@pytest.mark.parametrize("plan", [(1.5, 1.0, 1), (-0.1, 1.0, 1), (0.1, -1.0, 1), (0.1, math.inf, 1), (0.1, 1.0, -1)])
+def test_values_out_of_range(plan):
+    with pytest.raises(ConfigError, match="must be"):
+        poisson_gaussian_event(*plan)
+    with pytest.raises(ConfigError, match="delta"):
+        epsilon_bounds(poisson_gaussian_event(0.1, 1.0, 1), 1.0)
+
+
+def test_events_need_their_adjacency():
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(2.0))
+    with pytest.raises(BudgetError, match="No accountant supports"):
+        epsilon_bounds(poisson_gaussian_event(0.1, 1.0, 1), 1e-5, Adjacency.REPLACE_ONE)
+    with pytest.raises(BudgetError, match="No accountant supports"):
+        epsilon_bounds(sampled, 1e-5)
+    bounds = epsilon_bounds(dp_accounting.SelfComposedDpEvent(sampled, 2000), 1e-5, Adjacency.REPLACE_ONE)
+    assert bounds.pld is None and bounds.best == bounds.rdp < math.inf
+
+
+def test_exponential_mechanism():
+    repeated = dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(0.015), 40)
+    bounds = epsilon_bounds(repeated, 1e-7)
+    gaussian_rdp = epsilon_bounds(poisson_gaussian_event(1.0, 2 / 0.015, 40), 1e-7).rdp
+    assert bounds.rdp == pytest.approx(gaussian_rdp, rel=1e-6)
+    assert bounds.pld is not None and bounds.exact is None
+    # One choice can never cost more than its own epsilon, up to the grid.
+    assert epsilon_bounds(ExponentialMechanismDpEvent(0.5), 1e-9).pld <= 0.5 + 1e-3
+
+
+def test_custom_events_without_privacy_loss_distribution_use_rdp():
+    @attr.s(frozen=True, slots=True, auto_attribs=True)
+    class CurveDpEvent(CustomDpEvent):
+        slope: float
+
+        def rdp(self, orders):
+            return self.slope * orders
+
+    bounds = epsilon_bounds(dp_accounting.SelfComposedDpEvent(CurveDpEvent(1 / 200), 10), 1e-5)
+    assert bounds.pld is None
+    assert bounds.rdp == pytest.approx(epsilon_bounds(poisson_gaussian_event(1.0, 10.0, 10), 1e-5).rdp)
+    found = solve_noise_multiplier(lambda z: CurveDpEvent(1 / (2 * z * z)), 1.0, 1e-5)
+    assert epsilon_bounds(CurveDpEvent(1 / (2 * found**2)), 1e-5).best <= 1.0
+
+
+def test_pld_is_left_out_at_tiny_delta():
+    bounds = epsilon_bounds(poisson_gaussian_event(0.1, 2.0, 10), 1e-12)
+    assert bounds.pld is None and bounds.best == bounds.rdp
+
+
+def test_unknown_stored_event():
+    with pytest.raises(ConfigError, match="unknown name"):
+        dp_events.event_from_dict({"name": "os.system"})

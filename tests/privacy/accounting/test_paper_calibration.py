@@ -1,0 +1,59 @@
+import math
+
+import dp_accounting
+import pytest
+
+from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.experiment.config import PrivacyConfig
+from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
+from tff_pdp.privacy.accounting.calibration import paper_epsilon, paper_noise_multiplier
+from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
+from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
+
+
+def test_without_sampling_it_is_the_classic_formula_at_the_best_of_the_orders():
+    # RDP of T Gaussian sums is T a / (2 z^2); the best order is 1 + sqrt(2 z^2 log(1/delta) / T), and 3.5 is near it.
+    z, steps, delta = 10.0, 200, 1e-3
+    by_hand = min(steps * a / (2 * z**2) + math.log(1 / delta) / (a - 1) for a in (3.0, 3.5, 4.0, 4.5))
+    assert paper_epsilon(z, delta, 1.0, steps) == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_selections_add_an_eighth_of_their_epsilon_squared_at_every_order():
+    z, delta, selected, count = 10.0, 1e-3, 0.03, 20
+    selections = [dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(selected), count)]
+    by_hand = min(
+        100 * a / z**2 + count * selected**2 / 8 * a + math.log(1 / delta) / (a - 1) for a in (3.0, 3.5, 4.0, 4.5)
+    )
+    assert paper_epsilon(z, delta, 1.0, 200, selections) == pytest.approx(by_hand, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(6.0, 1.0, 200), (6.0, 0.16, 1200), (0.5, 0.05, 400), (20.0, 0.25, 10)]
+)
+def test_the_noise_spends_the_epsilon_by_the_papers_accounting_and_less_by_ours(epsilon, rate, steps):
+    noise = paper_noise_multiplier(epsilon, 1e-5, rate, steps)
+    assert epsilon * (1 - 1e-3) < paper_epsilon(noise, 1e-5, rate, steps) <= epsilon
+    assert epsilon_bounds(poisson_gaussian_event(rate, noise, steps), 1e-5).best < epsilon
+    assert noise > calibrate_noise_multiplier(epsilon, 1e-5, rate, steps)
+
+
+def test_what_cannot_be_met_is_refused_and_no_privacy_needs_no_noise():
+    assert paper_noise_multiplier(math.inf, 1e-5, 0.1, 100) == 0.0
+    with pytest.raises(BudgetError, match="paper's accounting"):
+        paper_noise_multiplier(0.1, 1e-5, 0.1, 100, [ExponentialMechanismDpEvent(5.0)])
+
+
+def test_a_plan_takes_its_noise_from_the_calibration_it_names():
+    def plan(**how):
+        config = PrivacyConfig("silo_example", 32, budgets={"epsilon": 6.0, "delta": 1e-3}, **how)
+        return build_silo_example_plan(config, PlannedTraining({"a": 32}, gradients_per_round={"a": 1}, rounds=200))
+
+    tight, paper = plan(), plan(noise_calibration="paper_rdp")
+    assert paper.mechanisms["a"].noise_multiplier == pytest.approx(
+        paper_noise_multiplier(6.0, 1e-3, 1.0, 200), rel=1e-6
+    )
+    assert tight.mechanisms["a"].noise_multiplier == pytest.approx(8.462, rel=1e-3)
+    assert paper.build_ledger() is not None
+    with pytest.raises(ConfigError, match=r"privacy\.noise_calibration"):
+        plan(noise_calibration="hopeful")

@@ -1,0 +1,133 @@
+import math
+
+import numpy as np
+import pytest
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.privacy.mechanisms.feature_scaling import paper_private_standardisation, parse_feature_scaling, scaling_of
+from tff_pdp.privacy.mechanisms.silo_statistics import SiloStatistics, StatisticsSettings, release_silo_statistics
+
+NOTHING = SiloStatistics(num_examples=4)
+X = np.array([[[0.0, 10.0]], [[4.0, 20.0]], [[2.0, 30.0]]], np.float32)
+SHAPE = X.shape[1:]
+BOUNDS = {"lower": [0, 10], "upper": [[4, 30]]}
+
+
+def scaled(config, statistics=NOTHING, x=X):
+    scaling = scaling_of(parse_feature_scaling(config, SHAPE), statistics, x)
+    assert scaling.shift.shape == scaling.scale.shape == SHAPE
+    assert scaling.shift.dtype == scaling.scale.dtype == np.float32
+    result = scaling.apply(x)
+    assert result.dtype == np.float32
+    return result
+
+
+def test_no_scaling_changes_nothing():
+    assert scaled({"kind": "none"}).tobytes() == X.tobytes()
+
+
+def test_public_constants_are_numbers_or_lists():
+    assert scaled({"kind": "public", "shift": -2, "scale": [0.5, 0.1]}) == pytest.approx(
+        np.array([[[-1, 0.8]], [[1, 1.8]], [[0, 2.8]]])
+    )
+    assert scaled({"kind": "public", "shift": 0, "scale": 0.5}) == pytest.approx(X / 2)
+
+
+def test_public_bounds_become_minus_one_and_one():
+    assert scaled({"kind": "public_bounds", **BOUNDS}) == pytest.approx(np.array([[[-1, -1]], [[1, 0]], [[0, 1]]]))
+
+
+def test_released_moments_become_zero_and_one():
+    settings = parse_feature_scaling({"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}, SHAPE)
+    assert (settings.moments.noise_multiplier, settings.moments.smallest_stddev) == (2.0, 0.05)
+    assert settings.moments.lower.tolist() == [[0, 10]] and settings.moments.upper.tolist() == [[4, 30]]
+    statistics = SiloStatistics(3, mean=(2.0, 20.0), stddev=(4.0, 10.0))
+    config = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2, "smallest_stddev": 0.1}
+    assert scaled(config, statistics) == pytest.approx(np.array([[[-0.5, -1]], [[0.5, 0]], [[0, 1]]]))
+
+
+def test_moments_of_a_large_silo_standardise_its_features():
+    x = np.random.default_rng(0).normal([3, -20], [0.5, 10], size=(20000, 2)).astype(np.float32)
+    config = {"kind": "dp_moments", "lower": [0, -80], "upper": [6, 40], "noise_multiplier": 2}
+    settings = parse_feature_scaling(config, [2])
+    statistics = release_silo_statistics(x, StatisticsSettings(moments=settings.moments), np.random.default_rng(1))
+    result = scaling_of(settings, statistics, x).apply(x)
+    assert result.mean(axis=0) == pytest.approx([0, 0], abs=0.01)
+    assert result.std(axis=0) == pytest.approx([1, 1], abs=0.01)
+
+
+def test_private_scalings_do_not_look_at_the_examples():
+    statistics = SiloStatistics(3, mean=(2.0, 20.0), stddev=(4.0, 10.0))
+    for config in (
+        {"kind": "none"},
+        {"kind": "public", "shift": 1, "scale": 2},
+        {"kind": "public_bounds", **BOUNDS},
+        {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2},
+    ):
+        settings = parse_feature_scaling(config, SHAPE)
+        assert settings.why_not_private is None
+        one, other = scaling_of(settings, statistics, X), scaling_of(settings, statistics, X[:1] * 7)
+        assert one.shift.tobytes() == other.shift.tobytes() and one.scale.tobytes() == other.scale.tobytes()
+
+
+def test_the_papers_variant_standardises_exactly():
+    x = np.random.default_rng(0).normal([3, -20, 0], [0.5, 10, 1], size=(200, 3)).astype(np.float32)
+    x[:, 2] = 0.1
+    result = paper_private_standardisation(x).apply(x)
+    assert result.mean(axis=0) == pytest.approx([0, 0, 0], abs=1e-5)
+    # A constant feature keeps its scale, though its deviation rounds to something above zero.
+    assert result.std(axis=0) == pytest.approx([1, 1, 0], abs=1e-5)
+    assert paper_private_standardisation(x).scale[2] == 1.0
+
+
+def test_in_the_papers_variant_one_record_changes_every_other_row():
+    config = {"kind": "paper_private_standardisation"}
+    settings = parse_feature_scaling(config, [3])
+    x = np.random.default_rng(0).uniform(size=(50, 3)).astype(np.float32)
+    x[-1] = 30.0
+    with_record = scaling_of(settings, NOTHING, x).apply(x)[:-1]
+    without_record = scaling_of(settings, NOTHING, x[:-1]).apply(x[:-1])
+    assert (with_record != without_record).any(axis=1).all()
+    assert np.abs(with_record - without_record).max(axis=1).min() > 0.2
+    assert "no (epsilon, delta) holds" in settings.why_not_private
+
+
+def test_errors_of_the_data():
+    with pytest.raises(DataError, match="without training examples"):
+        paper_private_standardisation(X[:0])
+    config = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}
+    for statistics in (NOTHING, SiloStatistics(3, mean=(1.0,), stddev=(1.0,))):
+        with pytest.raises(DataError, match="lack moments of 1 x 2 features"):
+            scaled(config, statistics)
+
+
+MOMENTS = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({}, r"privacy\.feature_scaling is \{\}; .* one of: none, public, public_bounds, dp_moments, paper_private"),
+        ("none", "feature_scaling is 'none'"),
+        ({"kind": "none", "shift": 1}, "unknown key `shift`"),
+        ({"kind": "public", "shift": 1}, r"feature_scaling\.scale is missing"),
+        ({"kind": "public", "shift": 1, "scale": 0}, r"feature_scaling\.scale is 0 for a feature"),
+        ({"kind": "public", "shift": math.nan, "scale": 1}, r"feature_scaling\.shift must be finite"),
+        ({"kind": "public", "shift": 1, "scale": 1e39}, r"feature_scaling\.scale must be finite"),
+        ({"kind": "public", "shift": [1, 2, 3], "scale": 1}, r"shift must be a number, or .* broadcasts to \(1, 2\)"),
+        ({"kind": "public", "shift": "x", "scale": 1}, r"feature_scaling\.shift must be a number"),
+        ({"kind": "public", "shift": 1, "scale": True}, r"feature_scaling\.scale must be a number"),
+        ({"kind": "public_bounds", "lower": 1, "upper": [2, 1]}, r"feature_scaling\.lower is not below"),
+        ({"kind": "public_bounds", "lower": 0, "upper": 1e-300}, r"lower is not below .*upper, by 1e-30 or more"),
+        ({**MOMENTS, "noise_multiplier": 0}, r"feature_scaling\.noise_multiplier is 0"),
+        (
+            {**MOMENTS, "smallest_stddev": 0},
+            r"feature_scaling\.smallest_stddev is 0\.0; it must be from 0\.001 to 0\.5",
+        ),
+        ({**MOMENTS, "smallest_stddev": 0.6}, r"feature_scaling\.smallest_stddev is 0\.6"),
+        ({"kind": "paper_private_standardisation", "lower": 0}, "unknown key `lower`"),
+    ],
+)
+def test_errors_name_the_key(config, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_feature_scaling(config, SHAPE)

@@ -1,0 +1,245 @@
+import json
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.accounting.accountants import (
+    Adjacency,
+    calibrate_noise_multiplier,
+    epsilon_bounds,
+    poisson_gaussian_event,
+)
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.events import (
+    ExponentialMechanismDpEvent,
+    ParameterChoiceDpEvent,
+    event_from_dict,
+    event_to_dict,
+)
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.mechanisms.silo_statistics import (
+    MomentSettings,
+    SiloStatistics,
+    StatisticsSettings,
+    moment_sum,
+    parse_num_examples,
+    planned_events,
+    release_silo_statistics,
+    statistics_generator,
+)
+
+MOMENTS = MomentSettings(np.array([0.0, -2.0, 1.0]), np.array([1.0, 6.0, 70.0]), 1.5, 0.05)
+EXTREMES = np.array(
+    [
+        [0, -2, 1],
+        [1, 6, 70],
+        [0.5, 2, 35.5],
+        [1e38, -1e38, 3e38],
+        [math.inf, -math.inf, math.inf],
+        [math.nan, math.nan, math.nan],
+        [math.nan, 7, 0.9],
+        [0.5, 6, 35.5],
+    ],
+    np.float32,
+)
+
+
+def released_many_times(x, settings, times):
+    generator = np.random.default_rng(7)
+    return [release_silo_statistics(x, settings, generator) for _ in range(times)]
+
+
+def test_no_record_whatsoever_moves_the_sum_by_more_than_the_sensitivity():
+    generator = np.random.default_rng(0)
+    ordinary = generator.normal([0.5, 2, 35], [0.5, 4, 35], size=(40, 3)).astype(np.float32)
+    records = np.concatenate([EXTREMES, ordinary])
+    whole = moment_sum(records, MOMENTS)
+    assert np.isfinite(whole).all()
+    changes = [
+        np.linalg.norm(whole - moment_sum(np.delete(records, row, axis=0), MOMENTS)) for row in range(len(records))
+    ]
+    assert max(changes) <= MOMENTS.sensitivity * (1 + 1e-12)
+    # A smaller one would be wrong: records at the corners and in the middle move the sum by all of it.
+    assert changes[:3] == pytest.approx([math.sqrt(3)] * 3)
+
+
+def test_moments_by_hand():
+    x = np.array([[[0.0, 10.0]], [[4.0, 20.0]]], np.float32)
+    settings = MomentSettings(np.array([[0.0, 0.0]]), np.array([[4.0, 20.0]]), 1.0, 0.05)
+    # Mapped to [-1, 1]: -1, 0 and 1, 1.
+    assert moment_sum(x, settings).tolist() == [[[0.0, 1.0]], [[0.0, -1.0]]]
+    quiet = MomentSettings(settings.lower, settings.upper, 1e-12, 0.05)
+    released = release_silo_statistics(x, StatisticsSettings(moments=quiet), np.random.default_rng(0))
+    assert released.num_examples == 2
+    assert released.mean == pytest.approx((2.0, 15.0))
+    assert released.stddev == pytest.approx((2.0, 5.0))
+
+
+def test_the_noise_is_what_the_event_says_and_the_moments_are_unbiased():
+    generator = np.random.default_rng(1)
+    n, times = 500, 4000
+    x = generator.uniform([0.2, 0, 20], [0.9, 5, 60], size=(n, 3)).astype(np.float32)
+    released = released_many_times(x, StatisticsSettings(moments=MOMENTS), times)
+    half_range, middle = (MOMENTS.upper - MOMENTS.lower) / 2, (MOMENTS.lower + MOMENTS.upper) / 2
+    first = (np.array([each.mean for each in released]) - middle) / half_range
+    second = (np.array([each.stddev for each in released]) / half_range) ** 2 + first**2
+    [(event, _)] = released[0].events
+    expected = event.noise_multiplier * MOMENTS.sensitivity / n
+    noise = np.concatenate([first, second], axis=1)
+    assert noise.std(axis=0) == pytest.approx(np.full(6, expected), rel=5 / math.sqrt(2 * times))
+    u = (x.astype(np.float64) - middle) / half_range
+    exact = np.concatenate([u.mean(axis=0), (u**2).mean(axis=0)])
+    assert np.abs(noise.mean(axis=0) - exact).max() < 5 * expected / math.sqrt(times)
+    # Each coordinate has a noise of its own.
+    assert np.abs(np.corrcoef(noise.T) - np.eye(6)).max() < 5 / math.sqrt(times)
+
+
+def test_the_noised_count_is_rounded_laplace_noise_around_the_truth():
+    times, epsilon = 20000, 0.2
+    released = released_many_times(np.zeros([300, 2]), StatisticsSettings(count_epsilon=epsilon), times)
+    error = np.array([each.num_examples for each in released]) - 300
+    assert all(isinstance(each.num_examples, int) for each in released[:10])
+    variance = 2 / epsilon**2 + 1 / 12
+    assert abs(error.mean()) < 5 * math.sqrt(variance / times)
+    # A Laplace variable's fourth moment is 24 times the fourth power of its scale: kurtosis 6.
+    assert error.var() == pytest.approx(variance, rel=5 * math.sqrt(5 / times))
+    assert np.mean(np.abs(error) > 10.5) == pytest.approx(math.exp(-10.5 * epsilon), rel=0.1)
+
+
+def test_a_count_is_never_below_one():
+    released = released_many_times(np.zeros([0, 2]), StatisticsSettings(count_epsilon=0.5), 200)
+    assert min(each.num_examples for each in released) == 1
+    empty = release_silo_statistics(np.zeros([0, 3]), StatisticsSettings(moments=MOMENTS), np.random.default_rng(0))
+    assert empty.num_examples == 1 and np.isfinite(empty.mean + empty.stddev).all()
+
+
+def test_moments_are_divided_by_the_noised_count():
+    settings = StatisticsSettings(
+        count_epsilon=0.05, moments=MomentSettings(np.array([-1.0]), np.array([1.0]), 1e-9, 0.05)
+    )
+    x = np.full([100, 1], 0.2, np.float32)
+    for released in released_many_times(x, settings, 20):
+        assert released.mean == pytest.approx((min(1.0, 20 / released.num_examples),), rel=1e-6)
+
+
+def test_noise_cannot_make_a_feature_explode_or_leave_its_bounds():
+    loud = MomentSettings(MOMENTS.lower, MOMENTS.upper, 50.0, 0.05)
+    width = MOMENTS.upper - MOMENTS.lower
+    stddevs = []
+    for released in released_many_times(np.full([20, 3], 0.5, np.float32), StatisticsSettings(moments=loud), 200):
+        assert (MOMENTS.lower <= released.mean).all() and (released.mean <= MOMENTS.upper).all()
+        stddevs.append(released.stddev / width)
+    # A share of the width; half of it is the largest deviation that values within bounds can have.
+    assert np.min(stddevs) == pytest.approx(0.05)
+    assert np.max(stddevs) <= 0.5 + 1e-12
+
+
+def test_what_is_charged_is_known_before_anything_is_released():
+    settings = StatisticsSettings(count_epsilon=0.1, moments=MOMENTS)
+    planned = planned_events(settings)
+    assert [event for event, _ in planned] == [ParameterChoiceDpEvent(0.1), dp_accounting.GaussianDpEvent(1.5)]
+    for x in (np.zeros([5, 3]), EXTREMES):
+        assert release_silo_statistics(x, settings, np.random.default_rng(0)).events == planned
+    assert planned_events(StatisticsSettings()) == ()
+    nothing = release_silo_statistics(np.zeros([5, 3]), StatisticsSettings(), np.random.default_rng(0))
+    assert nothing == SiloStatistics(num_examples=5)
+
+
+def test_training_and_statistics_together_stay_within_the_budget():
+    budget = SiloBudget(2.0, 1e-5)
+    events = planned_events(
+        StatisticsSettings(count_epsilon=0.1, moments=MomentSettings(np.zeros(3), np.ones(3), 20.0, 0.05))
+    )
+    noise_multiplier = calibrate_noise_multiplier(2.0, 1e-5, 0.2, 50, [event for event, _ in events])
+    ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"a": budget})
+    for event, reason in events:
+        ledger.append("a", event, reason=reason)
+    ledger.append("a", poisson_gaussian_event(0.2, noise_multiplier, 1), 50)
+    assert 1.99 < ledger.epsilon("a").best <= 2.0
+    assert Ledger.from_json(ledger.to_json()).epsilon("a") == ledger.epsilon("a")
+
+
+def test_the_epsilon_of_a_choice_adds_to_that_of_what_follows():
+    following = poisson_gaussian_event(0.1, 2.0, 100)
+    alone = epsilon_bounds(following, 1e-5)
+    both = epsilon_bounds(dp_accounting.ComposedDpEvent([ParameterChoiceDpEvent(0.3), following]), 1e-5)
+    assert both.rdp == pytest.approx(alone.rdp + 0.3, abs=1e-9)
+    assert both.pld == pytest.approx(alone.pld + 0.3, abs=2e-3)
+    assert both.pld > alone.pld + 0.3 - 1e-6
+    only = epsilon_bounds(ParameterChoiceDpEvent(0.3), 1e-5)
+    assert only.best == pytest.approx(0.3, abs=1e-3)
+    event = ParameterChoiceDpEvent(0.3)
+    assert event_from_dict(json.loads(json.dumps(event_to_dict(event)))) == event
+
+
+def test_mechanisms_chosen_by_a_noised_number_can_break_what_each_of_them_keeps():
+    """Why the count is not charged as a Laplace event: with the choice, delta exceeds what both choices keep."""
+    epsilon, delta, of_choice = 1.0, 0.01, 0.2
+    high = 1 / (1 + math.exp(-of_choice))
+
+    # Randomised response tells "high" or "low". After "high" comes another randomised response, whose epsilon is such
+    # that the two together just keep (epsilon, delta); after "low", all is told with probability delta.
+    def delta_of_pair(second):
+        true = 1 / (1 + math.exp(-second))
+        return high * true * max(0.0, 1 - math.exp(epsilon - of_choice - second))
+
+    second = np.linspace(0.8, 1.0, 200001)
+    second = float(second[np.searchsorted([delta_of_pair(each) for each in second], delta) - 1])
+    pair = [ExponentialMechanismDpEvent(of_choice), ExponentialMechanismDpEvent(second)]
+    assert epsilon_bounds(dp_accounting.ComposedDpEvent(pair), delta, discretisation=1e-5).pld <= epsilon + 1e-3
+    chosen_by_outcome = delta_of_pair(second) + (1 - high) * delta
+    assert chosen_by_outcome > 1.4 * delta
+    # As the choice is charged here, the second mechanism does not fit.
+    charged = [ParameterChoiceDpEvent(of_choice), ExponentialMechanismDpEvent(second)]
+    assert epsilon_bounds(dp_accounting.ComposedDpEvent(charged), delta).best > epsilon + 0.01
+
+
+def test_statistics_survive_json_exactly():
+    settings = StatisticsSettings(count_epsilon=0.1, moments=MOMENTS)
+    for stored in (
+        release_silo_statistics(EXTREMES, settings, np.random.default_rng(3)),
+        SiloStatistics(num_examples=12),
+    ):
+        assert SiloStatistics.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
+
+
+@pytest.mark.parametrize(
+    "stored", [{}, {"num_examples": 3, "mean": None, "stddev": None}, [], {"num_examples": "many"}]
+)
+def test_other_things_are_no_statistics(stored):
+    with pytest.raises(ConfigError, match="Not the stored statistics of a silo"):
+        SiloStatistics.from_dict(stored)
+
+
+def test_noise_comes_from_entropy_unless_a_test_seed_is_given():
+    def draw(silo, seed):
+        return statistics_generator(silo, seed).standard_normal(3).tolist()
+
+    assert draw("a", None) != draw("a", None)
+    assert draw("a", 1) == draw("a", 1)
+    assert draw("a", 1) != draw("b", 1) and draw("a", 1) != draw("a", 2)
+
+
+def test_the_number_of_examples_is_public_or_costs():
+    assert parse_num_examples({"kind": "public"}) is None
+    assert parse_num_examples({"kind": "noised", "epsilon": "5e-2"}) == 0.05
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({}, r"privacy\.num_examples is \{\}; use"),
+        ("public", "num_examples is 'public'; use"),
+        ({"kind": "noisy"}, "num_examples is"),
+        ({"kind": "public", "epsilon": 1}, "unknown key `epsilon`"),
+        ({"kind": "noised"}, r"num_examples\.epsilon is missing"),
+        ({"kind": "noised", "epsilon": 0}, r"num_examples\.epsilon is 0"),
+        ({"kind": "noised", "epsilon": math.inf}, r"num_examples\.epsilon is inf"),
+    ],
+)
+def test_errors_name_the_key(config, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_num_examples(config)

@@ -1,0 +1,396 @@
+"""Clips and sums of users' updates: the clip to the last bit, noise against its distribution, trees against NumPy."""
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_privacy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as numpy_strategies
+from scipy import stats
+from tensorflow_privacy.privacy.dp_query import restart_query
+
+from tff_pdp.privacy.mechanisms.user_queries import (
+    LARGEST_CLIP_NORM,
+    SMALLEST_CLIP_NORM,
+    SeededAdaptiveClipSumQuery,
+    SeededGaussianSumQuery,
+    build_tree_query,
+    clip_record,
+)
+
+SEED = np.array([2**62 + 7, -(2**61)], np.int64)
+OTHER_SEED = np.array([2**62 + 7, -(2**61) + 1], np.int64)
+OTHER_KEY = np.array([2**62 + 8, -(2**61)], np.int64)
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+def clip(record, clip_norm):
+    clipped, norm = clip_record(tf.constant(record, tf.float32), tf.constant(clip_norm, tf.float32))
+    return clipped.numpy(), float(norm)
+
+
+def exact_norm(record):
+    """Of float32 values, whose squares and their sums lose next to nothing in long doubles."""
+    return float(np.sqrt(np.sum(np.square(np.asarray(record, np.longdouble)))))
+
+
+class Run:
+    """A query used as a server does, round by round, its result computed by one compiled function."""
+
+    def __init__(self, query, num_values):
+        self._query, self._template = query, tf.zeros([num_values])
+        self.state = query.initial_global_state()
+        self.events = []
+        self._noised = tf.function(lambda sample, state: query.get_noised_result(sample, state)[:2])
+        self._add = tf.function(query.accumulate_record)
+
+    def round(self, records=()):
+        params = self._query.derive_sample_params(self.state)
+        sample = self._query.initial_sample_state(self._template)
+        for record in records:
+            sample = self._add(params, sample, tf.constant(record, tf.float32))
+        result, self.state = self._noised(sample, self.state)
+        return result.numpy()
+
+    def event(self):
+        return self._query.get_noised_result(self._query.initial_sample_state(self._template), self.state)[2]
+
+
+def noise_of(query, num_values, num_rounds):
+    run = Run(query, num_values)
+    return np.stack([run.round() for _ in range(num_rounds)])
+
+
+# --- the clip
+
+
+@pytest.mark.parametrize("clip_norm", [SMALLEST_CLIP_NORM, 0.01, 0.1, 1.0, 3.3, LARGEST_CLIP_NORM])
+@pytest.mark.parametrize("scale", [1e-3, 0.5, 1.0, 1.0000001, 7.0, 1e9])
+def test_no_record_is_longer_than_the_clip_norm_after_it(clip_norm, scale):
+    bound = float(np.float32(clip_norm))
+    rng = np.random.default_rng(0)
+    for size in [*range(1, 40), 300, 5000]:
+        direction = rng.normal(size=size)
+        record = (scale * bound * direction / np.linalg.norm(direction)).astype(np.float32)
+        clipped, norm = clip(record, clip_norm)
+        assert exact_norm(clipped) <= bound
+        assert norm == pytest.approx(exact_norm(record), rel=1e-6)
+        if exact_norm(record) < (1 - 1e-5) * bound:
+            np.testing.assert_array_equal(clipped, record)
+        else:
+            assert exact_norm(clipped) >= (1 - 2e-6) * min(exact_norm(record), bound)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    record=numpy_strategies.arrays(
+        np.float32,
+        numpy_strategies.array_shapes(max_dims=1, max_side=50),
+        elements=st.floats(-LARGEST, LARGEST, width=32, allow_subnormal=True),
+    ),
+    clip_norm=st.floats(float(np.float32(1e-20)), float(np.float32(1e20)), width=32),
+)
+def test_whatever_a_record_holds_it_is_short_and_points_where_it_did(record, clip_norm):
+    clipped, _ = clip(record, clip_norm)
+    length = exact_norm(clipped)
+    assert length <= clip_norm
+    before = exact_norm(record)
+    # Numbers below float32's smallest normal one may count as zero.
+    if before > 1e10 * SMALLEST_NORMAL and length > 1e10 * SMALLEST_NORMAL:
+        assert length >= (1 - 2e-6) * min(before, clip_norm)
+        np.testing.assert_allclose(clipped / length, record.astype(np.float64) / before, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [LARGEST] * 1000,
+        [LARGEST, -LARGEST, 1.0],
+        [3.0, 4.0],
+        [5.0],
+        [SMALLEST_NORMAL] * 3,
+        [1e-42, LARGEST],
+        [0.0, 0.0],
+    ],
+)
+@pytest.mark.parametrize("clip_norm", [SMALLEST_CLIP_NORM, 5.0, np.float32(4.9999995), LARGEST_CLIP_NORM])
+def test_extremes_are_clipped_as_anything_else(record, clip_norm):
+    clipped, norm = clip(record, clip_norm)
+    bound, before = float(np.float32(clip_norm)), exact_norm(np.float32(record))
+    assert exact_norm(clipped) <= bound
+    assert exact_norm(clipped) == pytest.approx(min(bound, before), rel=2e-6, abs=1e-37)
+    assert norm == pytest.approx(before if before <= LARGEST else math.inf, rel=1e-6, abs=1e-37)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_record_that_is_not_finite_counts_nothing(bad, place):
+    record = np.array([1.0, 2.0, 3.0], np.float32)
+    record[place] = bad
+    clipped, norm = clip(record, 10.0)
+    np.testing.assert_array_equal(clipped, 0.0)
+    assert norm == math.inf
+
+
+def test_an_infinite_clip_norm_leaves_every_bit():
+    record = np.array([1.5, -0.0, math.nan, -math.inf, LARGEST, SMALLEST_NORMAL], np.float32)
+    clipped, _ = clip(record, math.inf)
+    np.testing.assert_array_equal(clipped.view(np.int32), record.view(np.int32))
+
+
+# --- noise on a sum
+
+
+def test_noise_is_gaussian_of_the_given_standard_deviation_and_independent_from_draw_to_draw():
+    stddev, num_rounds, size = 3.0 * 0.7, 60, 2003
+    rows = noise_of(SeededGaussianSumQuery(0.7, stddev, SEED), size, num_rounds)
+    assert abs(rows.std() - stddev) < 3 * stddev / math.sqrt(2 * rows.size)
+    assert abs(rows.mean()) < 3 * stddev / math.sqrt(rows.size)
+    assert stats.kstest(rows.ravel() / stddev, "norm").pvalue > 1e-3
+    assert np.abs(rows.std(axis=0) - stddev).max() < 6 * stddev / math.sqrt(2 * num_rounds)
+    for values in (rows, np.abs(rows)):
+        correlations = np.corrcoef(values)[np.triu_indices(num_rounds, 1)]
+        assert np.abs(correlations).max() < 5 / math.sqrt(size)
+
+
+def test_other_seeds_draw_other_noise_and_the_same_seed_the_same_bits():
+    def draws(seed):
+        return noise_of(SeededGaussianSumQuery(1.0, 1.0, np.asarray(seed, np.int64)), 4000, 3)
+
+    np.testing.assert_array_equal(draws(SEED), draws(SEED))
+    kinds = np.concatenate([draws(SEED), draws(OTHER_SEED), draws(OTHER_KEY), draws(SEED[::-1])])
+    correlations = np.corrcoef(kinds)[np.triu_indices(len(kinds), 1)]
+    assert np.abs(correlations).max() < 5 / math.sqrt(4000)
+
+
+def test_the_noise_does_not_depend_on_the_records():
+    query = SeededGaussianSumQuery(1.0, 2.0, SEED)
+    records = [[0.3, 0.4, 0.0], [3.0, 0.0, 4.0]]
+    with_records = Run(query, 3).round(records)
+    clipped = np.array([0.3, 0.4, 0.0]) + np.array([0.6, 0.0, 0.8])
+    np.testing.assert_allclose(with_records - Run(query, 3).round(), clipped, atol=1e-5)
+
+
+def test_no_noise_adds_nothing_and_no_clip_changes_nothing():
+    run = Run(SeededGaussianSumQuery(math.inf, 0.0, SEED), 3)
+    for _ in range(3):
+        np.testing.assert_array_equal(run.round([[1.5, -2.0, 2.0**99], [0.25, 4.0, 0.0]]), [1.75, 2.0, 2.0**99])
+        np.testing.assert_array_equal(run.round(), 0.0)
+
+
+def test_the_event_of_a_sum_is_its_gaussian_mechanism():
+    event = Run(SeededGaussianSumQuery(0.25, 0.75, SEED), 3).event()
+    assert isinstance(event, dp_accounting.GaussianDpEvent)
+    assert float(event.noise_multiplier) == 3.0
+
+
+# --- a clip norm that adapts
+
+
+def adaptive(sum_noise_multiplier=0.0, count_stddev=0.0, clip_norm=1.0, quantile=0.5, rate=0.2, users=10.0):
+    return SeededAdaptiveClipSumQuery(
+        clip_norm, sum_noise_multiplier, quantile, rate, count_stddev, users, (SEED, OTHER_SEED)
+    )
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.5, 0.85])
+@pytest.mark.parametrize("clip_norm", [0.1, 40.0])
+def test_without_noise_the_clip_norm_goes_to_the_quantile_by_geometric_steps(quantile, clip_norm):
+    norms = np.arange(1.0, 11.0)
+    records = np.outer(norms, [0.6, 0.0, -0.8])
+    run = Run(adaptive(clip_norm=clip_norm, quantile=quantile), 3)
+    by_hand = clip_norm
+    for _ in range(100):
+        assert float(run.state.sum_state.l2_norm_clip) == pytest.approx(by_hand, rel=1e-4)
+        total = run.round(records)
+        np.testing.assert_allclose(total, np.minimum(norms, by_hand).sum() * np.array([0.6, 0.0, -0.8]), rtol=2e-4)
+        by_hand *= math.exp(-0.2 * ((norms <= by_hand).mean() - quantile))
+    below, above = math.floor(10 * quantile - 1e-9), math.ceil(10 * quantile + 1e-9)
+    assert 0.85 * below <= by_hand <= 1.15 * above
+
+
+def test_the_next_rounds_noise_has_the_next_clip_norm():
+    run = Run(adaptive(sum_noise_multiplier=2.0, count_stddev=3.0), 4)
+    for number in range(5):
+        state = run.state.sum_state
+        assert float(state.stddev) == pytest.approx(2.0 * float(state.l2_norm_clip), rel=1e-6)
+        assert float(run.state.quantile_estimator_state.current_estimate) == float(state.l2_norm_clip)
+        assert int(state.draws) == number
+        assert int(run.state.quantile_estimator_state.below_estimate_state.numerator_state.draws) == number
+        run.round([[1.0, 0, 0, 0]])
+    assert float(run.state.sum_state.l2_norm_clip) != 1.0
+
+
+def test_the_count_is_noised_and_not_with_the_noise_of_the_sum():
+    """Of empty cohorts: the clip norm then moves by half the users less a quantile, and by noise."""
+    users, rate, count_stddev, num_rounds = 100.0, 0.01, 5.0, 1500
+    run = Run(adaptive(1.0, count_stddev, quantile=0.5, rate=rate, users=users), 4)
+    clip_norms, sums = [1.0], []
+    for _ in range(num_rounds):
+        sums.append(run.round() / clip_norms[-1])
+        clip_norms.append(float(run.state.sum_state.l2_norm_clip))
+    noise = -np.diff(np.log(clip_norms)) / rate * users
+    # A step of float32 in the clip norm is 2^-24 of it.
+    tolerance = 1.5 * 2**-23 / rate * users
+    assert abs(noise.std() - count_stddev) < 3 * count_stddev / math.sqrt(2 * num_rounds) + tolerance
+    assert abs(noise.mean()) < 3 * count_stddev / math.sqrt(num_rounds) + tolerance
+    columns = np.column_stack([noise, *np.transpose(sums)])
+    # Of the same round, of the next, and of the one before.
+    for shift in (-1, 0, 1):
+        shifted = np.roll(columns[:, 1:], shift, axis=0)
+        for values in (np.column_stack([noise, shifted]), np.abs(np.column_stack([noise, shifted]))):
+            assert np.abs(np.corrcoef(values.T)[0, 1:]).max() < 4 / math.sqrt(num_rounds)
+    assert np.std(np.transpose(sums)) == pytest.approx(1.0, abs=3 / math.sqrt(2 * num_rounds * 4))
+
+
+def test_one_record_moves_sum_and_count_by_what_the_event_says():
+    run, empty = Run(adaptive(3.0, 2.0), 2), Run(adaptive(3.0, 2.0), 2)
+    moved = run.round([[30.0, 40.0]]) - empty.round()
+    assert exact_norm(moved) == pytest.approx(1.0, rel=1e-5)
+    # As a count: a record above the clip norm is minus one half, over 10 users.
+    difference = np.log(float(run.state.sum_state.l2_norm_clip) / float(empty.state.sum_state.l2_norm_clip))
+    assert difference == pytest.approx(0.2 * 0.5 / 10, rel=1e-3)
+    # So both together are one Gaussian of precision (1/3)^2 + (0.5/2)^2.
+    event = adaptive(3.0, 2.0).get_noised_result(
+        adaptive(3.0, 2.0).initial_sample_state(tf.zeros([2])), adaptive(3.0, 2.0).initial_global_state()
+    )[2]
+    precision = sum(float(part.noise_multiplier) ** -2 for part in event.events)
+    assert precision == pytest.approx(1 / 9 + 1 / 16)
+
+
+@pytest.mark.parametrize(("record", "end"), [([0.0, 0.0], SMALLEST_CLIP_NORM), ([1e30, 1e30], LARGEST_CLIP_NORM)])
+def test_a_clip_norm_never_leaves_float32_and_its_noise_never_ends(record, end):
+    run = Run(adaptive(2.0, 0.001, rate=20.0), 2)
+    for _ in range(40):
+        result = run.round([record] * 10)
+    assert float(run.state.sum_state.l2_norm_clip) == pytest.approx(end)
+    assert np.isfinite(result).all() and result.all()
+    assert float(run.state.sum_state.stddev) == pytest.approx(2 * end)
+
+
+# --- trees
+
+
+def rounds_of(tree, num_values, num_rounds, records=()):
+    run = Run(tree, num_values)
+    return np.stack([run.round(records) for _ in range(num_rounds)])
+
+
+def estimates_by_numpy(length):
+    """Every running sum's noise as weights of nodes: Honaker's estimate, by inverse variances from the leaves up."""
+    # By first leaf and height: weights of a block's estimate, by node.
+    blocks: dict[tuple[int, int], dict[int, float]] = {}
+    nodes = itertools.count()
+
+    def build(start, height):
+        """Enters a block and all blocks inside it, and returns the estimate's variance."""
+        own = next(nodes)
+        if height == 0:
+            blocks[start, 0] = {own: 1.0}
+            return 1.0
+        middle = start + 2 ** (height - 1)
+        variance = build(start, height - 1)
+        build(middle, height - 1)
+        # Two estimates of one sum: the node, of variance 1, and its children's sum.
+        share = 2 * variance / (1 + 2 * variance)
+        children = blocks[start, height - 1] | blocks[middle, height - 1]
+        blocks[start, height] = {own: share, **{node: (1 - share) * weight for node, weight in children.items()}}
+        return share
+
+    def parts(count):
+        """The largest blocks that make up the first leaves."""
+        start = 0
+        for height in reversed(range(count.bit_length())):
+            if count >> height & 1:
+                yield start, height
+                start += 2**height
+
+    for start, height in parts(length):
+        build(start, height)
+    matrix = np.zeros([length, next(nodes)])
+    for count in range(1, length + 1):
+        for part in parts(count):
+            matrix[count - 1, list(blocks[part])] = list(blocks[part].values())
+    return matrix
+
+
+def test_running_sums_carry_the_noise_of_a_tree():
+    """Variances and covariances of all running sums of two trees, against Honaker's estimates worked out anew."""
+    length, num_values, stddev = 13, 6000, 1.5
+    noise = rounds_of(build_tree_query(num_values, 1.0, stddev, SEED, length), num_values, 2 * length) / stddev
+    matrix = estimates_by_numpy(length)
+    covariance = matrix @ matrix.T
+    heights = [[height for height in range(4) if count >> height & 1] for count in range(1, length + 1)]
+    np.testing.assert_allclose(np.diag(covariance), [sum(1 / (2 - 0.5**h) for h in hs) for hs in heights])
+    sums = np.concatenate([noise[:length].cumsum(axis=0), noise[length:].cumsum(axis=0)])
+    expected = np.kron(np.eye(2), covariance)
+    # Of products of two Gaussians.
+    errors = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / num_values)
+    assert (np.abs(sums @ sums.T / num_values - expected) / errors).max() < 4.5
+    assert np.abs(sums.mean(axis=1) / np.sqrt(np.diag(expected))).max() < 4.5 / math.sqrt(num_values)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 13, 16])
+def test_a_tree_protects_as_well_as_its_event_says(length):
+    """A record in round i moves all running sums from i on; how well that is hidden follows from their covariance."""
+    matrix = estimates_by_numpy(length)
+    precision = np.linalg.inv(matrix @ matrix.T)
+    depth = math.ceil(math.log2(length + 1))
+    for place in range(length):
+        moved = (np.arange(length) >= place).astype(float)
+        assert moved @ precision @ moved <= depth + 1e-9
+
+
+def test_a_tree_starts_anew_and_repeats_for_the_same_seed():
+    def noise(seed):
+        return rounds_of(build_tree_query(500, 1.0, 1.0, np.asarray(seed, np.int64), 4), 500, 9)
+
+    same, other = noise(SEED), noise(OTHER_SEED)
+    np.testing.assert_array_equal(same, noise(SEED))
+    # Rounds 1, 5 and 9 begin a tree.
+    rows = np.concatenate([same[[0, 4, 8]], other[[0, 4, 8]]])
+    assert np.abs(np.corrcoef(rows)[np.triu_indices(6, 1)]).max() < 4.5 / math.sqrt(500)
+
+
+def test_without_noise_a_tree_is_the_librarys_own():
+    records = [[3.0, 4.0, 0.0], [0.1, 0.0, -0.2], [-1.0, 0.5, 2.0]]
+    ours = build_tree_query(3, 1.0, 0.0, SEED, 3)
+    theirs = tensorflow_privacy.RestartQuery(
+        tensorflow_privacy.TreeResidualSumQuery.build_l2_gaussian_query(1.0, 0.0, tf.TensorSpec([3]), noise_seed=1),
+        restart_query.PeriodicRoundRestartIndicator(3),
+    )
+    runs = Run(ours, 3), Run(theirs, 3)
+    for number in range(7):
+        cohort = records[: number % 4]
+        mine, library = (run.round(cohort) for run in runs)
+        np.testing.assert_allclose(mine, library, atol=2e-6)
+        norms = [max(1.0, exact_norm(record)) for record in cohort]
+        by_hand = sum((np.array(r) / n for r, n in zip(cohort, norms, strict=True)), np.zeros(3))
+        np.testing.assert_allclose(mine, by_hand, atol=2e-6)
+        tf.nest.map_structure(np.testing.assert_array_equal, *(shapes(run.state) for run in runs))
+
+
+def shapes(state):
+    """A nest of plain containers: the library makes classes anew for each object."""
+    if hasattr(state, "_asdict"):
+        return {name: shapes(value) for name, value in state._asdict().items()}
+    return [np.asarray(state).dtype.str, *np.shape(state)]
+
+
+def test_a_trees_records_are_clipped_as_any():
+    record = np.random.default_rng(3).normal(size=300)
+    run = Run(build_tree_query(300, 0.1, 0.0, SEED, 2), 300)
+    assert exact_norm(run.round([record])) <= float(np.float32(0.1))
+    assert not run.round([[math.nan] * 300]).any()
+
+
+def test_adaptive_noise_repeats_for_the_same_seeds():
+    first, second = (Run(adaptive(2.0, 1.0), 5) for _ in range(2))
+    for _ in range(4):
+        np.testing.assert_array_equal(first.round([[1.0] * 5]), second.round([[1.0] * 5]))

@@ -1,0 +1,210 @@
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.experiment.config import PrivacyConfig
+from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
+from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
+from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
+from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
+
+SIZES = {"a": 100, "b": 40, "c": 10}
+CONFIG = PrivacyConfig(
+    plan="silo_example", batch_size=20, clip_norm=1.5, budgets={"delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
+)
+
+
+def each(value):
+    return dict.fromkeys(SIZES, value)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return build_silo_example_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10))
+
+
+def test_each_silo_has_its_own_mechanism(plan):
+    rates = {client_id: mechanism.sampling_rate for client_id, mechanism in plan.mechanisms.items()}
+    assert rates == pytest.approx({"a": 0.2, "b": 0.5, "c": 1.0}, abs=2**-23)
+    # What is accounted is what is computed with: rates on the sampler's grid, noise in float32, both on the safe side.
+    assert all(rate >= exact for rate, exact in zip(rates.values(), (0.2, 0.5, 1.0), strict=True))
+    assert all(rate * 2**23 == int(rate * 2**23) for rate in rates.values())
+    for mechanism in plan.mechanisms.values():
+        assert float(np.float32(mechanism.noise_multiplier)) == mechanism.noise_multiplier
+        assert float(np.float32(mechanism.sampling_rate)) == mechanism.sampling_rate
+    batches = {client_id: mechanism.expected_batch_size for client_id, mechanism in plan.mechanisms.items()}
+    assert batches == pytest.approx({"a": 20.0, "b": 20.0, "c": 10.0}, rel=1e-5)
+
+
+def test_a_delta_that_lets_one_record_be_published_is_refused():
+    config = PrivacyConfig(plan="silo_example", batch_size=10, budgets={"delta": 0.05, "epsilon": 4})
+    with pytest.raises(ConfigError, match="'a' is not below 1 / 100"):
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+
+
+def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possible(plan):
+    ledger = plan.build_ledger()
+    for number in range(1, 11):
+        plan.charge_round(ledger, number)
+    for client_id, budget in plan.budgets.items():
+        assert 0.98 * budget.epsilon < ledger.epsilon(client_id).best <= budget.epsilon
+    before = ledger.to_json()
+    with pytest.raises(BudgetError):
+        for _ in range(5):
+            plan.charge_round(ledger, 10)
+    spent = {client_id: ledger.epsilon(client_id).best for client_id in plan.budgets}
+    assert all(spent[client_id] <= budget.epsilon for client_id, budget in plan.budgets.items())
+    assert len(ledger.to_json()) >= len(before)
+
+
+def test_twice_the_gradients_need_more_noise(plan):
+    twice = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(4), rounds=10))
+    for client_id in SIZES:
+        assert twice.mechanisms[client_id].noise_multiplier > plan.mechanisms[client_id].noise_multiplier
+
+
+def test_an_impossible_budget_names_the_silo():
+    config = PrivacyConfig(
+        plan="silo_example", batch_size=10, budgets={"delta": 1e-9, "default_epsilon": 4, "silos": {"b": 1e-7}}
+    )
+    with pytest.raises(BudgetError, match="'b'"):
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(100), rounds=1000))
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.inf])
+def test_a_clip_that_bounds_nothing_is_refused(clip_norm):
+    config = PrivacyConfig(plan="silo_example", batch_size=10, clip_norm=clip_norm, budgets=CONFIG.budgets)
+    with pytest.raises(ConfigError, match="clip_norm"):
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+
+
+def test_without_privacy_nothing_is_clipped_noised_or_claimed():
+    plan = build_no_privacy_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+    assert plan.claim == "none"
+    assert plan.build_ledger() is None
+    assert {mechanism.noise_multiplier for mechanism in plan.mechanisms.values()} == {0.0}
+    assert {mechanism.clip_norm for mechanism in plan.mechanisms.values()} == {math.inf}
+
+
+def test_silos_with_more_local_steps_get_more_noise():
+    config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "epsilon": 2})
+    sizes = {"a": 100, "b": 100}
+    plan = build_silo_example_plan(config, PlannedTraining(sizes, gradients_per_round={"a": 1, "b": 4}, rounds=5))
+    assert plan.mechanisms["b"].noise_multiplier > plan.mechanisms["a"].noise_multiplier
+    ledger = plan.build_ledger()
+    plan.charge_round(ledger, 1)
+    assert {entry.scope: entry.count for entry in ledger.entries} == {"a": 1, "b": 4}
+
+
+def test_selections_are_charged_in_their_rounds_and_paid_for_by_more_noise():
+    given = {"gradients_per_round": each(2), "rounds": 10}
+    plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, selection_rounds=3))
+    without = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given))
+    for client_id, epsilon in (("a", 1.0), ("b", 4.0), ("c", 8.0)):
+        assert plan.selection_epsilons[client_id] == np.float32(0.03 * epsilon)
+        fixed = [dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(float(np.float32(0.03 * epsilon))), 3)]
+        mechanism = plan.mechanisms[client_id]
+        expected = calibrate_noise_multiplier(epsilon, 1e-4, mechanism.sampling_rate, 20, fixed)
+        assert mechanism.noise_multiplier == pytest.approx(expected, rel=1e-6)
+        assert mechanism.noise_multiplier > without.mechanisms[client_id].noise_multiplier
+        epsilons = [plan.selection_epsilon(client_id, number) for number in range(1, 11)]
+        assert epsilons == [np.float32(0.03 * epsilon)] * 3 + [0.0] * 7
+    ledger = plan.build_ledger()
+    for number in range(1, 11):
+        plan.charge_round(ledger, number)
+    selections = {e.scope: e.count for e in ledger.entries if e.reason == "private cluster selection"}
+    assert selections == each(3)
+    for client_id, budget in plan.budgets.items():
+        assert 0.98 * budget.epsilon < ledger.epsilon(client_id).best <= budget.epsilon
+
+
+def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise():
+    statistics = dp_accounting.GaussianDpEvent(5.0)
+    given = {"gradients_per_round": each(2), "rounds": 10}
+    fixed_events = {"a": ((statistics, "mean of each feature"),)}
+    plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, fixed_events=fixed_events))
+    without = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given))
+    assert plan.mechanisms["a"].noise_multiplier > without.mechanisms["a"].noise_multiplier
+    assert plan.mechanisms["b"] == without.mechanisms["b"]
+    assert [(e.scope, e.event, e.count, e.reason) for e in plan.build_ledger().entries] == [
+        ("a", statistics, 1, "mean of each feature")
+    ]
+
+
+def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for():
+    config = dataclasses.replace(CONFIG, noise_multiplier=3.0)
+    plan = build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=60))
+    ledger = plan.build_ledger()
+    for number in range(1, 61):
+        plan.charge_round(ledger, number)
+    for client_id, budget in plan.budgets.items():
+        last = plan.last_rounds[client_id]
+        assert plan.takes_part(client_id, last) and not plan.takes_part(client_id, last + 1)
+        assert sum(entry.count for entry in ledger.entries if entry.scope == client_id) == 2 * last
+        rate = plan.mechanisms[client_id].sampling_rate
+
+        def cost(rounds, rate=rate):
+            return epsilon_bounds(poisson_gaussian_event(rate, 3.0, 2 * rounds), 1e-4).best
+
+        assert cost(last) <= budget.epsilon
+        assert last == 60 or cost(last + 1) > budget.epsilon
+    assert len(set(plan.last_rounds.values())) > 1, "all left together: this test shows nothing"
+
+
+def test_claims():
+    def claim(changes=None, **given):
+        config = dataclasses.replace(CONFIG, **(changes or {}))
+        return build_silo_example_plan(
+            config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1, **given)
+        ).claim
+
+    assert claim() == "formal-conditional"
+    assert claim(num_examples_are_noised=True) == "formal-conditional"
+    assert claim(unsound="features were standardised") == "none"
+    assert claim({"sampler": "paper_shuffled"}, num_examples_are_noised=True) == "none"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("sampler", "shuffled"), ("selection_share", 1.0), ("noise_multiplier", 0.0), ("selection_loss_bound", -1.0)],
+)
+def test_parameters_out_of_range_are_named(key, value):
+    config = dataclasses.replace(CONFIG, **{key: value})
+    with pytest.raises(ConfigError, match=f"privacy.{key}"):
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+
+
+def test_a_silo_that_leaves_early_pays_only_for_the_selections_it_makes():
+    config = dataclasses.replace(CONFIG, noise_multiplier=4.0, budgets={"delta": 1e-5, "epsilon": 1.0})
+    given = {"gradients_per_round": {"a": 16}, "rounds": 400}
+    without = build_silo_example_plan(config, PlannedTraining({"a": 1000}, **given)).last_rounds["a"]
+    always = build_silo_example_plan(config, PlannedTraining({"a": 1000}, **given, selection_rounds=400))
+    assert 0 < always.last_rounds["a"] < without
+    ledger = always.build_ledger()
+    for number in range(1, 401):
+        always.charge_round(ledger, number)
+    counts = {entry.reason: entry.count for entry in ledger.entries}
+    assert counts["private cluster selection"] == always.last_rounds["a"]
+    assert 0.95 < ledger.epsilon("a").best <= 1.0
+
+
+def test_budgets_that_pay_for_no_round_at_all_are_refused():
+    config = dataclasses.replace(CONFIG, noise_multiplier=0.1)
+    with pytest.raises(BudgetError, match="single round"):
+        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=5))
+
+
+def test_what_is_left_of_a_plan_is_checked_once(plan, monkeypatch):
+    ledger = plan.build_ledger()
+    for number in range(1, 4):
+        plan.charge_round(ledger, number)
+    resumed = type(ledger).from_json(ledger.to_json())
+    plan.precheck_rest(resumed)
+    monkeypatch.setattr(type(resumed), "_bounds", None)
+    for number in range(4, 11):
+        plan.charge_round(resumed, number)

@@ -1,0 +1,105 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.experiment.hparams import build_algorithm
+from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.models.linear_regression import build_linear_regression
+from tff_pdp.models.mlp import build_mlp
+from tff_pdp.runtime.dry_run import initial_weights, num_released, round_without_gradients
+
+# A body of 2 * 4 + 4 weights, a head of 4 * 3 + 3.
+MODEL = build_mlp((2,), 3, (4,))
+BODY, HEAD = 12, 15
+NUM_CLIENTS = 5
+
+
+def build(name, **given):
+    return build_algorithm(name, given, num_clients=NUM_CLIENTS, rounds=4, head=MODEL.head)[0]
+
+
+def dry_run(algorithm, model=MODEL):
+    message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
+    return message, round_without_gradients(algorithm, message, model)
+
+
+def leaves(value):
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(dict(value))]
+
+
+def test_initial_weights_are_the_models_as_tensors():
+    weights = initial_weights(MODEL)
+    assert list(weights) == list(MODEL.init(0))
+    for name, array in MODEL.init(0).items():
+        assert isinstance(weights[name], tf.Tensor)
+        np.testing.assert_array_equal(weights[name], array)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_round_without_gradients_keeps_and_releases_what_rounds_do(name):
+    algorithm = build(name)
+    message, result = dry_run(algorithm)
+    before = algorithm.init_client(message)
+    assert set(result.released) == set(algorithm.released)
+    tf.nest.assert_same_structure(dict(before), dict(result.state))
+    for one, other in zip(leaves(before), leaves(result.state), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert np.all(np.isfinite(other))
+    assert num_released(algorithm, MODEL) == sum(leaf.size for leaf in leaves(result.released))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fed_avg", "dp_fed_avg_ft", "pmtl_ft", "pp_sgd", "fed_per", "fed_rep", "centaur", "dp_pfed_dsu", "udp_hypernet"],
+)
+def test_nothing_is_learnt(name):
+    algorithm = build(name)
+    message, result = dry_run(algorithm)
+    for leaf in leaves(result.released):
+        np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+    for one, other in zip(leaves(algorithm.init_client(message)), leaves(result.state), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("local_only", {}, 0),
+        ("fed_avg", {}, BODY + HEAD),
+        ("dp_fed_avg_ft", {}, BODY + HEAD),
+        ("pmtl_ft", {}, BODY + HEAD),
+        ("pp_sgd", {}, BODY + HEAD),
+        ("fed_per", {}, BODY),
+        ("fed_rep", {}, BODY),
+        ("centaur", {}, BODY),
+        # All values are released, of which noise changes anything by fewer.
+        ("dp_pfed_dsu", {"sparsity": 0.25}, BODY),
+        ("dp_pfed_dsu", {"sparsity": 0.25, "mask_source": "client"}, BODY),
+        # Two hidden layers over a descriptor of three values, and heads for all weights.
+        (
+            "udp_hypernet",
+            {"descriptor_size": 3, "hidden_units": [15, 14]},
+            (3 + 1) * 15 + (15 + 1) * 14 + (14 + 1) * (BODY + HEAD),
+        ),
+        # A row for each client, and which of them took part.
+        ("mocha", {}, NUM_CLIENTS * (BODY + HEAD + 1)),
+    ],
+)
+def test_how_much_a_client_releases(name, given, expected):
+    assert num_released(build(name, **given), MODEL) == expected
+
+
+def test_of_a_masked_body_noise_changes_the_masks_ones():
+    algorithm = build("dp_pfed_dsu", sparsity=0.25)
+    # Of the kernel's eight weights two; the bias is not masked.
+    assert algorithm.noised_size(initial_weights(MODEL)) == 2 + 4
+
+
+def test_regressions_have_labels_of_another_type():
+    model = build_linear_regression((3,))
+    algorithm = build("fed_avg")
+    _, result = dry_run(algorithm, model)
+    assert num_released(algorithm, model) == 4
+    assert all(math.isfinite(float(tf.reduce_sum(value))) for value in result.released["update"].values())

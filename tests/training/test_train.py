@@ -1,0 +1,207 @@
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_pdp.engines.inprocess.execution import LoadedProgram
+from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.training import checkpoint as checkpoints
+from tff_pdp.training import train as training
+from tff_pdp.training.train import read_metrics, train
+
+
+def leaves(state):
+    return [np.asarray(leaf) for leaf in tf.nest.flatten((state.server_state, list(state.client_states)))]
+
+
+def assert_same_run(first, second):
+    assert first.round_number == second.round_number
+    assert first.client_ids == second.client_ids
+    assert first.ledger.to_json() == second.ledger.to_json()
+    for one, other in zip(leaves(first), leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_spends_within_every_budget_and_writes_its_metrics(experiment):
+    config = experiment()
+    state = train(config, "mr_mtl", progress=False)
+    for client_id, budget in state.ledger.budgets.items():
+        assert 0.9 * budget.epsilon < state.ledger.epsilon(client_id).best <= budget.epsilon
+    rows = read_metrics(config.algorithm_folder("mr_mtl"))
+    assert [row["round"] for row in rows] == [3, 6]
+    assert all(0 <= row["mean"] <= 1 for row in rows)
+    assert {(row["metric"], row["higher_is_better"]) for row in rows} == {("accuracy", True)}
+
+
+def stop_before(monkeypatch, round_number):
+    real_round = training.run_round
+
+    def failing_round(method, state, number, data):
+        if number == round_number:
+            raise RuntimeError("the power went out")
+        return real_round(method, state, number, data)
+
+    monkeypatch.setattr(training, "run_round", failing_round)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "parallelism"),
+    [("fed_avg", "inprocess", "loop"), ("mr_mtl", "inprocess", "vectorized"), ("mr_mtl", "native", "auto")],
+)
+def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name, engine, parallelism):
+    settings = {"training__engine": engine, "training__client_parallelism": parallelism}
+    whole = train(experiment("whole", **settings), name, progress=False)
+    config = experiment("stopped", **settings)
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        with pytest.raises(RuntimeError):
+            train(config, name, progress=False)
+    resumed = train(config, name, resume=True, progress=False)
+    assert_same_run(whole, resumed)
+    assert [row["round"] for row in read_metrics(config.algorithm_folder(name))] == [3, 6]
+
+
+def test_a_resumed_run_goes_on_with_what_was_chosen_whatever_is_faster_now(experiment, monkeypatch):
+    """Clients one by one and clients in stacks round differently: a change of mind would change the bits."""
+
+    def choose(mode):
+        times = {"loop": 1.0, "vectorized": 1.0, mode: 0.5}
+        monkeypatch.setattr(LoadedProgram, "compare", lambda *arguments: times)
+
+    choose("loop")
+    settings = {"training__engine": "inprocess", "training__client_parallelism": "auto"}
+    whole = train(experiment("whole", **settings), "mr_mtl", progress=False)
+    config = experiment("stopped", **settings)
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        with pytest.raises(RuntimeError):
+            train(config, "mr_mtl", progress=False)
+    folder = config.algorithm_folder("mr_mtl")
+    assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"loop"}
+    choose("vectorized")
+    assert_same_run(whole, train(config, "mr_mtl", resume=True, progress=False))
+    train(config, "mr_mtl", overwrite=True, progress=False)
+    assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"vectorized"}
+
+
+@pytest.mark.parametrize("name", ["fed_avg", "local_only"])
+def test_engines_draw_the_same_and_differ_in_rounding_alone(experiment, name):
+    settings = [("native", "auto"), ("inprocess", "loop"), ("inprocess", "vectorized")]
+    native, *others = (
+        train(
+            experiment("_".join(pair), training__engine=pair[0], training__client_parallelism=pair[1]),
+            name,
+            progress=False,
+        )
+        for pair in settings
+    )
+    for other in others:
+        assert other.client_ids == native.client_ids
+        for one, same in zip(leaves(other), leaves(native), strict=True):
+            np.testing.assert_allclose(one, same, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_process_resumes_to_the_same_bits(experiment, tmp_path):
+    settings = {"training__rounds": 400, "training__evaluate_every": 400}
+    whole = train(experiment("whole", **settings), "mr_mtl", progress=False)
+    config = experiment("killed", **settings)
+    path = tmp_path / "killed.yaml"
+    path.write_text(json.dumps(config.to_dict()))
+    command = [sys.executable, "-m", "tff_pdp.cli", "train", "--config", str(path), "--algorithm", "mr_mtl"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = config.algorithm_folder("mr_mtl") / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not any(folder.glob("round_0000[1-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    stopped_at = checkpoints.load_latest(folder).round_number
+    assert 0 < stopped_at < 400, "the process was not killed in the middle of training"
+    assert_same_run(whole, train(config, "mr_mtl", resume=True, progress=False))
+
+
+def test_without_a_test_seed_two_runs_draw_different_noise(experiment):
+    first, second = (
+        train(experiment(name, training__test_only_seed=None), "fed_avg", progress=False) for name in ("one", "two")
+    )
+    assert not first.run_key.is_test_only
+    assert any(not np.array_equal(one, other) for one, other in zip(leaves(first), leaves(second), strict=True))
+
+
+def test_an_existing_run_is_not_touched_unless_asked(experiment):
+    config = experiment()
+    done = train(config, "local_only", progress=False)
+    with pytest.raises(ConfigError, match="--resume or --overwrite"):
+        train(config, "local_only", progress=False)
+    assert_same_run(done, train(config, "local_only", resume=True, progress=False))
+    with pytest.raises(ConfigError, match="other settings"):
+        train(experiment(privacy__clip_norm=2.0), "local_only", resume=True, progress=False)
+    assert_same_run(done, train(config, "local_only", overwrite=True, progress=False))
+
+
+def test_a_wrong_name_does_not_cost_the_run_it_would_replace(experiment):
+    config = experiment()
+    done = train(config, "local_only", progress=False)
+    with pytest.raises(ConfigError):
+        train(config, "clients", overwrite=True, progress=False)
+    with pytest.raises(ConfigError):
+        train(experiment(privacy__budgets={}), "local_only", overwrite=True, progress=False)
+    assert_same_run(done, train(config, "local_only", resume=True, progress=False))
+    assert config.clients_folder.exists()
+
+
+def test_a_half_written_line_of_metrics_does_not_stop_a_resume(experiment):
+    config = experiment()
+    train(config, "local_only", progress=False)
+    with open(config.algorithm_folder("local_only") / "metrics.jsonl", "a") as file:
+        file.write('{"round": 9, "spl')
+    train(config, "local_only", resume=True, progress=False)
+    assert [row["round"] for row in read_metrics(config.algorithm_folder("local_only"))] == [3, 6]
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "fast"])
+def test_a_learning_rate_that_is_none_is_refused(experiment, value):
+    with pytest.raises(ConfigError, match=r"algorithms.fed_avg.learning_rate"):
+        train(
+            experiment(algorithms={"fed_avg": {"learning_rate": value}}, export__algorithm="fed_avg"),
+            "fed_avg",
+            progress=False,
+        )
+
+
+def test_a_round_beyond_the_budget_is_refused_before_it_runs(experiment, monkeypatch):
+    config = experiment()
+    method = training.build_method(config, "local_only")
+    state = train(config, "local_only", progress=False)
+
+    def must_not_run(*arguments):
+        raise AssertionError("the round ran")
+
+    refused = dataclasses.replace(method, process=dataclasses.replace(method.process, next=must_not_run))
+    with pytest.raises(BudgetError, match="overspend"):
+        training.run_round(refused, state, 7, [])
+
+
+def test_unknown_names_are_listed_with_the_known_ones(experiment):
+    with pytest.raises(ConfigError, match="fed_avg"):
+        train(experiment(), "fedavg", progress=False)
+    with pytest.raises(
+        ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, lenet, linear, linear_regression"
+    ):
+        train(experiment(model__name="transformer"), "fed_avg", progress=False)
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
+        train(
+            experiment(algorithms={"fed_avg": {"momentum": 0.9}}, export__algorithm="fed_avg"),
+            "fed_avg",
+            progress=False,
+        )
+    with pytest.raises(ConfigError, match="engine"):
+        train(experiment(training__engine="warp"), "fed_avg", progress=False)

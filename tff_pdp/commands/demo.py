@@ -1,0 +1,144 @@
+"""The demo: raw digits -> client dataset -> three methods -> report -> SavedModel -> one REST and one gRPC answer."""
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from beam_pipelines.sources.leaf import list_sources
+from serving.client.grpc_client import GrpcClient
+from serving.client.rest_client import RestClient
+from serving.production.tf_serving import docker_command, write_models_config
+from serving.server.embedded import EmbeddedServer
+from tff_pdp.data.sources import write_digits_leaf
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.build import experiment_engine
+from tff_pdp.experiment.config import ExperimentConfig, load_config
+from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.trained_clients import trained_clients
+from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table, write_summary
+from tff_pdp.training.train import train
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+MARKER = ".tff_pdp_demo"
+NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.5, 0
+# Served and in-process answers may differ by the rounding of another order of additions, not by more.
+TOLERANCE = 1e-5
+NUM_EXAMPLES = 4
+
+
+def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], str]:
+    """Runs everything and returns the summary and the text to print.
+
+    Args:
+      output: folder for all results; what an earlier demo wrote there is replaced.
+      data: folder of LEAF FEMNIST JSON; None for scikit-learn's digits.
+      overrides: values by dotted key that replace those of the demo's configuration.
+
+    Raises:
+      ConfigError: `output` holds something that is not a demo's.
+    """
+    started = time.monotonic()
+    if data is not None:
+        _check_data(output, Path(data))
+    _fresh_folder(output)
+    config = _config(output, data, overrides or {})
+    _announce(1, "prepare: raw LEAF JSON to a client dataset (Apache Beam)")
+    prepare_clients(config)
+    _announce(2, f"train: {', '.join(config.algorithms)}, each silo under its own budget")
+    for name in config.algorithms:
+        train(config, name)
+    _announce(3, "evaluate: personal models on each silo's test examples")
+    summary = evaluate_experiment(config)
+    _announce(4, "export: all personal models as one SavedModel")
+    version = export_experiment(config).version
+    write_models_config(version.parent, config.export.model_name)
+    _announce(5, "serve: one REST and one gRPC prediction, compared with the in-process model")
+    difference = _largest_difference(config)
+    summary["served_difference"] = difference
+    summary["served_equals_in_process"] = difference <= TOLERANCE
+    summary["seconds"] = round(time.monotonic() - started, 1)
+    write_summary(output, summary)
+    return summary, _closing_text(config, output, version, summary)
+
+
+def _config(output: Path, data: str | None, overrides: Mapping[str, Any]) -> ExperimentConfig:
+    if data is not None:
+        return load_config(CONFIGS / "demo_femnist.yaml", {**overrides, "output": str(output), "data.input": data})
+    source = output / "leaf"
+    write_digits_leaf(source, num_clients=NUM_SILOS, concentration=LABEL_SKEW, seed=PARTITION_SEED)
+    return load_config(CONFIGS / "demo.yaml", {**overrides, "output": str(output), "data.input": str(source)})
+
+
+def _check_data(output: Path, data: Path) -> None:
+    """Looks at the user's folder before anything of an earlier demo is replaced."""
+    list_sources(data)
+    inner, outer = data.resolve(), output.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise ConfigError(f"{data} and the output {output} lie in each other: name another folder with --output")
+
+
+def _fresh_folder(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"{output} is not a folder: name another with --output")
+    if output.exists() and any(output.iterdir()) and not (output / MARKER).exists():
+        raise ConfigError(f"{output} holds something that no demo wrote: name another folder with --output")
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (output / MARKER).touch()
+
+
+def _largest_difference(config: ExperimentConfig) -> float:
+    """Serves the export, and compares its answers for every client with the in-process models."""
+    method, state = load_trained(config, config.export.algorithm)
+    with experiment_engine(config):
+        trained = trained_clients(method, state)
+        personal = trained.weights_by_id()
+    exported_id = exported_ids(config)
+    clients = method.clients
+    base_path, name = config.export_folder, config.export.model_name
+    differences = []
+    with EmbeddedServer(base_path, name, rest_port=0, grpc_port=0) as server:
+        addresses = (f"127.0.0.1:{server.rest_port}", f"127.0.0.1:{server.grpc_port}")
+        for client in (RestClient(addresses[0]), GrpcClient(addresses[1])):
+            for client_id in clients.client_ids:
+                x = clients.load(client_id, "test").x[:NUM_EXAMPLES]
+                if not len(x):
+                    continue
+                model = trained.served_model
+                expected = model.answers(model.predict(personal[client_id], tf.constant(x))).numpy()
+                prediction = client.predict(name, [exported_id(client_id)] * len(x), x)
+                if not np.all(prediction.personalized):
+                    return float("inf")
+                differences.append(float(np.max(np.abs(prediction.answers - expected))))
+    if not differences:
+        raise DataError("no silo has test examples to compare served and in-process predictions on")
+    return max(differences)
+
+
+def _announce(number: int, text: str) -> None:
+    print(f"[{number}/5] {text}", file=sys.stderr, flush=True)
+
+
+def _closing_text(config: ExperimentConfig, output: Path, version: Path, summary: dict[str, Any]) -> str:
+    verdict = "equal" if summary["served_equals_in_process"] else "NOT equal"
+    return "\n".join(
+        [
+            "",
+            summary_table(summary),
+            f"served and in-process predictions are {verdict} (largest difference {summary['served_difference']:.1e})",
+            f"took {summary['seconds']} s",
+            "",
+            f"report:      {output / 'report.html'}",
+            f"summary:     {output / 'summary.json'}",
+            f"saved model: {version}",
+            f"serve it:    tff-pdp serve --model-base-path {version.parent}",
+            f"production:  {docker_command(version.parent, config.export.model_name)}",
+        ]
+    )

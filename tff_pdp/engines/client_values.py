@@ -1,0 +1,240 @@
+"""One value per client, kept where the engine computes: as stacked tensors, or client by client."""
+
+import collections.abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.engines import structures
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientGroup:
+    """Some clients' values: one tensor per leaf.
+
+    Attributes:
+      indices: int64 `[clients]`, their places among all clients.
+      leaves: stacked along a new first axis of clients; without it where `stacked` is false, for a single client.
+      stacked: whether the leaves have the axis of clients.
+    """
+
+    indices: np.ndarray
+    leaves: tuple[tf.Tensor, ...]
+    stacked: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arrangement:
+    """All clients' values in groups. Never changed, so that what has been read from it holds together."""
+
+    groups: tuple[ClientGroup, ...]
+
+    @functools.cached_property
+    def places(self) -> dict[int, tuple[ClientGroup, int]]:
+        return {int(i): (group, row) for group in self.groups for row, i in enumerate(group.indices)}
+
+
+class ClientValues(collections.abc.Sequence):
+    """A sequence of one value per client, as computations take and return at CLIENTS.
+
+    Reading a member copies it to NumPy arrays. Handing the whole back to a computation copies nothing, which is what a
+    training loop does with client states.
+
+    The values never change, only how they are kept; several threads and engines may use one object at a time.
+    """
+
+    def __init__(self, member_type: Any, groups: Sequence[ClientGroup]):
+        """Wraps groups that together hold every client once."""
+        self.member_type = member_type
+        # Another thread may assign a new arrangement at any time: each method reads it once.
+        self._arrangement = _Arrangement(tuple(groups))
+        self._size = sum(len(group.indices) for group in groups)
+        self._give_out: Callable[[Iterator[Any]], Any] | None = None
+
+    @classmethod
+    def from_members(cls, member_type: Any, members: Sequence[Any], where: str = "value") -> "ClientValues":
+        """Takes a list of Python values.
+
+        Raises:
+          TypeError: a member has another type; the message names client and member.
+        """
+        singles = [
+            ClientGroup(
+                np.array([index]), tuple(structures.from_python(member, member_type, f"{where}[{index}]")), False
+            )
+            for index, member in enumerate(members)
+        ]
+        return cls(member_type, singles)
+
+    @classmethod
+    def from_columns(cls, member_type: Any, columns: Any, where: str = "value") -> "ClientValues":
+        """Takes arrays in the structure of a member, with an additional first axis of clients.
+
+        Raises:
+          TypeError: a column has another type or length.
+        """
+        stacked_type = structures.with_client_axis(member_type)
+        leaves = tuple(structures.from_python(columns, stacked_type, where))
+        sizes: set[Any] = {leaf.shape[0] for leaf in leaves}
+        if len(sizes) != 1:
+            raise TypeError(f"{where}: expected columns of one length, not of {sorted(sizes)}")
+        return cls(member_type, [ClientGroup(np.arange(sizes.pop()), leaves, True)])
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._size))]
+        if self._give_out is None:
+            self._give_out = structures.build_container(self.member_type)
+        return self._give_out(map(_to_numpy, self.leaves_of(range(self._size)[index])))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(self._size))
+
+    def columns(self) -> Any:
+        """All members at once: NumPy arrays with a first axis of clients, in the structure of a member.
+
+        Raises:
+          ValueError: the clients' values have different shapes, or there are no clients.
+        """
+        if not self._size:
+            raise ValueError("there are no clients")
+        if len(set(self.shapes())) > 1:
+            raise ValueError("clients' values have different shapes")
+        everyone = _stack(self._arrangement, np.arange(self._size))
+        return structures.to_python(map(_to_numpy, everyone.leaves), self.member_type)
+
+    @property
+    def groups(self) -> Sequence[ClientGroup]:
+        """How the values are kept at present."""
+        return self._arrangement.groups
+
+    def copy(self) -> "ClientValues":
+        """The same values, whose arrangement can change by itself; copies no tensor."""
+        copied = ClientValues(self.member_type, self.groups)
+        # With the places of all clients, where they have been looked up already.
+        copied.keep_like(self)
+        return copied
+
+    def keep_like(self, other: "ClientValues") -> None:
+        """Keeps the values from now on as a copy of this object keeps them."""
+        self._arrangement = other._arrangement
+
+    def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
+        """One client's leaves, without an axis of clients."""
+        return _leaves_of(self._arrangement, index)
+
+    def separate(self) -> None:
+        """Keeps every client's value by itself from now on."""
+        groups = self.groups
+        if any(group.stacked for group in groups):
+            self._arrangement = _Arrangement(tuple(single for group in groups for single in _separated(group)))
+
+    def stack(self) -> "ClientValues":
+        """Keeps the values of clients of equal shapes stacked from now on; returns itself."""
+        self.arrange([np.array(indices) for indices in same_shapes([self])])
+        return self
+
+    def arrange(self, partition: Sequence[np.ndarray]) -> None:
+        """Keeps the values stacked in these groups of clients from now on."""
+        kept = self._arrangement
+        if len(kept.groups) == len(partition) and all(
+            group.stacked and np.array_equal(group.indices, wanted)
+            for group, wanted in zip(kept.groups, partition, strict=True)
+        ):
+            return
+        self._arrangement = _Arrangement(tuple(_stack(kept, indices) for indices in partition))
+
+    def select(self, clients: Sequence[int] | np.ndarray) -> "ClientValues":
+        """The values of some clients, in this order."""
+        places = {int(client): place for place, client in enumerate(clients)}
+        return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
+
+    def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
+        """These values, with those of some clients, in this order, replaced."""
+        others = {client: client for client in set(range(self._size)) - set(clients)}
+        kept = [part for group in self.groups for part in _part(group, others)]
+        new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]
+        return ClientValues(self.member_type, [*kept, *new])
+
+    def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Every client's shapes of those leaves whose type leaves a dimension open."""
+        open_leaves = [
+            number
+            for number, spec in enumerate(structures.leaf_specs(self.member_type))
+            if not spec.shape.is_fully_defined()
+        ]
+        shapes: list[Any] = [()] * self._size
+        for group in self.groups:
+            start = 1 if group.stacked else 0
+            shape = tuple(tuple(group.leaves[number].shape[start:]) for number in open_leaves)
+            for index in group.indices:
+                shapes[index] = shape
+        return shapes
+
+
+def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
+    """Groups of clients of whom each of these values has equal shapes, in the order of each group's first client."""
+    groups: dict[Any, list[int]] = {}
+    for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
+        groups.setdefault(shapes, []).append(index)
+    return list(groups.values())
+
+
+def _leaves_of(arrangement: _Arrangement, index: int) -> tuple[tf.Tensor, ...]:
+    group, row = arrangement.places[index]
+    return tuple(leaf[row] for leaf in group.leaves) if group.stacked else group.leaves
+
+
+def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
+    if not any(group.stacked for group in arrangement.groups):
+        rows = [_leaves_of(arrangement, int(index)) for index in indices]
+        return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)
+    involved = [group for group in arrangement.groups if np.isin(group.indices, indices).any()]
+    rows = _rows_of(indices, np.concatenate([group.indices for group in involved]))
+    columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
+    leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
+    return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
+
+
+def _part(group: ClientGroup, places: dict[int, int]) -> list[ClientGroup]:
+    """The clients of a group that have a new place, if there are any."""
+    rows = [row for row, index in enumerate(group.indices) if int(index) in places]
+    if not rows:
+        return []
+    indices = np.array([places[int(group.indices[row])] for row in rows])
+    if len(rows) == len(group.indices):
+        return [dataclasses.replace(group, indices=indices)]
+    return [ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in group.leaves), True)]
+
+
+def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
+    order = np.argsort(present)
+    return order[np.searchsorted(present, wanted, sorter=order)]
+
+
+def _with_client_axis(group: ClientGroup) -> tuple[tf.Tensor, ...]:
+    return group.leaves if group.stacked else tuple(leaf[tf.newaxis] for leaf in group.leaves)
+
+
+def _separated(group: ClientGroup) -> list[ClientGroup]:
+    if not group.stacked:
+        return [group]
+    columns = [tf.unstack(leaf) for leaf in group.leaves]
+    rows = zip(*columns, strict=True) if columns else iter([()] * len(group.indices))
+    return [ClientGroup(np.array([index]), row, False) for index, row in zip(group.indices, rows, strict=True)]
+
+
+def _to_numpy(leaf: Any) -> Any:
+    # Strings become bytes on their way out, data sets stay what they are.
+    return leaf if leaf.dtype in (tf.variant, tf.string) else leaf.numpy()

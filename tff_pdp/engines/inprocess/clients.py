@@ -1,0 +1,144 @@
+"""A step over all clients: which of them one call computes, which lane makes the call, and what comes of it."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.engines import structures
+from tff_pdp.engines.client_values import ClientGroup, ClientValues, same_shapes
+from tff_pdp.engines.inprocess.graphs import Leaves
+from tff_pdp.engines.inprocess.stacked import CannotStack
+from tff_pdp.engines.inprocess.steps import ClientStep
+from tff_pdp.errors import EngineError
+from tff_pdp.runtime.engines.inprocess.lanes import NUM_LANES
+
+# How clients are computed: one by one, or as stacks.
+Mode = Literal["loop", "vectorized"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """Which clients are computed together.
+
+    Attributes:
+      mode: how they are computed.
+      lanes: for each lane the clients of its calls in turn, int64 `[clients]` each; empty where there are no clients.
+    """
+
+    mode: Mode
+    lanes: list[list[np.ndarray]]
+
+
+def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> Arrangement:
+    """Decides which clients are computed together; afterwards all values are arranged like this.
+
+    Args:
+      own: clients' values by name, which no one else arranges meanwhile.
+      mode: how clients are computed.
+      clients_per_call: at most so many clients are computed at a time.
+
+    Raises:
+      CannotStack: there are to be stacks, and a value holds a data set.
+    """
+    if not own:
+        return Arrangement(mode, [])
+    if mode == "loop":
+        chunks, most_lanes = _separate(own), min(NUM_LANES, clients_per_call)
+    else:
+        chunks, most_lanes = _stack_by_shapes(own, clients_per_call), 1
+    # Which lane a chunk is in is fixed, and so is the order of all sums: a repeated round has the same bits.
+    num_lanes = min(most_lanes, len(chunks))
+    return Arrangement(mode, [chunks[lane::num_lanes] for lane in range(num_lanes)])
+
+
+def _separate(own: Mapping[str, ClientValues]) -> list[np.ndarray]:
+    """Keeps every client by itself; returns each client's index."""
+    for values in own.values():
+        values.separate()
+    return [np.array([index]) for index in range(len(next(iter(own.values()))))]
+
+
+def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> list[np.ndarray]:
+    """Stacks clients of equal shapes; returns the indices of each stack."""
+    if any(structures.holds_sequences(values.member_type) for values in own.values()):
+        raise CannotStack("data sets cannot be stacked")
+    chunks = [
+        np.array(group[begin : begin + clients_per_call])
+        for group in same_shapes(own.values())
+        for begin in range(0, len(group), clients_per_call)
+    ]
+    for values in own.values():
+        values.arrange(chunks)
+    return chunks
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneOutcome:
+    """What the clients of one lane leave.
+
+    Attributes:
+      groups: their new values by name.
+      sums: leaves of the lane's own sums.
+    """
+
+    groups: dict[str, list[ClientGroup]]
+    sums: Leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWork:
+    """A client step with the values it takes.
+
+    Attributes:
+      step: traced for the mode.
+      mode: how clients are computed.
+      types: of values by name.
+      shared: leaves of what all clients share, as the step takes them.
+      clients: clients' values by name, arranged for the mode.
+    """
+
+    step: ClientStep
+    mode: Mode
+    types: Mapping[str, Any]
+    shared: Leaves
+    clients: Mapping[str, ClientValues]
+
+    def run(self, chunks: Sequence[np.ndarray], sums: Leaves) -> LaneOutcome:
+        """Computes chunks of clients in turn, and adds them to sums.
+
+        Raises:
+          CannotStack: the mode is to stack clients, whose results have different shapes.
+          tf.errors.OpError: the computation itself fails.
+        """
+        num_leaves = {name: len(structures.leaf_types(self.types[name])) for name in self.step.outputs}
+        groups: dict[str, list[ClientGroup]] = {name: [] for name in self.step.outputs}
+        for chunk in chunks:
+            own = [leaf for name in self.step.own for leaf in self._leaves(name, chunk)]
+            results = iter(self._call([tf.constant(len(chunk)), *self.shared, *own, *sums]))
+            for name, count in num_leaves.items():
+                leaves = tuple(itertools.islice(results, count))
+                groups[name].append(ClientGroup(chunk, leaves, self.mode == "vectorized"))
+            sums = list(results)
+        return LaneOutcome(groups, sums)
+
+    def _leaves(self, name: str, chunk: np.ndarray) -> Sequence[tf.Tensor]:
+        values = self.clients[name]
+        if self.mode == "loop":
+            return values.leaves_of(int(chunk[0]))
+        for group in values.groups:
+            if np.array_equal(group.indices, chunk):
+                return group.leaves
+        raise EngineError("clients' values are not arranged as the call needs them")
+
+    def _call(self, inputs: Leaves) -> Leaves:
+        try:
+            return self.step.function(inputs)
+        except tf.errors.InvalidArgumentError as error:
+            # What `tf.vectorized_map` computes client by client it stacks in the end.
+            if self.mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
+                raise CannotStack("its results have different shapes at different clients") from error
+            raise

@@ -1,0 +1,266 @@
+"""Runs a lowered computation: the server's steps on one value, the clients' steps on all of them in turn."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp import _tff
+from tff_pdp.engines import structures
+from tff_pdp.engines.client_values import ClientGroup, ClientValues
+from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, LaneOutcome, Mode, arrange
+from tff_pdp.engines.inprocess.evaluation import Evaluator
+from tff_pdp.engines.inprocess.graphs import Leaves
+from tff_pdp.engines.inprocess.program import lower, without_placement
+from tff_pdp.engines.inprocess.stacked import CannotStack
+from tff_pdp.engines.inprocess.steps import (
+    ClientStep,
+    Step,
+    Wiring,
+    build_client_step,
+    build_merge_step,
+    build_server_step,
+)
+from tff_pdp.runtime.engines.inprocess.fingerprint import fingerprint
+from tff_pdp.runtime.engines.inprocess.lanes import Lanes
+
+_logger = logging.getLogger(__name__)
+# Enough clients to tell the two apart; a first round with more is not much longer for it.
+_TRIAL_CLIENTS = 32
+
+
+class LoadedProgram:
+    """A computation made ready for one device: lowered at once, traced at the first use of each step.
+
+    Attributes:
+      computation: what it was made from.
+      mode: how its clients are computed; None until that has been decided.
+    """
+
+    def __init__(self, computation: Any, lanes: Lanes):
+        """Lowers the computation; clients run in these lanes.
+
+        Raises:
+          EngineError: it holds something this engine does not run; the message names it.
+        """
+        self.computation = computation
+        self.mode: Mode | None = None
+        self.program = lower(computation)
+        self._wiring = Wiring(self.program)
+        self._server_steps: dict[int, Step] = {}
+        self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
+        self._merge_steps: dict[int, Callable[[Leaves], Leaves]] = {}
+        self._lanes = lanes
+        self._needed_by_result = self._wiring.uses([self.program.result])
+        self._give_out = structures.build_container(_without_placements(self.program.result_type))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """What the computation is called in other processes too."""
+        return fingerprint(self.program)
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether clients do any work of their own."""
+        return any(level.clients or level.aggregations for level in self.program.levels)
+
+    @property
+    def num_traced(self) -> int:
+        """How many TensorFlow functions have been traced for it."""
+        return len(self._server_steps) + len(self._client_steps) + len(self._merge_steps)
+
+    def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
+        """Takes the arguments of a call apart into what the server and what the clients hold.
+
+        Raises:
+          TypeError: an argument is of another type.
+        """
+        shared: dict[str, Leaves] = {}
+        own: dict[str, ClientValues] = {}
+        sizes: dict[str, int] = {}
+        parameter_type = self.program.parameter_type
+        given = structures.federated_members(argument, parameter_type, "argument") if self.program.arguments else []
+        for member, (where, value) in zip(self.program.arguments, given, strict=True):
+            if not member.varies:
+                shared[member.name] = structures.from_python(value, member.value_type, where)
+                continue
+            if isinstance(value, ClientValues):
+                if not member.value_type.is_assignable_from(value.member_type):
+                    raise TypeError(f"{where}: expected clients' {member.value_type}, not {value.member_type}")
+                own[member.name] = value
+            elif isinstance(value, list):
+                own[member.name] = ClientValues.from_members(member.value_type, value, where)
+            else:
+                raise TypeError(f"{where}: expected a list with one value per client, not {type(value).__name__}")
+            sizes[where] = len(own[member.name])
+        if len(set(sizes.values())) > 1:
+            raise TypeError(f"arguments for different numbers of clients: {sizes}")
+        return shared, own
+
+    def run(
+        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
+    ) -> Any:
+        """Runs the whole computation.
+
+        Args:
+          shared: leaves by argument name.
+          own: clients' values by argument name; they are kept from now on as the mode needs them.
+          mode: whether clients are computed one by one or as stacks.
+          clients_per_call: at most so many clients are computed at a time.
+        """
+        # The caller's objects may be in use by other calls, which arrange them in another way meanwhile.
+        server, clients = dict(shared), {name: values.copy() for name, values in own.items()}
+        num_clients = len(next(iter(own.values()))) if own else 0
+        arrangement = arrange(clients, mode, clients_per_call)
+        for name, values in own.items():  # The next call finds them arranged.
+            values.keep_like(clients[name])
+        sums: Leaves = []
+        for number, level in enumerate(self.program.levels):
+            sums = self._run_server(number, server, sums, num_clients)
+            if level.clients or level.aggregations:
+                results, sums = self._run_clients(number, server, clients, sums, arrangement)
+                clients.update(results)
+        return self._result(server, clients)
+
+    def compare(
+        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], clients_per_call: int
+    ) -> dict[Mode, float]:
+        """Times both modes on some of the clients; their results are thrown away.
+
+        Returns:
+          Seconds by mode; no entry for a mode that cannot run this computation.
+
+        Raises:
+          tf.errors.OpError: the computation fails in both modes.
+        """
+        few = {name: _first(values, _TRIAL_CLIENTS) for name, values in own.items()}
+        try:
+            vectorized = self._time(shared, few, "vectorized", clients_per_call)
+        except (CannotStack, tf.errors.OpError) as error:
+            if isinstance(error, tf.errors.OpError):
+                # What is wrong with the data fails here as well, and says nothing about the modes.
+                self.run(shared, few, "loop", clients_per_call)
+            _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
+            return {"loop": 0.0}
+        return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
+
+    def _time(
+        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
+    ) -> float:
+        self.run(shared, own, mode, clients_per_call)  # Traces.
+        started = time.perf_counter()
+        self.run(shared, own, mode, clients_per_call)
+        return time.perf_counter() - started
+
+    def _run_server(self, number: int, server: dict[str, Leaves], sums: Leaves, num_clients: int) -> Leaves:
+        if number not in self._server_steps:
+            self._server_steps[number] = build_server_step(self._wiring, number, self._needed_after_server(number))
+        step = self._server_steps[number]
+        inputs = [leaf for name in step.inputs for leaf in server[name]]
+        outputs = iter(step.function([*inputs, *sums, tf.constant(num_clients)]))
+        for name in step.outputs:
+            server[name] = [next(outputs) for _ in structures.leaf_types(self._wiring.types[name])]
+        return list(outputs)
+
+    def _run_clients(
+        self,
+        number: int,
+        server: Mapping[str, Leaves],
+        clients: Mapping[str, ClientValues],
+        sums: Leaves,
+        arrangement: Arrangement,
+    ) -> tuple[dict[str, ClientValues], Leaves]:
+        if not arrangement.lanes:
+            return self._values_of_no_clients(number), sums
+        step = self._client_step(number, arrangement.mode)
+        shared = [leaf for name in step.shared for leaf in server[name]]
+        work = ClientWork(step, arrangement.mode, self._wiring.types, shared, clients)
+        outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in arrangement.lanes])
+        merged = functools.reduce(functools.partial(self._merge, number), (outcome.sums for outcome in outcomes))
+        return {name: self._joined(name, outcomes) for name in step.outputs}, merged
+
+    def _values_of_no_clients(self, number: int) -> dict[str, ClientValues]:
+        needed = self._needed_after_clients(number)
+        names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
+        return {name: ClientValues(self._wiring.types[name], []) for name in names}
+
+    def _joined(self, name: str, outcomes: Sequence[LaneOutcome]) -> ClientValues:
+        groups = [group for outcome in outcomes for group in outcome.groups[name]]
+        return ClientValues(self._wiring.types[name], groups)
+
+    def _merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:
+        if number not in self._merge_steps:
+            self._merge_steps[number] = build_merge_step(self._wiring, number)
+        return self._merge_steps[number]([*first, *second])
+
+    def _client_step(self, number: int, mode: Mode) -> ClientStep:
+        if (number, mode) not in self._client_steps:
+            needed = self._needed_after_clients(number)
+            try:
+                step = build_client_step(self._wiring, number, needed, stacked=mode == "vectorized")
+            except (AssertionError, ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+                if mode == "loop":
+                    raise
+                # What `tf.vectorized_map` cannot convert it refuses in many ways.
+                # It prints whole graphs in doing so; the first line names the operation.
+                lines = str(error).splitlines() or [type(error).__name__]
+                raise CannotStack(f"TensorFlow cannot: {lines[0]}") from error
+            self._client_steps[number, mode] = step
+        return self._client_steps[number, mode]
+
+    def _needed_after_server(self, number: int) -> list[str]:
+        level = self.program.levels[number]
+        blocks = [statement.value for statement in (*level.clients, *level.aggregations)]
+        return [*self._wiring.uses(blocks), *self._needed_after_clients(number)]
+
+    def _needed_after_clients(self, number: int) -> list[str]:
+        later = self.program.levels[number + 1 :]
+        blocks = [
+            statement.value for level in later for statement in (*level.server, *level.clients, *level.aggregations)
+        ]
+        # What finishes an aggregation is part of the aggregation's own expression.
+        blocks += [statement.value for statement in self.program.levels[number].aggregations]
+        return self._wiring.uses([*blocks, self.program.result])
+
+    def _result(self, server: Mapping[str, Leaves], clients: Mapping[str, ClientValues]) -> Any:
+        values: dict[str, Any] = {
+            name: structures.unflatten(server[name], self._wiring.types[name])
+            for name in self._needed_by_result
+            if name in server
+        }
+        value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
+        return self._give_out(iter(_flat_result(value, self.program.result_type)))
+
+
+def _first(values: ClientValues, size: int) -> ClientValues:
+    """Values of the first clients, in an arrangement of their own."""
+    singles = [ClientGroup(np.array([i]), values.leaves_of(i), False) for i in range(min(size, len(values)))]
+    return ClientValues(values.member_type, singles)
+
+
+def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
+    """The leaves of a result; the values of all clients are one leaf."""
+    if isinstance(value, ClientValues):
+        # Inside the program, types have lost their containers.
+        yield ClientValues(result_type.member, value.groups)
+    elif isinstance(result_type, _tff.StructType):
+        for index, (_, member) in enumerate(_tff.iter_elements(result_type)):
+            yield from _flat_result(value[index], member)
+    else:
+        yield from structures.flatten(value, without_placement(result_type))
+
+
+def _without_placements(value_type: Any) -> Any:
+    """The type of a result, with the values of all clients as one leaf."""
+    if isinstance(value_type, _tff.FederatedType):
+        return value_type.member if value_type.all_equal else _tff.TensorType(np.bool_)
+    if not isinstance(value_type, _tff.StructType):
+        return value_type
+    members = [(name, _without_placements(member)) for name, member in _tff.iter_elements(value_type)]
+    if isinstance(value_type, _tff.StructWithPythonType):
+        return _tff.StructWithPythonType(members, value_type.python_container)
+    return _tff.StructType(members)

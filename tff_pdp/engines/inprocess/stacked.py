@@ -1,0 +1,150 @@
+"""Graphs written for one client, called for a stack of clients."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from tff_pdp.engines.inprocess.graphs import Graph
+from tff_pdp.processes.vectorizable import StackedRule, find_rule
+
+# Operations that TensorFlow calls stateful though they give all clients the same.
+_HARMLESS = re.compile(
+    r"Partitioned(Call)?|^(If|While|Case)$|Assert|Print|VarHandle|Variable|Table|Dataset|Iterator|NoOp"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One leaf of all clients of a stack: `[clients, ...]`, or one tensor that they share."""
+
+    tensor: tf.Tensor
+    is_stacked: bool
+
+
+def as_column(leaf: Any) -> Column:
+    """The leaf as a column; a plain tensor is a constant of the computation, which all clients share."""
+    return leaf if isinstance(leaf, Column) else Column(leaf, is_stacked=False)
+
+
+def stack(leaf: Any, num_clients: tf.Tensor) -> tf.Tensor:
+    """The leaf with its axis of clients."""
+    column = as_column(leaf)
+    if column.is_stacked:
+        return column.tensor
+    return tf.broadcast_to(column.tensor, tf.concat([[num_clients], tf.shape(column.tensor)], axis=0))
+
+
+class CannotStack(Exception):
+    """A computation that has to be called client by client; the message says why."""
+
+
+def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Column]]:
+    """Builds `(graph, columns) -> columns`.
+
+    A graph on values that all clients share is called once. One that consists of a call of a `vectorizable` function is
+    replaced by that function's form for stacks; others go through `tf.vectorized_map`.
+    """
+
+    def call(graph: Graph, inputs: list[Any]) -> list[Column]:
+        columns = [as_column(leaf) for leaf in inputs]
+        if not _differs_by_call(graph) and not any(column.is_stacked for column in columns):
+            return [Column(tensor, is_stacked=False) for tensor in graph([column.tensor for column in columns])]
+        wiring = _wiring_of(graph)
+        if wiring is not None and wiring.accepts(columns):
+            return wiring.call(columns, num_clients)
+        return _call_by_mapping(graph, columns, num_clients)
+
+    return call
+
+
+def _differs_by_call(graph: Graph) -> bool:
+    """Whether two calls with the same inputs may give different results: random numbers, the clock."""
+    definitions = (op_def_registry.get(operation) for operation in graph.operations)
+    return any(
+        definition is not None and definition.is_stateful and not _HARMLESS.search(definition.name)
+        for definition in definitions
+    )
+
+
+def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor) -> list[Column]:
+    if "Timestamp" in graph.operations:
+        raise CannotStack("it reads the clock, and clients of a stack might read the same")
+    if graph.has_state:
+        raise CannotStack("it keeps variables, tables or data sets")
+    if graph.graph_def.library.function:
+        raise CannotStack("it has control flow, and no form of its own for stacks")
+
+    def one(arguments: tuple[tf.Tensor, list[tf.Tensor]]) -> list[tf.Tensor]:
+        rows = iter(arguments[1])
+        return graph([next(rows) if column.is_stacked else column.tensor for column in columns])
+
+    own = [column.tensor for column in columns if column.is_stacked]
+    results = tf.vectorized_map(one, (tf.range(num_clients), own))
+    return [Column(tensor, is_stacked=True) for tensor in results]
+
+
+@dataclasses.dataclass(frozen=True)
+class _RuleWiring:
+    """How the inputs and outputs of a graph are connected to the one function it calls.
+
+    Attributes:
+      sources: for each argument of the function, the graph's input that it is.
+      targets: for each output of the graph, the result of the function that it is, or, from -1 downwards, the input.
+    """
+
+    rule: StackedRule
+    sources: list[int]
+    targets: list[int]
+
+    def accepts(self, columns: list[Column]) -> bool:
+        shared = self.rule.is_shared()
+        return all(
+            not (is_shared and columns[source].is_stacked)
+            for source, is_shared in zip(self.sources, shared, strict=True)
+        )
+
+    def call(self, columns: list[Column], num_clients: tf.Tensor) -> list[Column]:
+        arguments = [
+            columns[source].tensor if is_shared else stack(columns[source], num_clients)
+            for source, is_shared in zip(self.sources, self.rule.is_shared(), strict=True)
+        ]
+        results = self.rule.call(arguments)
+        return [
+            Column(results[target], is_stacked=True) if target >= 0 else columns[-1 - target] for target in self.targets
+        ]
+
+
+def _wiring_of(graph: Graph) -> _RuleWiring | None:
+    """How the graph is connected to a `vectorizable` function, if a call of one is all it consists of."""
+    nodes = {node.name: node for node in graph.graph_def.node}
+    calls = [(node, find_rule(node.attr["f"].func.name)) for node in nodes.values() if "f" in node.attr]
+    if len(calls) != 1 or calls[0][1] is None:
+        return None
+    node, rule = calls[0]
+    inputs = {name.partition(":")[0]: number for number, name in enumerate(graph.inputs)}
+
+    def origin(name: str) -> tuple[str, int]:
+        """What a tensor is a copy of."""
+        while nodes[_operation(name)].op == "Identity":
+            name = nodes[_operation(name)].input[0]
+        return _operation(name), int(name.partition(":")[2] or 0)
+
+    sources = [origin(name)[0] for name in node.input if not name.startswith("^")]
+    targets = [origin(name) for name in graph.outputs]
+    if any(source not in inputs for source in sources) or rule is None or len(sources) != len(rule.is_shared()):
+        return None
+    if any(operation != node.name and operation not in inputs for operation, _ in targets):
+        return None
+    return _RuleWiring(
+        rule,
+        [inputs[source] for source in sources],
+        [index if operation == node.name else -1 - inputs[operation] for operation, index in targets],
+    )
+
+
+def _operation(name: str) -> str:
+    return name.removeprefix("^").partition(":")[0]

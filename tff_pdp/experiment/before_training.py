@@ -1,0 +1,149 @@
+"""What silos release before training, once for all methods of an experiment: stored, and reused ever after."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.files import replace_text
+from tff_pdp.privacy.mechanisms.feature_scaling import (
+    FeatureScaling,
+    FeatureScalingSettings,
+    parse_feature_scaling,
+    scaling_of,
+)
+from tff_pdp.privacy.mechanisms.silo_statistics import (
+    SiloStatistics,
+    StatisticsSettings,
+    parse_num_examples,
+    planned_events,
+    release_silo_statistics,
+    statistics_generator,
+)
+from tff_pdp.privacy.plans.plan import FixedEvents
+
+RELEASES_FILE = "silo_releases.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloReleases:
+    """What is known of silos before they train.
+
+    Attributes:
+      statistics: by client id.
+      scalings: by client id; empty where features are used as they are.
+      num_examples_are_noised: whether the numbers of examples are releases, not public.
+      unsound: why no privacy can be claimed, if it cannot; empty otherwise.
+    """
+
+    statistics: Mapping[str, SiloStatistics]
+    scalings: Mapping[str, FeatureScaling]
+    num_examples_are_noised: bool
+    unsound: str
+
+    @property
+    def num_examples(self) -> dict[str, int]:
+        """Number of training examples, public or noised, by client id."""
+        return {client_id: one.num_examples for client_id, one in self.statistics.items()}
+
+    @property
+    def events(self) -> dict[str, FixedEvents]:
+        """What was released and what for, by client id."""
+        return {client_id: one.events for client_id, one in self.statistics.items()}
+
+    def digest(self) -> str:
+        """A hash of everything here that decides training."""
+        digest = hashlib.sha256(_encode(self.statistics).encode())
+        for client_id, scaling in self.scalings.items():
+            digest.update(client_id.encode() + scaling.shift.tobytes() + scaling.scale.tobytes())
+        return digest.hexdigest()
+
+
+def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
+    """Returns what silos have released, after releasing it if they have not.
+
+    Guarantee: a statistic of a silo is released once in an experiment's folder, and `events` covers it. Every method's
+      ledger is charged with it, so what several methods cost together counts it more than once: an upper bound.
+    Assumes: as `release_silo_statistics`.
+
+    Raises:
+      ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
+      DataError: the stored releases cannot be read.
+    """
+    scaling = parse_feature_scaling(config.privacy.feature_scaling, clients.manifest.features.shape)
+    settings = StatisticsSettings(parse_num_examples(config.privacy.num_examples), scaling.moments)
+    if planned_events(settings):
+        statistics = _released_once(config, clients, settings)
+    else:
+        sizes = {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids}
+        statistics = {client_id: SiloStatistics(max(1, size)) for client_id, size in sizes.items()}
+    return SiloReleases(
+        statistics=statistics,
+        scalings={} if scaling.kind == "none" else _scalings(clients, scaling, statistics),
+        num_examples_are_noised=settings.count_epsilon is not None,
+        unsound=scaling.why_not_private or "",
+    )
+
+
+def _released_once(
+    config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings
+) -> dict[str, SiloStatistics]:
+    path = Path(config.output) / RELEASES_FILE
+    made_with = _made_with(config)
+    if path.exists():
+        try:
+            stored = json.loads(path.read_text())
+            statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
+            earlier = stored["made_with"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
+        if earlier != made_with:
+            raise ConfigError(
+                f"{path}: what silos released before training was made with other settings or other data. Releasing it "
+                "again would cost again, and no ledger here would know of both: name another output folder"
+            )
+        return statistics
+    statistics = {
+        client_id: release_silo_statistics(
+            clients.load(client_id, "train").x,
+            settings,
+            statistics_generator(client_id, config.training.test_only_seed),
+        )
+        for client_id in clients.client_ids
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"made_with": made_with, "silos": json.loads(_encode(statistics))}
+    # Stored before anything is done with it: were it lost, the next command would release it a second time.
+    replace_text(path, json.dumps(content, indent=1) + "\n")
+    return statistics
+
+
+def _made_with(config: ExperimentConfig) -> dict[str, Any]:
+    return {
+        "num_examples": dict(config.privacy.num_examples),
+        "feature_scaling": dict(config.privacy.feature_scaling),
+        "test_only_seed": config.training.test_only_seed,
+        "data": hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest(),
+    }
+
+
+def _scalings(
+    clients: ClientDataset, settings: FeatureScalingSettings, statistics: Mapping[str, SiloStatistics]
+) -> dict[str, FeatureScaling]:
+    if settings.public is not None:
+        # Known without reading anyone's examples.
+        return dict.fromkeys(clients.client_ids, settings.public)
+    return {
+        client_id: scaling_of(settings, statistics[client_id], clients.load(client_id, "train").x)
+        for client_id in clients.client_ids
+    }
+
+
+def _encode(statistics: Mapping[str, SiloStatistics]) -> str:
+    return json.dumps({client_id: one.to_dict() for client_id, one in statistics.items()}, sort_keys=True)

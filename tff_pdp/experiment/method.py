@@ -1,0 +1,158 @@
+"""One method of an experiment, ready to run."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.examples import Examples
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.models.base import Model
+from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling
+from tff_pdp.privacy.plans.plan import PrivacyPlan
+from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
+from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.processes.aggregation import UserSum
+from tff_pdp.processes.compose import PersonalizedProcess, client_params_columns, client_params_type
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One method of an experiment, ready to run: what trains, on whose data, under which privacy.
+
+    Attributes:
+      clients: the client dataset.
+      algorithm: what trains.
+      hparams: by name, one value for each client in the order of `clients.client_ids`; without `prox_weight` where it
+        is set during training.
+      model: what is trained.
+      plan: the privacy plan.
+      scalings: by client id, what its features are shifted and scaled by; empty where they are used as they are.
+      estimator: how clients estimate gradients.
+      process: the TFF computations.
+      config_hash: digest of all that decides the training.
+      weight_cap: the number of examples from which on a user counts as one.
+      is_weighted: whether clients count by their numbers of examples.
+      num_examples: of every client, public or noised, by client id.
+      auto_prox: what lambda is set from during training; None where it is given.
+    """
+
+    clients: ClientDataset
+    algorithm: Algorithm
+    hparams: Mapping[str, np.ndarray]
+    model: Model
+    plan: PrivacyPlan
+    scalings: Mapping[str, FeatureScaling]
+    estimator: GradientEstimator
+    process: PersonalizedProcess
+    config_hash: str
+    num_examples: Mapping[str, int]
+    weight_cap: int | None = None
+    is_weighted: bool = False
+    auto_prox: SiloParameters | None = None
+
+    @property
+    def client_state_type(self) -> Any:
+        """TFF type of what a client keeps."""
+        member: Any = self.process.init_client.type_signature.result
+        return member.member
+
+    @property
+    def user_plan(self) -> UserPlan | None:
+        """The plan, where it is users that are protected, or counted."""
+        return self.plan if isinstance(self.plan, UserPlan) else None
+
+    @property
+    def silo_plan(self) -> SiloExamplePlan:
+        """The plan, where clients are silos.
+
+        Raises:
+          ConfigError: they are users.
+        """
+        if not isinstance(self.plan, SiloExamplePlan):
+            raise ConfigError(f"{self.algorithm.name}: this is for silos, and the clients of this experiment are users")
+        return self.plan
+
+    @property
+    def user_sum(self) -> UserSum | None:
+        """How users' releases are added up, where clients are users."""
+        plan = self.user_plan
+        return None if plan is None else UserSum(plan.noise, plan.mechanism.sampling_rate)
+
+    def examples(self, split: str) -> Examples:
+        """Clients' examples of one split, padded to a few sizes."""
+        return Examples(self.clients, split, self.model, self.scalings)
+
+    def client_data(self, split: str) -> ClientValues:
+        """Every client's examples of one split, in the order of `clients.client_ids`."""
+        return self.examples(split).all()
+
+    def round_data(self, split: str) -> Examples | ClientValues:
+        """What rounds take clients' examples from: silos' stay where the engine computes, users' come by cohorts."""
+        return self.client_data(split) if self.user_plan is None else self.examples(split)
+
+    def client_params(
+        self,
+        run_key: RunKey,
+        round_number: int,
+        places: Sequence[int] | np.ndarray | None = None,
+        *,
+        changed: Mapping[str, np.ndarray] | None = None,
+        run: int = 0,
+    ) -> ClientValues:
+        """What clients are told in one round: mechanism, hyper-parameters, seed.
+
+        Args:
+          run_key: the run's secret.
+          round_number: from 1.
+          places: of the clients, in `clients.client_ids`; all of them by default.
+          changed: hyper-parameters in place of the method's own, by name, one for each of these clients.
+          run: as of `RunKey.client_seed`.
+        """
+        chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
+        client_ids = [self.clients.client_ids[place] for place in chosen]
+        hparams = {name: values[chosen] for name, values in self.hparams.items()}
+        columns = client_params_columns(
+            self.algorithm,
+            self.estimator,
+            mechanism=self.plan.client_mechanism(client_ids),
+            hparams={"client_index": chosen, **hparams, **(changed or {})},
+            seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
+            selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
+            weights=self._weights(client_ids, round_number) if self.is_weighted else None,
+            **self._user_values(),
+        )
+        params_type = client_params_type(
+            self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.user_sum
+        )
+        return ClientValues.from_columns(params_type, columns)
+
+    def _weights(self, client_ids: Sequence[str], round_number: int) -> np.ndarray:
+        """What clients count: float64 `[clients]`.
+
+        Silos by their numbers of examples over the mean of those that take part, users over a cap.
+        """
+        sizes = np.array([self.num_examples[client_id] for client_id in client_ids], np.float64)
+        if not isinstance(self.plan, SiloExamplePlan):
+            return capped_weights(sizes, self.weight_cap or 1)
+        plan = self.plan
+        present = [self.num_examples[one] for one in self.num_examples if plan.takes_part(one, round_number)]
+        return sizes / np.mean(present) if present else sizes
+
+    def _user_values(self) -> dict[str, float]:
+        plan = self.user_plan
+        if plan is None or not (self.is_weighted or plan.noise_on_own_support):
+            return {}
+        clip_norm = {"clip_norm": plan.mechanism.clip_norm}
+        return {**clip_norm, "noise_share": plan.noise_share} if plan.noise_on_own_support else clip_norm
+
+
+def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
+    """Numbers of examples over a cap, and at most one: float64 `[clients]`."""
+    return np.minimum(sizes / cap, 1.0)

@@ -1,0 +1,208 @@
+"""A trained method -> SavedModels that hold every client's personal model, and say what they are."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from serving.export.exporter import export_models
+from serving.export.layouts import LayoutSize, estimate
+from serving.export.per_client import export_per_client, only_client
+from serving.export.versions import hold
+from tff_pdp.experiment.build import experiment_engine
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
+from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
+from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
+from tff_pdp.personal_models.trained_clients import global_model_of
+from tff_pdp.privacy.contact_graph_plan import ContactGraphPlan
+from tff_pdp.privacy.facts import unit_of
+from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
+from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.reports import silo_texts, user_texts
+from tff_pdp.reports.content import json_safe
+from tff_pdp.reports.statement_parts import is_private
+from tff_pdp.reports.words import plain
+from tff_pdp.runtime.user_results import user_costs
+from tff_pdp.training.client_store.states import close_states
+from tff_pdp.training.evaluate import load_trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+      versions: folders of the new versions by the name of the model: one, or one for every client.
+      layout: how personal models lie in it; of `tff_pdp.config.EXPORT_LAYOUTS`, never `auto`.
+      size: about what one of the versions takes, as its manifest has it.
+      sizes: about how many bytes weights take in each layout that is possible.
+    """
+
+    versions: Mapping[str, Path]
+    layout: str
+    size: LayoutSize
+    sizes: Mapping[str, int]
+
+    @property
+    def version(self) -> Path:
+        """The folder of the new version, where all clients are in one.
+
+        Raises:
+          ValueError: they are not.
+        """
+        (version,) = self.versions.values()
+        return version
+
+    def layout_text(self) -> str:
+        """The layout, and what all that are possible would take, for a reader."""
+        by_size = sorted(self.sizes, key=self.sizes.__getitem__)
+        sizes = ", ".join(f"{name} {plain(self.sizes[name] / 1e6)} MB" for name in by_size)
+        return f"{self.layout} (weights take about: {sizes})"
+
+
+def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> Exported:
+    """Exports the experiment's chosen method.
+
+    Args:
+      config: the experiment.
+      drop_added: whether the new version may lack clients, or fits of clients, that were added to the newest.
+
+    Raises:
+      ConfigError: the method has not been trained, or the layout is not possible for it.
+      ServingError: clients that were added would be lost, the key of their ids is, or the export failed its checks;
+        nothing was published.
+    """
+    method, state = load_trained(config, config.export.algorithm)
+    exported_id = exported_ids(config)
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_states, state.client_states)
+        stack.enter_context(experiment_engine(config))
+        served = served_models(
+            method, state, model_seed=config.model.seed, layout=config.export.layout, exported_id=exported_id
+        )
+    report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT)
+    card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
+    name, folder = config.export.model_name, config.export_folder
+    if served.layout == PER_CLIENT:
+        own = export_per_client(
+            folder.parent,
+            served.models,
+            model_name=name,
+            privacy_report=report,
+            model_card=card,
+            references=served.references,
+            progress=True,
+        )
+        versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
+        size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
+    else:
+        with hold(folder) as held:
+            # Nobody adds clients from here on.
+            if not drop_added:
+                check_leaves_out_nobody(folder)
+            version = export_models(
+                held,
+                served.models,
+                model_name=name,
+                privacy_report=report,
+                model_card=card,
+                references=served.references,
+            )
+        versions, size = {name: version}, estimate(served.models)
+    return Exported(versions, served.layout, size, served.sizes)
+
+
+def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
+    """What the experiment's exports have in place of a client's id; makes the key of hashes for the first of them.
+
+    Raises:
+      ServingError: the key is damaged, or missing, or not that of an export.
+    """
+    return str if config.export.client_ids == "plain" else hashed_ids(config)
+
+
+def _model_card(method: Method, state: Any, served: ServedModels, privacy_report: Mapping[str, Any]) -> dict[str, Any]:
+    unknown_get = global_model_of(method, is_divided=served.layout == PER_CLIENT)
+    return {
+        "algorithm": method.algorithm.name,
+        "model": {"name": method.model.name, "parameters": method.model.num_parameters()},
+        "rounds": state.round_number,
+        "clients": len(served.models.client_ids),
+        "unknown_clients": f"answered by {unknown_get}, with personalized = false",
+        "personal_models": privacy_report["personal_models"],
+        "layout": served.layout,
+    }
+
+
+def _privacy_report(
+    method: Method, state: Any, exported_id: Callable[[str], str] = str, *, is_divided: bool = False
+) -> dict[str, Any]:
+    """What the export says of its privacy: epsilon and delta of every silo, or once for all users.
+
+    Where each client has an export of its own (`is_divided`), it is the same in all of these, and names no client.
+    """
+    plan = method.user_plan
+    if plan is None:
+        bare, costs = _silo_report(method.silo_plan, state, exported_id, is_divided)
+    else:
+        bare, costs = _user_report(plan, state)
+    claim, reason = method.plan.claim, method.plan.claim_reason
+    if state.run_key.is_test_only:
+        claim, reason = "none", "all noise follows from a fixed seed"
+    elif bare:
+        claim, reason = "none", bare
+    content = {
+        "unit": method.plan.unit,
+        "adjacency": method.plan.adjacency.value,
+        "claim": claim,
+        "claim_reason": reason,
+        **costs,
+    }
+    if plan is None:
+        unit = unit_of(method.plan.row_influence if isinstance(method.plan, ContactGraphPlan) else None)
+        content["personal_models"] = silo_texts.export_text(is_private(claim), unit)
+    else:
+        content["personal_models"] = user_texts.export_text(is_private(claim))
+    return json_safe(content)
+
+
+def _silo_report(
+    plan: SiloExamplePlan, state: Any, exported_id: Callable[[str], str], is_divided: bool
+) -> tuple[str, dict[str, Any]]:
+    """Who trained without noise, if anyone did; what every silo spent, and what that does not cover."""
+    bare = sorted(exported_id(silo) for silo, mechanism in plan.mechanisms.items() if mechanism.noise_multiplier == 0)
+    silos = [
+        {
+            "id": exported_id(client_id),
+            "epsilon": plan.guaranteed_epsilon(state.ledger, client_id).best,
+            "delta": budget.delta,
+        }
+        for client_id, budget in plan.budgets.items()
+    ]
+    # In the order of the budgets, pseudonyms would tell who they are.
+    silos.sort(key=lambda silo: silo["id"])
+    not_covered = (
+        "validation and test examples, the choice of hyper-parameters, other methods trained beside it"
+        if plan.search is None
+        else "test examples, the choice of hyper-parameters beyond the search, other methods trained beside it"
+    )
+    without_noise = f"{len(bare)} silos trained without noise" if bare else ""
+    if is_divided:
+        # There are no budgets under `privacy.plan: none`.
+        largest = {f"{key}_at_most": max(silo[key] for silo in silos) for key in ("epsilon", "delta") if silos}
+        return without_noise, {**largest, "not_covered": not_covered}
+    example = f", for example {bare[0]}" if bare else ""
+    return without_noise + example, {"silos": silos, "not_covered": not_covered}
+
+
+def _user_report(plan: UserPlan, state: Any) -> tuple[str, dict[str, Any]]:
+    """Why there is no epsilon, if so; what every user spent, and what that does not cover."""
+    costs = user_costs(plan, state)
+    return user_texts.NO_NOISE if costs.is_bare else "", {
+        "epsilon": costs.epsilon_spent,
+        "delta": costs.delta,
+        "noise_to_signal": costs.noise_to_signal,
+        "not_covered": user_texts.NOT_COVERED,
+    }

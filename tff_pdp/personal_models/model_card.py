@@ -1,0 +1,181 @@
+"""What an export records of how it was made, and whether a configuration still fits it."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from serving.client_ids import ClientIdHash
+from serving.saved_model import layout
+from tff_pdp.errors import ConfigError, ServingError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.hparams import FROM_EXPERIMENT, read_number
+from tff_pdp.experiment.registry import ALGORITHMS, MODELS, lookup
+
+_CLIENT_IDS = {
+    "hashed": "keyed hashes (HMAC-SHA256, 32 hex digits) of the ids in the client dataset; the export lacks the key",
+    "plain": "in plain text, as in the client dataset",
+}
+
+
+def ids_and_settings(config: ExperimentConfig, exported_id: Callable[[str], str]) -> dict[str, Any]:
+    """What a model card says of ids and settings, for `check_settings` and `served_ids`.
+
+    Args:
+      config: the experiment.
+      exported_id: what the export has in place of a client's id.
+    """
+    kind = config.export.client_ids
+    key = {"client_id_key": exported_id.fingerprint} if isinstance(exported_id, ClientIdHash) else {}
+    return {"client_ids": _CLIENT_IDS[kind], "client_id_kind": kind, **key, "settings": _settings(config)}
+
+
+def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> None:
+    """Compares the configuration with what a version was made with: graphs are built anew, and hold more than weights.
+
+    Raises:
+      ConfigError: it is of another method, or a setting of the model or the method differs.
+    """
+    name = config.export.algorithm
+    if card.get("algorithm") != name:
+        raise ConfigError(
+            f"{version} holds models of {card.get('algorithm')!r}, but export.algorithm is {name!r}: export again first"
+        )
+    then, now = card.get("settings", {}), _settings(config)
+    for key in sorted({*then, *now}):
+        if key not in then or key not in now or then[key] != now[key]:
+            raise ConfigError(
+                f"{key} is {_value(now, key)}, but {version} was made with {_value(then, key)}: all its clients would "
+                "be answered differently. Restore the setting, or train and export again"
+            )
+
+
+def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> Callable[[str], str]:
+    """What a version has in place of a client's id.
+
+    Raises:
+      ConfigError: the configuration asks for another kind of ids.
+      ServingError: the key of hashes is missing, damaged, or not the version's.
+    """
+    kind = card.get("client_id_kind")
+    if kind != config.export.client_ids:
+        raise ConfigError(
+            f"export.client_ids is {config.export.client_ids!r}, but the ids in {version} are {kind}: export again "
+            "first"
+        )
+    if kind == "plain":
+        return str
+    hashed = ClientIdHash.load(config.client_id_key)
+    _check_key(config, hashed, version, card)
+    return hashed
+
+
+def hashed_ids(config: ExperimentConfig) -> ClientIdHash:
+    """Hashes as those in all exports of the experiment; makes the key where there is no export with hashes yet.
+
+    Raises:
+      ServingError: the key is missing, damaged, or not that of an export.
+    """
+    exports = list(_versions_with_hashes(config.export_folder.parent))
+    if exports and not config.client_id_key.exists():
+        version, _ = exports[0]
+        raise ServingError(
+            f"{config.client_id_key} is missing, and the ids in {version} are hashes under this key: restore it. A new "
+            f"one would give all clients other ids; to begin anew, move {config.export_folder.parent} away"
+        )
+    hashed = ClientIdHash.load_or_create(config.client_id_key)
+    for version, card in exports:
+        _check_key(config, hashed, version, card)
+    return hashed
+
+
+def check_leaves_out_nobody(base_path: Path) -> None:
+    """Checks that the newest version has nothing that an export of the trained method lacks.
+
+    Raises:
+      ServingError: clients were fitted after training, or it cannot be told.
+    """
+    version = newest_version(base_path)
+    card = read_card(version) if version else {}
+    if fits := card.get("clients_fitted_after_training", 0):
+        raise ServingError(
+            f"{version} holds what `tff-pdp personalize` has fitted: {card['clients_not_in_training']} clients that "
+            f"were not in training, {fits} fits in all. An export of the trained method leaves that out. Give "
+            "--drop-added if you want this; silos pay again to be added again"
+        )
+
+
+def newest_version(base_path: Path) -> Path | None:
+    """The folder of the newest version of a model, if there is one."""
+    versions = layout.published_versions(base_path) if base_path.is_dir() else {}
+    return versions[max(versions)] if versions else None
+
+
+def read_card(version: Path) -> dict[str, Any]:
+    """The model card of a version.
+
+    Raises:
+      ServingError: it cannot be read.
+    """
+    return read_json(version / layout.MODEL_CARD_FILE)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of an export.
+
+    Raises:
+      ServingError: it cannot be read.
+    """
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ServingError(f"{path} cannot be read ({error}): restore it.") from error
+
+
+def _settings(config: ExperimentConfig) -> dict[str, Any]:
+    """By configuration key, all that the served function is built with besides weights, defaults filled in."""
+    model = inspect.signature(lookup(MODELS, config.model.name, "model.name")).bind(
+        config.data.input_shape, config.data.num_classes, **config.model.arguments
+    )
+    model.apply_defaults()
+    name = config.export.algorithm
+    given, parameters = config.algorithms[name], inspect.signature(ALGORITHMS[name]).parameters
+    settings = {
+        "model.name": config.model.name,
+        "data.input_shape": model.arguments.pop("input_shape"),
+        "data.num_classes": model.arguments.pop("num_classes"),
+        **{f"model.arguments.{key}": value for key, value in model.arguments.items()},
+        **{
+            f"algorithms.{name}.{key}": read_number(given.get(key, parameter.default))
+            for key, parameter in parameters.items()
+            if key not in FROM_EXPERIMENT
+        },
+    }
+    # As it comes back from a file: tuples are lists there.
+    return json.loads(json.dumps(settings))
+
+
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "not set"
+
+
+def _versions_with_hashes(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Versions of all models in a folder whose ids are hashes, with their cards."""
+    for base_path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for version in layout.published_versions(base_path).values() if base_path.is_dir() else ():
+            try:
+                card = read_card(version)
+            except ServingError:
+                # A damaged version is not served, so nobody relies on its ids.
+                continue
+            if "client_id_key" in card:
+                yield version, card
+
+
+def _check_key(config: ExperimentConfig, hashed: ClientIdHash, version: Path, card: Mapping[str, Any]) -> None:
+    if hashed.fingerprint != card.get("client_id_key"):
+        raise ServingError(
+            f"{config.client_id_key} is another key than that of the ids in {version}: restore the old one. To begin "
+            f"anew under other ids, move {config.export_folder.parent} away"
+        )

@@ -1,0 +1,131 @@
+"""Examples of clients that were not in training: one client's in an .npz file, or a client dataset of many."""
+
+import dataclasses
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from beam_pipelines.epidemic.sources import promised_influence
+from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
+from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.errors import DataError
+from tff_pdp.models.base import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class NewClients:
+    """Clients to be added.
+
+    Attributes:
+      client_ids: all different.
+      train: each client's examples to fit with, at least one.
+      held_out: each client's examples to report with, perhaps none.
+      left_out: ids of clients without training examples, which cannot be fitted.
+      row_influence: how many rows one person can change, where examples are rows made of a contact graph.
+    """
+
+    client_ids: Sequence[str]
+    train: Sequence[ClientExamples]
+    held_out: Sequence[ClientExamples]
+    left_out: Sequence[str] = ()
+    row_influence: RowInfluence | None = None
+
+    @property
+    def num_examples(self) -> dict[str, int]:
+        """Number of examples that each client is fitted with, by client id."""
+        return {client_id: len(own.y) for client_id, own in zip(self.client_ids, self.train, strict=True)}
+
+
+def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
+    """Reads new clients' examples, as raw as those of training.
+
+    Args:
+      path: a `.npz` file with `x` `[n, *input_shape]` and `y` `[n]` of one client, or the folder of a client dataset,
+        whose validation and test examples are held out.
+      client_ids: whose; exactly one for a file, and all of a dataset by default.
+      model: what the examples are for.
+
+    Raises:
+      DataError: naming the file, and the row where there is one: it cannot be read, an array is missing or of another
+        shape, a value is not finite or a label is none; or a client is named twice, is not there, or has no examples.
+    """
+    if repeated := sorted({one for one in client_ids if list(client_ids).count(one) > 1}):
+        raise DataError(f"--client-id {repeated[0]!r} is given more than once")
+    if path.is_dir():
+        return _of_dataset(path, client_ids, model)
+    if len(client_ids) != 1:
+        raise DataError(f"{path} holds one client's examples: name that client with exactly one --client-id")
+    return NewClients(tuple(client_ids), [_of_file(path, model)], [_nothing(model)])
+
+
+def _of_dataset(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
+    dataset = ClientDataset.open(path)
+    features = dataset.manifest.features
+    if (features.shape, features.num_classes) != (model.input_shape, model.num_classes):
+        raise DataError(
+            f"{path} holds examples of shape {features.shape} in {features.num_classes} classes, but the model is for "
+            f"{model.input_shape} in {model.num_classes}: prepare them as the data of training were"
+        )
+    sizes = {client_id: dataset.num_examples(client_id, "train") for client_id in client_ids or dataset.client_ids}
+    left_out = [client_id for client_id, size in sizes.items() if not size]
+    if left_out and (client_ids or len(left_out) == len(sizes)):
+        raise DataError(f"{path}: client {left_out[0]!r} has no training examples to be fitted with")
+    chosen = [client_id for client_id, size in sizes.items() if size]
+    held_out = [[dataset.load(client_id, split) for split in ("validation", "test")] for client_id in chosen]
+    return NewClients(
+        client_ids=tuple(chosen),
+        train=[dataset.load(client_id, "train") for client_id in chosen],
+        held_out=[
+            ClientExamples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+            for parts in held_out
+        ],
+        left_out=tuple(left_out),
+        row_influence=promised_influence(dataset.manifest),
+    )
+
+
+def _of_file(path: Path, model: Model) -> ClientExamples:
+    try:
+        # A file of objects would run code when it is read.
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in ("x", "y") if name in archive}
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as an .npz file or as a client dataset ({error})") from None
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(f"{path} has no array {name!r}: write x [n, {_shape(model)}] and y [n] with np.savez")
+        if arrays[name].dtype.kind not in "buif":
+            raise DataError(f"{path}: {name} is {arrays[name].dtype}, which are no numbers")
+    x, y = arrays["x"], arrays["y"]
+    if x.shape[1:] != model.input_shape or not len(x):
+        raise DataError(f"{path}: x has shape {x.shape}; the model needs [n, {_shape(model)}], with n at least 1")
+    if y.shape != x.shape[:1]:
+        raise DataError(f"{path}: y has shape {y.shape}; with x of {len(x)} rows it must be [{len(x)}]")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    _check_rows(path, "x", np.isfinite(x.reshape(len(x), -1)).all(axis=1), "has a value that is not finite")
+    if not model.num_classes:
+        with np.errstate(over="ignore"):
+            y = y.astype(np.float32)
+        _check_rows(path, "y", np.isfinite(y), "is not a finite number")
+        return ClientExamples(x, y)
+    is_label = (y == np.floor(y)) & (y >= 0) & (y < model.num_classes)
+    _check_rows(path, "y", is_label, f"is not a class from 0 to {model.num_classes - 1}")
+    return ClientExamples(x, y.astype(np.int64))
+
+
+def _check_rows(path: Path, name: str, is_good: np.ndarray, what: str) -> None:
+    bad = np.flatnonzero(~is_good)
+    if bad.size:
+        more = f", as {bad.size - 1} more do" if bad.size > 1 else ""
+        raise DataError(f"{path}: row {bad[0]} of {name} (counted from 0) {what}{more}")
+
+
+def _nothing(model: Model) -> ClientExamples:
+    return ClientExamples(np.zeros((0, *model.input_shape), np.float32), np.zeros(0, model.label_dtype))
+
+
+def _shape(model: Model) -> str:
+    return ", ".join(map(str, model.input_shape))

@@ -1,0 +1,175 @@
+"""The rows of new clients, by the means that the experiment's privacy plan allows."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from serving.models import GLOBAL_ROW, PersonalModels
+from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.data.client_dataset import ClientExamples
+from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.personal_models.new_clients.costs import RecordedCost, plan_gradients, plan_selection, put_on_record
+from tff_pdp.personal_models.new_clients.examples import NewClients
+from tff_pdp.personal_models.new_clients.gradient_fit import (
+    Arrays,
+    Fit,
+    Progress,
+    fit_rows,
+    fitted_names,
+    measure_rows,
+    model_of_rows,
+    stacks,
+)
+from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.mechanisms.selection import build_selector
+from tff_pdp.runtime.fit_settings import FitSettings
+
+Metrics = dict[str, float] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class NewRows:
+    """Rows of new clients, and what they cost.
+
+    Attributes:
+      values: `[clients, ...]` by name; of what is not here, clients have the global model's.
+      chosen: int32 `[clients]`, where clients own rows that there are: which.
+      epsilons: spent by this fit, by client id; empty where nothing is.
+      noise_multipliers: of gradients, by client id; empty where there are none or no noise.
+      recorded: all that is on record of protected silos, this fit included, by client id; otherwise empty.
+    """
+
+    values: Arrays
+    chosen: np.ndarray | None = None
+    epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    noise_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    recorded: Mapping[str, RecordedCost] = dataclasses.field(default_factory=dict)
+
+    def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
+        """By these client ids: arrays of all that a client owns, or the number of a row there is."""
+        if self.chosen is not None:
+            return dict(zip(client_ids, map(int, self.chosen), strict=True))
+        start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
+        return {
+            client_id: {**start, **{name: values[place] for name, values in self.values.items()}}
+            for place, client_id in enumerate(client_ids)
+        }
+
+
+def fit_new_rows(
+    config: ExperimentConfig,
+    models: PersonalModels,
+    new: NewClients,
+    settings: FitSettings,
+    key: RunKey,
+    progress: Progress,
+) -> NewRows:
+    """Fits new clients' rows or, where clients share the models of clusters, chooses one for each.
+
+    Guarantee: where there is a budget, each row is (epsilon, delta)-DP for its client's examples, and the cost is on
+      record in the experiment's folder before anything is computed of them.
+    Assumes: what is shared, the global model and the models of clusters are public, or private already; the key is
+      secret and new.
+
+    Raises:
+      ConfigError, BudgetError, DataError: as `new_silo_costs`.
+    """
+    fit = _select if settings.is_choice else _train
+    return fit(config, models, new, settings, key, progress)
+
+
+def measure(
+    models: PersonalModels, held_out: Sequence[ClientExamples], rows: NewRows
+) -> tuple[list[Metrics], list[Metrics]]:
+    """Mean metrics on held-out examples of the global model and of clients' own; None of a client without any.
+
+    They are exact functions of the examples: not private.
+    """
+    places = [place for place, own in enumerate(held_out) if len(own.y)]
+    model = model_of_rows(models, list(rows.values))
+    own_rows = {name: values[places] for name, values in rows.values.items()}
+
+    def of(chosen: Arrays | None) -> list[Metrics]:
+        measured = measure_rows(model, [held_out[place] for place in places], chosen)
+        found: list[Metrics] = [None] * len(held_out)
+        for number, place in enumerate(places):
+            found[place] = {name: float(values[number]) for name, values in measured.items()}
+        return found
+
+    return of(None), of(own_rows)
+
+
+def _train(
+    config: ExperimentConfig,
+    models: PersonalModels,
+    new: NewClients,
+    settings: FitSettings,
+    key: RunKey,
+    progress: Progress,
+) -> NewRows:
+    """Rows by gradient steps: DP-SGD in silos that are to be protected, plain ones otherwise."""
+    model = model_of_rows(models, fitted_names(models))
+    fit, seeds = Fit(settings.steps, settings.learning_rate), _seeds(key, new.client_ids)
+    if settings.budget is None:
+        estimator = build_minibatch(model, settings.batch_size)
+        return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
+    privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
+    plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples)
+    recorded = put_on_record(Path(config.output), ledger)
+    mechanism = plan.client_mechanism(new.client_ids)
+    return NewRows(
+        _finite(new, fit_rows(model, new.train, build_dp_sgd(model), fit, mechanism, seeds, progress)),
+        epsilons={client_id: ledger.epsilon(client_id).best for client_id in new.client_ids},
+        noise_multipliers={client_id: plan.mechanisms[client_id].noise_multiplier for client_id in new.client_ids},
+        recorded=recorded,
+    )
+
+
+def _select(
+    config: ExperimentConfig,
+    models: PersonalModels,
+    new: NewClients,
+    settings: FitSettings,
+    key: RunKey,
+    progress: Progress,
+) -> NewRows:
+    """The cluster that fits each client best: chosen privately in silos that are to be protected, exactly otherwise."""
+    epsilon, epsilons, recorded = np.inf, {}, {}
+    if settings.budget is not None:
+        epsilon, ledger = plan_selection(config.privacy, settings.budget, new.num_examples)
+        recorded = put_on_record(Path(config.output), ledger)
+        epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
+    model = model_of_rows(models, list(models.stacked))
+    selector = build_selector(model, config.privacy.selection_loss_bound)
+    select = tf.function(selector, reduce_retracing=True, autograph=False)
+    first = GLOBAL_ROW + 1
+    candidates = {name: tf.constant(stack[first:]) for name, stack in models.stacked.items()}
+    seeds, chosen = _seeds(key, new.client_ids), np.zeros(len(new.client_ids), np.int32)
+    for places, (x, y, num_examples) in stacks(new.train, model):
+        data = {"x": tf.constant(x), "y": tf.constant(y), "num_examples": tf.constant(num_examples)}
+        epsilons_of_stack = tf.fill([len(places)], tf.constant(epsilon, tf.float32))
+        chosen[places] = first + select(candidates, data, epsilons_of_stack, tf.constant(seeds[places])).numpy()
+        progress(len(places))
+    rows = {name: stack[chosen] for name, stack in models.stacked.items()}
+    return NewRows(rows, chosen, epsilons, recorded=recorded)
+
+
+def _finite(new: NewClients, rows: Arrays) -> Arrays:
+    for values in rows.values():
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if bad.size:
+            raise ConfigError(
+                f"the fit of client {new.client_ids[bad[0]]!r} diverged: give a smaller --learning-rate, or scale its "
+                "examples as those of training"
+            )
+    return rows
+
+
+def _seeds(key: RunKey, client_ids: Sequence[str]) -> np.ndarray:
+    return np.stack([key.client_seed(1, client_id) for client_id in client_ids])

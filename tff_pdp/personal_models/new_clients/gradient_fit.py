@@ -1,0 +1,215 @@
+"""Fits the personal part of a model to clients that were not in training, from the stored form of personal models.
+
+What is shared stays as it is. A client starts from the global model's row and trains what tells clients apart: the
+head, or the descriptor that a hypernetwork makes weights of. Many clients are fitted at once, in one computation.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
+from tff_pdp.algorithms.base import ClientData, GradientEstimator, LocalSteps
+from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.data.buckets import bucket_sizes
+from tff_pdp.data.client_dataset import ClientExamples
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.base import Model
+from tff_pdp.models.derived import over_fixed_weights
+from tff_pdp.models.scaled_inputs import SCALE, SHIFT
+
+Arrays = dict[str, np.ndarray]
+# How many clients are done.
+Progress = Callable[[int], object]
+
+_INPUT_SCALING = (SHIFT, SCALE)
+_CLIENTS_AT_A_TIME = 256
+# Values of padded examples, and of all that is drawn for them, in one computation: about 256 MiB.
+_VALUES_AT_A_TIME = 2**26
+
+
+class Fit(NamedTuple):
+    """How clients are fitted.
+
+    Attributes:
+      steps: gradient steps of each client.
+      learning_rate: of each step.
+    """
+
+    steps: int
+    learning_rate: float
+
+
+def fitted_names(models: PersonalModels) -> tuple[str, ...]:
+    """The names of what a new client trains; what else it owns is the global model's.
+
+    The head, as far as clients own it, otherwise all that they own; a hypernetwork's whole row. The scaling of inputs
+    is never among it: it would be a statistic of the client's examples, and a silo has to pay for those.
+
+    Raises:
+      ConfigError: clients own nothing that could be trained.
+    """
+    owned = [name for name in models.stacked if name not in _INPUT_SCALING]
+    if not owned:
+        raise ConfigError(
+            "this method has no personal part: all its clients share one model, which answers new clients already, as "
+            "the global model. To add clients, export a method with a personal part, such as centaur or mr_mtl"
+        )
+    head = [name for name in owned if name in models.model.head]
+    return tuple(owned if models.layout == HYPERNETWORK else head or owned)
+
+
+def model_of_rows(models: PersonalModels, names: Sequence[str]) -> Model:
+    """The model as a function of some of what clients own: all else is shared, or the global model's.
+
+    Args:
+      models: the stored form.
+      names: of the weights, or of other rows that weights are made of; `init` gives the global model's.
+    """
+    start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
+    own = {name: start[name] for name in names}
+    fixed = {name: tf.constant(array) for name, array in start.items() if name not in own}
+    shared = {name: tf.constant(array) for name, array in models.shared.items()}
+    make_weights = models.make_weights
+    if make_weights is None:
+        return over_fixed_weights(models.model, own, {**shared, **fixed})
+    return over_fixed_weights(models.model, own, {}, lambda weights: make_weights(shared, {**fixed, **weights}))
+
+
+def fit_rows(
+    model: Model,
+    clients: Sequence[ClientExamples],
+    estimator: GradientEstimator,
+    fit: Fit,
+    mechanism: Mapping[str, np.ndarray],
+    seeds: np.ndarray,
+    progress: Progress,
+) -> Arrays:
+    """Trains every client's own weights, from those that the model begins with.
+
+    Guarantee: a client's result is a function of its own examples, mechanism and seed, and of what is fixed in the
+      model. With the estimator of `privacy.dp_sgd` it is post-processing of `fit.steps` gradients of that estimator,
+      each with an index of its own.
+    Assumes: seeds are secret and new in each call; what is fixed is public, or private already.
+
+    Args:
+      model: of `model_of_rows`, which the estimator was built for.
+      clients: their examples, at least one each.
+      estimator: of gradients.
+      fit: how.
+      mechanism: float32 `[clients]` by name, as the estimator asks for.
+      seeds: int64 `[clients, 2]`.
+      progress: told how many more clients are done.
+
+    Returns:
+      Arrays `[clients, ...]` by name.
+    """
+    initial = model.init(0)
+    start = {name: tf.constant(array) for name, array in initial.items()}
+    values_of_step = model.num_parameters() + 1
+
+    signature = (*_examples_spec(model), _spec_of(mechanism), tf.TensorSpec([None, 2], tf.int64))
+
+    @tf.function(input_signature=signature, autograph=False)
+    def fit_stack(x: Any, y: Any, num_examples: Any, parameters: Any, own_seeds: Any) -> Any:
+        num_steps = tf.fill(tf.shape(num_examples), fit.steps)
+        draws = estimator.draw(parameters, num_examples, tf.shape(y)[1], num_steps, own_seeds)
+        steps = LocalSteps(tf.constant(fit.steps), tf.constant(fit.steps))
+
+        def fit_one(own: Any) -> Any:
+            *data, own_parameters, own_draws = own
+
+            def grad_fn(weights, examples, index, scale, pull=None, trainable=None):
+                return estimator.gradient(own_parameters, own_draws, weights, examples, index, scale, pull, trainable)
+
+            rate = tf.constant(fit.learning_rate)
+            return dict(local_sgd(start, ClientData(*data), grad_fn, learning_rate=rate, local_steps=steps))
+
+        return tf.vectorized_map(fit_one, (x, y, num_examples, parameters, draws))
+
+    columns = {name: np.asarray(values, np.float32) for name, values in mechanism.items()}
+    rows = {name: np.empty((len(clients), *array.shape), np.float32) for name, array in initial.items()}
+    for places, stacked in stacks(clients, model, lambda padded: fit.steps * (padded + values_of_step)):
+        own_columns = {name: values[places] for name, values in columns.items()}
+        for name, values in fit_stack(*stacked, own_columns, seeds[places]).items():
+            rows[name][places] = values.numpy()
+        progress(len(places))
+    return rows
+
+
+def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays | None = None) -> Arrays:
+    """Mean metrics of each client on its own examples; exact, not private.
+
+    Args:
+      model: of `model_of_rows`.
+      clients: their examples; NaN comes of none.
+      rows: arrays `[clients, ...]` by name; what the model begins with by default.
+
+    Returns:
+      float32 `[clients]` by name: those of `Model.example_metrics`.
+    """
+    start = model.init(0)
+
+    signature = (*_examples_spec(model), _spec_of(start, {name: array.shape for name, array in start.items()}))
+
+    @tf.function(input_signature=signature, autograph=False)
+    def measure_stack(x: Any, y: Any, num_examples: Any, weights: Any) -> Any:
+        def measure_one(own: Any) -> Any:
+            own_x, own_y, size, own_weights = own
+            is_own = tf.cast(tf.range(tf.shape(own_y)[0]) < size, tf.float32)
+            metrics = model.example_metrics(own_weights, own_x, own_y)
+            count = tf.cast(size, tf.float32)
+            return {name: tf.reduce_sum(is_own * values) / count for name, values in metrics.items()}
+
+        return tf.vectorized_map(measure_one, (x, y, num_examples, weights))
+
+    found: Arrays = {}
+    for places, stacked in stacks(clients, model):
+        if rows is None:
+            weights = {name: np.broadcast_to(array, (len(places), *array.shape)) for name, array in start.items()}
+        else:
+            weights = {name: array[places] for name, array in rows.items()}
+        for name, values in measure_stack(*stacked, weights).items():
+            found.setdefault(name, np.full(len(clients), np.nan, np.float32))[places] = values.numpy()
+    return found
+
+
+def stacks(
+    clients: Sequence[ClientExamples], model: Model, values_of_client: Callable[[int], int] = lambda padded: 0
+) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """Clients' examples, padded to a few sizes, so many clients together as memory allows.
+
+    Args:
+      clients: their examples.
+      model: that these are for.
+      values_of_client: of a padded number of examples, how many values a client needs besides them.
+
+    Yields:
+      Places of some clients, int64; and `x [clients, rows, *shape]`, `y [clients, rows]`, `num_examples [clients]`.
+    """
+    sizes = np.array([len(own.y) for own in clients], np.int32)
+    padded = bucket_sizes(sizes, rows_of_a_call=float(_CLIENTS_AT_A_TIME))
+    for size in np.unique(padded):
+        values = size * (int(np.prod(model.input_shape, dtype=np.int64)) + 1) + values_of_client(int(size))
+        width = int(np.clip(_VALUES_AT_A_TIME // values, 1, _CLIENTS_AT_A_TIME))
+        group = np.flatnonzero(padded == size)
+        for first in range(0, len(group), width):
+            places = group[first : first + width]
+            x = np.zeros((len(places), size, *model.input_shape), np.float32)
+            y = np.zeros((len(places), size), model.label_dtype)
+            for row, place in enumerate(places):
+                x[row, : sizes[place]], y[row, : sizes[place]] = clients[place].x, clients[place].y
+            yield places, (x, y, sizes[places])
+
+
+def _examples_spec(model: Model) -> tuple[tf.TensorSpec, ...]:
+    label: Any = model.label_dtype
+    examples = tf.TensorSpec([None, None, *model.input_shape], tf.float32)
+    return examples, tf.TensorSpec([None, None], label), tf.TensorSpec([None], tf.int32)
+
+
+def _spec_of(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
+    shapes = shapes or {}
+    return {name: tf.TensorSpec([None, *shapes.get(name, ())], tf.float32) for name in arrays}

@@ -1,0 +1,192 @@
+"""Clients added after training: their personal parts, fitted to their own examples, in a new version of the export.
+
+What is shared does not change, nor does any other client's row. What a row may show of its own client's examples is
+what trained clients' rows may: of a user all, to nobody else; of a silo no more than its (epsilon, delta) allows.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tqdm import tqdm
+
+from tff_pdp.engines.base import resolve_device
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.personal_models.new_clients.costs import RecordedCost
+from tff_pdp.personal_models.new_clients.examples import read_new_clients
+from tff_pdp.personal_models.new_clients.fit import Metrics, fit_new_rows, measure
+from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.contact_graph_plan import check_suits_rows
+from tff_pdp.reports.content import json_safe
+from tff_pdp.reports.words import plain, upper
+from tff_pdp.runtime.fit_settings import FitOptions, fit_budget, fit_settings
+
+# More clients are not listed one by one in text.
+_MOST_LISTED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedClient:
+    """One client that was added, or fitted again.
+
+    Attributes:
+      client_id: its id in the examples.
+      served_as: its id in requests.
+      num_examples: how many it was fitted with.
+      before: mean metrics of the global model on held-out examples; None without any.
+      after: those of its own model. Both are exact functions of the examples: not private.
+      epsilon: what this fit has spent; None where the client's own examples are not protected.
+      delta: of the same.
+      noise_multiplier: of the gradients; None where there are none, or no noise.
+      recorded: all that is on record of a protected silo, this fit included.
+    """
+
+    client_id: str
+    served_as: str
+    num_examples: int
+    before: Metrics
+    after: Metrics
+    epsilon: float | None
+    delta: float | None
+    noise_multiplier: float | None
+    recorded: RecordedCost | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Personalized:
+    """A new version of an export: its folder, who was added, and who was not, having no training examples."""
+
+    version: Path
+    clients: Sequence[AddedClient]
+    left_out: Sequence[str]
+
+
+def personalize(
+    config: ExperimentConfig,
+    path: Path,
+    client_ids: Sequence[str] = (),
+    options: FitOptions | None = None,
+    *,
+    progress: bool = True,
+) -> Personalized:
+    """Adds clients to the newest version of the experiment's export, as a new version.
+
+    A silo's fit is on record before anything is computed of its examples: one that is stopped has spent. Random draws
+    come from a key of the operating system's entropy, whatever `training.test_only_seed` says.
+
+    Guarantee: other clients' rows and what is shared are as they were, to the bit, so nobody else learns of a new
+      client except through that client's own row. Of a user, that row is protected as trained users' rows are: not at
+      all from whoever sees it (joint DP). Of a silo under `silo_example`, it is (epsilon, delta)-DP for its training
+      examples, and all that is on record of the silo is as the version's privacy report says.
+    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new
+      client's examples are in no other client. Held-out examples are only reported on; those figures are not private.
+
+    Args:
+      config: the experiment, exported before.
+      path: examples, as of `read_new_clients`.
+      client_ids: whose.
+      options: how.
+      progress: show, on standard error, what is about to be done, and a progress bar.
+
+    Raises:
+      ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
+        missing, or for another kind of clients or models.
+      DataError: examples cannot be used, or what is on record of silos cannot be read.
+      BudgetError: no noise meets a silo's budget.
+      ServingError: there is no usable export, somebody else exports at the same time, a client is in it already, or
+        the new version failed its checks.
+    """
+    options = options or FitOptions()
+    budget = fit_budget(config.privacy, options)
+    # Before a silo pays, so that no other version comes between, which would leave its clients out.
+    with adding_to_export(config) as exported:
+        return _personalize(config, path, client_ids, options, budget, exported, progress)
+
+
+def _personalize(
+    config: ExperimentConfig,
+    path: Path,
+    client_ids: Sequence[str],
+    options: FitOptions,
+    budget: SiloBudget | None,
+    exported: ExportedModels,
+    progress: bool,
+) -> Personalized:
+    models = exported.models
+    settings = fit_settings(config, options, budget, exported)
+    new = read_new_clients(path, client_ids, models.model)
+    check_suits_rows(config.privacy.plan, new.row_influence)
+    served_as = exported.check_new(new.client_ids, replace=options.replace)
+    if progress:
+        print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
+    with (
+        tf.device(resolve_device(config.training.device)),
+        tqdm(total=len(new.client_ids), desc="personalize", unit="client", disable=not progress) as bar,
+    ):
+        rows = fit_new_rows(config, models, new, settings, RunKey.from_entropy(), bar.update)
+        before, after = measure(models, new.held_out, rows)
+    costs = {served_id: rows.recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget}
+    version = publish_with_clients(config, exported, rows.each(models, served_as), costs, replace=options.replace)
+    clients = [
+        AddedClient(
+            client_id=client_id,
+            served_as=served_as[place],
+            num_examples=new.num_examples[client_id],
+            before=before[place],
+            after=after[place],
+            epsilon=rows.epsilons.get(client_id),
+            delta=budget.delta if budget else None,
+            noise_multiplier=rows.noise_multipliers.get(client_id),
+            recorded=rows.recorded.get(client_id),
+        )
+        for place, client_id in enumerate(new.client_ids)
+    ]
+    return Personalized(version, clients, new.left_out)
+
+
+def personalized_content(done: Personalized) -> dict[str, Any]:
+    """What was done, as plain data for JSON."""
+    return json_safe(
+        {
+            "version": str(done.version),
+            "clients": [dataclasses.asdict(client) for client in done.clients],
+            "left_out": done.left_out,
+            "before_and_after_are_private": False,
+        }
+    )
+
+
+def personalized_text(done: Personalized) -> str:
+    """What was done, for people."""
+    lines = [f"{len(done.clients)} clients added: {done.version}"]
+    lines += [_line(client) for client in done.clients[:_MOST_LISTED]]
+    if len(done.clients) > _MOST_LISTED:
+        lines.append(f"and {len(done.clients) - _MOST_LISTED} more; --json lists them all")
+    if done.left_out:
+        lines.append(f"{len(done.left_out)} clients left out, without training examples, such as {done.left_out[0]}")
+    if any(client.before for client in done.clients):
+        lines.append("note: figures on held-out examples are exact, not private; keep them where the examples are")
+    return "\n".join(lines)
+
+
+def _line(client: AddedClient) -> str:
+    words = [f"{client.client_id}: {client.num_examples} examples"]
+    if client.served_as != client.client_id:
+        words[0] = f"{client.client_id} (served as {client.served_as}): {client.num_examples} examples"
+    if client.before and client.after:
+        words += [f"{name} {plain(client.before[name])} -> {plain(client.after[name])}" for name in client.before]
+    if client.epsilon is not None and client.recorded is not None and client.delta is not None:
+        noise = f", noise multiplier {plain(client.noise_multiplier)}" if client.noise_multiplier else ""
+        words.append(f"spent epsilon {upper(client.epsilon)} at delta {client.delta:g}{noise}")
+        if client.recorded.releases > 1:
+            words.append(
+                f"with all {client.recorded.releases} releases on record epsilon {upper(client.recorded.epsilon)} at "
+                f"delta {client.recorded.delta:g}"
+                + (f" ({client.recorded.why_infinite})" if client.recorded.why_infinite else "")
+            )
+    return "; ".join(words)

@@ -1,0 +1,224 @@
+"""The newest export of an experiment, read to be added to, and its next version."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from serving.export.expectations import expectations_of_version
+from serving.export.exporter import export_models
+from serving.export.model_checks import check_client_ids
+from serving.export.stored_models import read_models, with_clients
+from serving.export.versions import HeldBasePath, hold
+from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
+from serving.saved_model import layout
+from serving.verify.fresh_process import Expectation
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.errors import ConfigError, ServingError
+from tff_pdp.experiment.build import build_model
+from tff_pdp.experiment.config import ExperimentConfig, PrivacyConfig
+from tff_pdp.experiment.hparams import build_algorithm
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, read_json, served_ids
+from tff_pdp.personal_models.new_clients.costs import RecordedCost
+from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
+from tff_pdp.personal_models.trained_clients import TrainedClients
+from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling
+from tff_pdp.runtime.added_documents import card_with, report_with
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedModels:
+    """A version of an export, and what is needed to add to it.
+
+    Attributes:
+      version: its folder.
+      held: what keeps other versions from coming between.
+      models: all clients' models.
+      answers: of the global model, by the id "", and of some clients: the next version must give the same.
+      algorithm: what trained them.
+      hparams: its hyper-parameters, defaults filled in.
+      served_id: a client's id in requests.
+      privacy_report: as it lies in the version.
+      model_card: the same.
+    """
+
+    version: Path
+    held: HeldBasePath
+    models: PersonalModels
+    answers: Mapping[str, Expectation]
+    algorithm: Algorithm
+    hparams: Mapping[str, Any]
+    served_id: Callable[[str], str]
+    privacy_report: Mapping[str, Any]
+    model_card: Mapping[str, Any]
+
+    def check_new(self, client_ids: Sequence[str], *, replace: bool) -> list[str]:
+        """The clients' ids in requests.
+
+        Raises:
+          ServingError: one is in the export already and is not to be replaced, or cannot be exported.
+        """
+        served_as = [self.served_id(client_id) for client_id in client_ids]
+        known = set(self.models.client_ids)
+        if not replace:
+            for client_id, served_id in zip(client_ids, served_as, strict=True):
+                if served_id in known:
+                    raise ServingError(
+                        f"Client {client_id!r} is in {self.version} already. Give --replace to fit it again, from the "
+                        "global model; a silo pays for that again"
+                    )
+        # What cannot be exported should not come to light after a silo has paid.
+        check_client_ids(dataclasses.replace(self.models, client_ids=served_as))
+        return served_as
+
+
+@contextlib.contextmanager
+def adding_to_export(config: ExperimentConfig) -> Iterator[ExportedModels]:
+    """Reads the newest version of the experiment's export, which stays the newest until the block ends.
+
+    Raises:
+      ConfigError: the configuration is not that of the export, or its layout cannot be added to.
+      ServingError: there is no version, the newest is not usable, or somebody else exports at the same time.
+    """
+    is_missing = newest_version(config.export_folder) is None
+    if config.export.layout == PER_CLIENT or (is_missing and _is_divided(config.export_folder)):
+        raise ConfigError(
+            f"{config.export_folder}: every client has an export of its own, which another client does not belong into "
+            f"(export.layout {PER_CLIENT}, or auto where one export of all would be large). Export with layout stacked "
+            "to add clients"
+        )
+    if is_missing:
+        raise ServingError(f"{config.export_folder} holds no version to add clients to: run `tff-pdp export` first")
+    with hold(config.export_folder) as held:
+        yield _read_newest(config, held)
+
+
+def publish_with_clients(
+    config: ExperimentConfig,
+    exported: ExportedModels,
+    rows: Mapping[str, Any],
+    costs: Mapping[str, RecordedCost],
+    *,
+    replace: bool,
+) -> Path:
+    """Publishes the next version, with these clients' rows.
+
+    Args:
+      config: the experiment.
+      exported: the version that rows are added to.
+      rows: by served id, arrays of all that a client owns, or the number of a row there is.
+      costs: by served id, what is on record of silos that are protected; empty where clients are not.
+      replace: replace clients that are there.
+
+    Raises:
+      ServingError: the new version failed its checks, or answers differently for others than the one before; nothing
+        was published.
+    """
+    # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
+    rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
+    models = with_clients(exported.models, rows, replace=replace)
+    return export_models(
+        exported.held,
+        models,
+        model_name=config.export.model_name,
+        privacy_report=report_with(exported.privacy_report, costs),
+        model_card=card_with(exported.model_card, exported.version, rows, num_clients=len(models.client_ids)),
+        references=_references(exported.models, rows),
+        further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
+    )
+
+
+def _is_divided(base_path: Path) -> bool:
+    """Whether single clients' exports lie where one of all would."""
+    return any(path.name.startswith(f"{base_path.name}.") for path in base_path.parent.glob("*/"))
+
+
+def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
+    version = newest_version(held.path)
+    assert version is not None
+    card, report = read_card(version), read_json(version / layout.PRIVACY_REPORT_FILE)
+    check_settings(config, version, card)
+    _check_plan(config.privacy, version, report)
+    model, name = build_model(config), config.export.algorithm
+    algorithm, hparams = build_algorithm(
+        name,
+        config.algorithms[name],
+        num_clients=1,
+        rounds=config.training.rounds,
+        head=model.head,
+    )
+    is_scaled = parse_feature_scaling(config.privacy.feature_scaling, model.input_shape).kind != "none"
+    is_made = read_json(version / layout.MANIFEST_FILE).get("layout") == HYPERNETWORK
+    make_weights = _make_weights(algorithm, model, config.model.seed, is_scaled) if is_made else None
+    try:
+        models = read_models(version, with_scaled_inputs(model) if is_scaled else model, make_weights)
+        answers = expectations_of_version(version, models)
+    except ServingError as error:
+        raise ServingError(
+            f"{version} is the newest version, and no clients can be added to it: {error} An older one may lack "
+            "clients that this one has; to go on from that all the same, move this one away"
+        ) from error
+    return ExportedModels(
+        version=version,
+        held=held,
+        models=models,
+        answers=answers,
+        algorithm=algorithm,
+        hparams=hparams,
+        served_id=served_ids(config, version, card),
+        privacy_report=report,
+        model_card=card,
+    )
+
+
+def _check_plan(privacy: PrivacyConfig, version: Path, report: Mapping[str, Any]) -> None:
+    """Refuses a plan that the other rows were not made under: what was promised is read from the export."""
+    is_user = privacy.plan == "user" or (privacy.plan == "none" and privacy.users_per_round is not None)
+    asked = ("user" if is_user else "silo_example", privacy.plan == "silo_example")
+    if asked != (report.get("unit"), bool(report.get("silos"))):
+        raise ConfigError(
+            f"{version} was not trained with privacy.plan {privacy.plan}: its unit is {report.get('unit')!r}, "
+            f"{'with' if report.get('silos') else 'without'} budgets of silos. New clients take the plan of training"
+        )
+
+
+def _make_weights(
+    algorithm: Algorithm, model: Model, model_seed: int, is_scaled: bool
+) -> Callable[[Weights, Weights], Weights] | None:
+    """How rows become weights where they are small states, as `served_models` has it of no clients at all."""
+    if not algorithm.served_from_state:
+        return None
+    unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
+    trained = TrainedClients(
+        model=model,
+        algorithm=algorithm,
+        server_state=algorithm.init_server(model.init(model_seed)),
+        client_ids=[],
+        ready_states=lambda numbers: [],
+        personalise=lambda states: [],
+        global_weights=None,
+        scalings=[unscaled] if is_scaled else [],
+    )
+    return from_states(trained).make_weights
+
+
+def _references(models: PersonalModels, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights of the global model and of some new clients: what the export must answer like."""
+
+    def weights_of(row: Any) -> Any:
+        if not isinstance(row, Mapping):
+            return models.weights_of_row(row)
+        if models.make_weights is None:
+            return {**models.shared, **row}
+        shared = {name: tf.convert_to_tensor(array) for name, array in models.shared.items()}
+        return models.make_weights(shared, {name: tf.convert_to_tensor(array) for name, array in row.items()})
+
+    some = dict(list(rows.items())[:MAX_REFERENCES])
+    found = {client_id: weights_of(row) for client_id, row in {"": GLOBAL_ROW, **some}.items()}
+    return {client_id: {name: np.asarray(array) for name, array in own.items()} for client_id, own in found.items()}

@@ -1,0 +1,163 @@
+"""A trained method's clients, as far as their models go: states in parts, weights one after another."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from serving.models import Arrays
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.experiment.method import Method
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.training.client_store.states import places_in_parts
+from tff_pdp.training.rounds import ready_states_of
+
+SHARED, INITIAL, MEAN = "the global model", "the untrained initial model", "the mean of the clients' personal models"
+# Full models of clients that are personalised together.
+_BYTES_AT_A_TIME = 2**28
+_CLIENTS_AT_A_TIME = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedClients:
+    """Trained clients, as far as their models go.
+
+    Attributes:
+      model: what was trained.
+      algorithm: what trained it.
+      server_state: the algorithm's own.
+      client_ids: of every client, as the export has them.
+      ready_states: `(client numbers) -> their states`, in this order, as their models are used.
+      personalise: `states -> weights of each client's model`.
+      global_weights: what unknown clients get; None for the mean of the clients' weights, or the initial model where
+        the mean would give somebody away.
+      scalings: each client's `input/shift` and `input/scale`; empty where inputs are used as they are.
+      model_seed: of the initial model.
+    """
+
+    model: Model
+    algorithm: Algorithm
+    server_state: Any
+    client_ids: Sequence[str]
+    ready_states: Callable[[np.ndarray], Sequence[Any]]
+    personalise: Callable[[Sequence[Any]], Iterable[Weights]]
+    global_weights: Arrays | None
+    scalings: Sequence[Arrays] = ()
+    model_seed: int = 0
+
+    @property
+    def served_model(self) -> Model:
+        """The model as it is served: of raw examples."""
+        return with_scaled_inputs(self.model) if self.scalings else self.model
+
+    def parts(self) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
+        """Numbers and states of all clients, as many at a time as have models of a bounded size."""
+        for numbers in places_in_parts(len(self.client_ids), self.clients_in_memory(_CLIENTS_AT_A_TIME)):
+            yield numbers, self.ready_states(numbers)
+
+    def clients_in_memory(self, at_most: int) -> int:
+        """How many clients may have their full models in memory at a time."""
+        return int(np.clip(_BYTES_AT_A_TIME // nbytes(self.model.init(0)), 1, at_most))
+
+    def weights(self) -> Iterator[dict[str, np.ndarray]]:
+        """Each client's served weights; arrays are to be copied, or let go of, before the next client's are taken."""
+        for numbers, states in self.parts():
+            for number, weights in zip(numbers, self.personalise(states), strict=True):
+                yield {**self.scaling(number), **as_arrays(weights)}
+
+    def weights_by_id(self) -> dict[str, dict[str, np.ndarray]]:
+        """Each client's served weights by its id: for few clients, all are in memory."""
+        return {
+            client_id: {name: np.array(array) for name, array in weights.items()}
+            for client_id, weights in zip(self.client_ids, self.weights(), strict=True)
+        }
+
+    def scaling(self, number: int) -> Arrays:
+        """What a client's inputs are scaled by."""
+        return self.scalings[number] if self.scalings else {}
+
+    def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
+        """What unknown clients get, scaled by the mean of the scalings.
+
+        Args:
+          is_divided: whether each client gets a file of its own, with these weights in it. Of two clients, either could
+            take its own weights from a mean, which would leave the other's.
+        """
+        if self.global_weights is None:
+            return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
+        return {**mean_arrays(self.scalings), **as_arrays(self.global_weights)}
+
+
+def trained_clients(
+    method: Method, state: Any, model_seed: int = 0, exported_id: Callable[[str], str] = str
+) -> TrainedClients:
+    """Returns a method's clients, ordered by their exported ids, whatever these are.
+
+    Their own order would tell who is behind a pseudonym to whoever knows the list of clients.
+    """
+    exported = [exported_id(client_id) for client_id in state.client_ids]
+    places = np.array(sorted(range(len(exported)), key=exported.__getitem__), np.int64)
+    train_data = method.examples("train") if method.process.adapt is not None else None
+    scalings = [method.scalings[state.client_ids[place]] for place in places] if method.scalings else []
+    return TrainedClients(
+        model=method.model,
+        algorithm=method.algorithm,
+        server_state=state.server_state["algorithm"],
+        client_ids=[exported[place] for place in places],
+        ready_states=lambda numbers: ready_states_of(method, state, places[numbers], train_data),
+        personalise=lambda states: method.process.personalise(state.server_state, states),
+        global_weights=_global_weights(method, state, model_seed),
+        scalings=[{SHIFT: own.shift, SCALE: own.scale} for own in scalings],
+        model_seed=model_seed,
+    )
+
+
+def global_model_of(method: Method, *, is_divided: bool = False) -> str:
+    """What unknown clients get, in words: `SHARED`, or, of a method that has no such model, what anyone may have.
+
+    Guarantee: it reveals no more of anyone than what training releases of them.
+
+    Args:
+      method: what was trained.
+      is_divided: whether each client gets a file of its own.
+    """
+    if method.algorithm.global_model is not None:
+        return SHARED
+    # Personal models of users carry no noise, nor would their mean. Each silo's is private for its own records, so
+    # their mean is post-processing.
+    return MEAN if method.user_plan is None and not is_divided else INITIAL
+
+
+def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | None:
+    """The weights of `global_model_of`; None for the mean of clients' weights."""
+    kind = global_model_of(method)
+    if kind == SHARED:
+        assert method.algorithm.global_model is not None
+        return method.algorithm.global_model(state.server_state["algorithm"])
+    return method.model.init(model_seed) if kind == INITIAL else None
+
+
+def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
+    """The mean over clients by name; nothing of nobody. That of equal arrays has the same bits: the sum is wide."""
+    sums: dict[str, np.ndarray] = {}
+    dtypes: dict[str, np.dtype] = {}
+    count = 0
+    for arrays in clients:
+        count += 1
+        for name, array in arrays.items():
+            wide = array.astype(np.float64)
+            sums[name] = sums[name] + wide if name in sums else wide
+            dtypes[name] = array.dtype
+    return {name: (total / count).astype(dtypes[name]) for name, total in sums.items()}
+
+
+def as_arrays(weights: Weights) -> dict[str, np.ndarray]:
+    """Weights outside of TensorFlow; copies nothing that lies in this machine's memory."""
+    return {name: np.asarray(array) for name, array in weights.items()}
+
+
+def nbytes(arrays: Arrays) -> int:
+    """Bytes of arrays."""
+    return sum(np.asarray(array).nbytes for array in arrays.values())

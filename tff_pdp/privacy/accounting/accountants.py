@@ -1,0 +1,322 @@
+"""From the steps a run takes to the epsilon it costs, and back from a budget to the noise it needs.
+
+A `dp_accounting.DpEvent` says what was released (for instance 500 Poisson-sampled Gaussian sums). Three bounds turn it
+into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss distributions (PLD) and, for Gaussian sums
+without sampling, the exact formula. Each of them is an upper bound on its own, so the smallest one may be claimed.
+"""
+
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import dp_accounting
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import optimize, special
+
+from tff_pdp.errors import BudgetError
+from tff_pdp.privacy.accounting.events import (
+    CustomDpEvent,
+    PldAccountant,
+    RdpAccountant,
+    flatten_event,
+    poisson_gaussian_event,
+    releases_without_noise,
+    require,
+)
+from tff_pdp.privacy.through_zeros import epsilon_through_zeros
+
+SMALLEST_NOISE_MULTIPLIER = 0.05
+LARGEST_NOISE_MULTIPLIER = 1e4
+
+# Below this delta the rounding noise of the Fourier transforms inside PLD composition could hide real privacy loss.
+_SMALLEST_PLD_DELTA = 1e-10
+# A coarser grid belongs to an epsilon of a million and more; PLD takes exp of the cell width, which overflows at 710.
+_COARSEST_PLD_GRID = 100.0
+# dp_accounting rejects orders up to 1.01.
+_ORDERS = (1.0102, *rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+# Enough to search with, at a sixth of the time, where privacy loss distributions give the smaller bound.
+_FEW_ORDERS = _ORDERS[::6]
+# At large epsilon the best order lies close to 1, where that grid is too coarse.
+_LARGEST_REFINED_ORDER = 4.0
+
+
+class Adjacency(enum.Enum):
+    """What "neighbouring data sets" means: the difference that the guarantee hides.
+
+    ADD_OR_REMOVE_ONE: one record (or user) is present or absent; a clipped sum moves by up to the clip norm C.
+    REPLACE_ONE: one record takes other values; a clipped sum moves by up to 2 C, so events carry half the multiplier.
+    REPLACE_SPECIAL: one record becomes a record that contributes zero; a clipped sum moves by up to C.
+    """
+
+    ADD_OR_REMOVE_ONE = "add_or_remove_one"
+    REPLACE_ONE = "replace_one"
+    REPLACE_SPECIAL = "replace_special"
+
+    @property
+    def relation(self) -> dp_accounting.NeighboringRelation:
+        """The same relation in dp_accounting's words."""
+        return dp_accounting.NeighboringRelation[self.name]
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsilonBounds:
+    """Upper bounds on epsilon at one delta; None where a method does not support the events.
+
+    Attributes:
+      rdp: bound from Renyi differential privacy.
+      pld: bound from privacy loss distributions.
+      best: the smallest available bound; this is the figure to claim.
+      exact: the exact epsilon where everything released is Gaussian sums without sampling.
+    """
+
+    rdp: float | None
+    pld: float | None
+    best: float
+    exact: float | None = None
+
+
+def epsilon_bounds(
+    event: dp_accounting.DpEvent,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    discretisation: float | None = None,
+) -> EpsilonBounds:
+    """Upper bounds on epsilon for everything in `event` released together.
+
+    Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
+    Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
+    from public data. Floating-point noise is treated as real-valued.
+    Noise multipliers below `dp_events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
+
+    Args:
+      event: what is released.
+      delta: in (0, 1); the share of bad luck accepted, well below 1 / number of records.
+      adjacency: the neighbouring relation; dp_accounting supports sampling by Poisson only under ADD_OR_REMOVE_ONE.
+      discretisation: width of the PLD grid in units of privacy loss; chosen from the size of the answer when None.
+
+    Raises:
+      ConfigError: delta is not in (0, 1).
+      BudgetError: no accountant supports the event under this adjacency.
+
+    >>> round(epsilon_bounds(poisson_gaussian_event(0.01, 1.0, 1000), delta=1e-5).rdp, 3)
+    2.101
+    """
+    require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
+    return _bounds_of_parts(flatten_event(event), delta, adjacency, discretisation)
+
+
+@functools.lru_cache(maxsize=4096)
+def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
+    """An upper bound on epsilon that takes less time than the best, and is seldom larger."""
+    if parts and not any(releases_without_noise(event) for event, _ in parts):
+        rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
+        pld = _pld_epsilon(parts, delta, adjacency, _pld_grid(parts, rdp))
+        if pld is not None and rdp is not None and pld < 0.99 * rdp:
+            return pld
+    return _bounds_of_parts(parts, delta, adjacency, None).best
+
+
+@functools.lru_cache(maxsize=4096)
+def _bounds_of_parts(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float | None) -> EpsilonBounds:
+    if not parts:
+        return EpsilonBounds(0.0, 0.0, 0.0, 0.0)
+    if any(releases_without_noise(event) for event, _ in parts):
+        return EpsilonBounds(math.inf, math.inf, math.inf)
+    rdp = _rdp_epsilon(parts, delta, adjacency)
+    pld = _pld_epsilon(parts, delta, adjacency, discretisation or _pld_grid(parts, rdp))
+    exact = None
+    if all(isinstance(event, dp_accounting.GaussianDpEvent) for event, _ in parts):
+        precision = sum(count / event.noise_multiplier**2 for event, count in parts)
+        exact = exact_gaussian_epsilon(precision**-0.5, delta)
+    available = [bound for bound in (rdp, pld, exact) if bound is not None]
+    if not available:
+        names = sorted({type(event).__name__ for event, _ in parts})
+        raise BudgetError(
+            f"No accountant supports {', '.join(names)} under {adjacency.value} adjacency at delta={delta:g}. "
+            "Poisson sampling needs add_or_remove_one, fixed-size batches replace_one, trees replace_special."
+        )
+    return EpsilonBounds(rdp, pld, min(available), exact)
+
+
+def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Epsilon of one Gaussian sum without sampling; T sums equal one with the multiplier divided by sqrt(T).
+
+    Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy", 2018, theorem 8.
+
+    >>> round(exact_gaussian_epsilon(3.7306, 1e-5), 4)
+    1.0
+    """
+    half_shift = 1 / (2 * noise_multiplier)
+
+    def delta_gap(epsilon: float) -> float:
+        shift = epsilon * noise_multiplier
+        tail = math.exp(min(0.0, epsilon + float(special.log_ndtr(-half_shift - shift))))
+        return float(special.ndtr(half_shift - shift)) - tail - delta
+
+    if delta_gap(0.0) <= 0:
+        return 0.0
+    # Concentrated DP (rho = 1 / (2 z^2)) gives a bracket that is always wide enough.
+    ceiling = 2 * half_shift**2 + math.sqrt(2 * math.log(1 / delta)) / noise_multiplier
+    root = _root(delta_gap, 0.0, ceiling, tolerance=1e-12)
+    return root * (1 + 1e-9)
+
+
+def calibrate_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    fixed_events: Iterable[dp_accounting.DpEvent] = (),
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+) -> float:
+    """The smallest noise multiplier (to about 2e-5 relative) whose planned steps stay within the budget.
+
+    Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
+    Assumes: as `poisson_gaussian_event`; exactly `steps` steps or fewer are run at the result.
+
+    Args:
+      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      delta: in (0, 1).
+      sampling_rate: probability that one record takes part in one step.
+      steps: planned number of noisy sums.
+      fixed_events: what the same scope releases besides, such as a private selection or private statistics.
+      adjacency: ADD_OR_REMOVE_ONE, or another one for sampling_rate 1.
+
+    Raises:
+      BudgetError: no noise multiplier up to 1e4 meets the budget.
+      ConfigError: a value is out of range.
+
+    >>> round(calibrate_noise_multiplier(epsilon=1.0, delta=1e-5, sampling_rate=1.0, steps=1), 3)
+    3.731
+    """
+    require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
+    poisson_gaussian_event(sampling_rate, 1.0, steps)  # Checks both.
+    fixed = flatten_event(dp_accounting.ComposedDpEvent(list(fixed_events)))
+    return _calibrate(float(epsilon), float(delta), float(sampling_rate), int(steps), fixed, adjacency)
+
+
+@functools.lru_cache(maxsize=1024)
+def _calibrate(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed: tuple, adjacency: Adjacency
+) -> float:
+    fixed_events = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in fixed]
+    spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / min(max(delta, 1e-300), 0.9)))
+    return solve_noise_multiplier(
+        lambda z: dp_accounting.ComposedDpEvent([*fixed_events, poisson_gaussian_event(sampling_rate, z, steps)]),
+        epsilon,
+        delta,
+        adjacency,
+        guess=spread / epsilon if epsilon > 0 else 1.0,
+    )
+
+
+def next_float32(value: float) -> float:
+    """The value rounded up to a float32, which is what noise is scaled by."""
+    rounded = np.float32(value)
+    return float(rounded if rounded >= value else np.nextafter(rounded, np.float32(np.inf)))
+
+
+def solve_noise_multiplier(
+    make_event: Callable[[float], dp_accounting.DpEvent],
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    guess: float = 1.0,
+) -> float:
+    """As `calibrate_noise_multiplier`, for any family of events that gets more private as its parameter grows."""
+    if not epsilon > 0:
+        raise BudgetError(f"The privacy budget epsilon={epsilon:g} must be positive; nothing can be released for it.")
+    if math.isinf(epsilon):
+        return 0.0
+    # A hair below the budget, so that composing the same events in another order cannot round above it.
+    target = epsilon * (1 - 1e-6)
+
+    def excess(log_noise: float) -> float:
+        best = _draft_epsilon(flatten_event(make_event(math.exp(log_noise))), delta, adjacency)
+        return math.log(max(best, 1e-12) / target) if math.isfinite(best) else 700.0
+
+    floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
+    low = high = min(max(math.log(max(guess, 0.3)), floor), ceiling)
+    while excess(high) > 0:
+        if high >= ceiling:
+            raise BudgetError(_too_small_message(make_event, epsilon, delta, adjacency))
+        low, high = high, min(high + math.log(2), ceiling)
+    while excess(low) <= 0:
+        if low <= floor:
+            return SMALLEST_NOISE_MULTIPLIER
+        low, high = max(low - math.log(2), floor), low
+    found = _root(excess, low, high, tolerance=1e-5)
+    # The search's bound is another one, if by a few millionths: what counts is the one that will be reported.
+    while epsilon_bounds(make_event(math.exp(found)), delta, adjacency).best > target:
+        found += 1e-5
+    return math.exp(found)
+
+
+def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    found = optimize.brentq(gap, low, high, xtol=tolerance)
+    return float(found)  # pyright: ignore[reportArgumentType]
+
+
+def _too_small_message(make_event: Callable, epsilon: float, delta: float, adjacency: Adjacency) -> str:
+    least = epsilon_bounds(make_event(LARGEST_NOISE_MULTIPLIER), delta, adjacency).best
+    return (
+        f"No noise multiplier up to {LARGEST_NOISE_MULTIPLIER:g} meets epsilon={epsilon:g} at delta={delta:g}: with "
+        f"that much noise the plan still costs {least:.4g}, from the events whose noise is fixed (such as a private "
+        "selection) or from very many steps. Raise epsilon, run fewer rounds, sample fewer records per step, "
+        "or spend less on the fixed events."
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _rdp_curve(event: dp_accounting.DpEvent, adjacency: Adjacency, orders: tuple[float, ...]) -> np.ndarray | None:
+    accountant = RdpAccountant(orders, adjacency.relation)
+    if not accountant.supports(event):
+        return None
+    return accountant.compose(event).rdp
+
+
+def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency, orders: tuple[float, ...] = _ORDERS) -> float | None:
+    best, refines = math.inf, orders == _ORDERS
+    for _ in range(4):
+        total = np.zeros(len(orders))
+        for event, count in parts:
+            curve = _rdp_curve(event, adjacency, orders)
+            if curve is None:
+                return None
+            total += count * curve
+        epsilon, order = rdp_privacy_accountant.compute_epsilon(orders, total, delta)  # pyright: ignore[reportArgumentType]
+        best = min(best, float(epsilon))
+        if order > _LARGEST_REFINED_ORDER or not refines:
+            break
+        orders = _orders_around(orders, orders.index(order))
+    return best
+
+
+def _orders_around(orders: tuple[float, ...], index: int) -> tuple[float, ...]:
+    """A grid between the neighbours of one order, whose distances from 1 have equal ratios."""
+    low, high = orders[max(index - 1, 0)], orders[min(index + 1, len(orders) - 1)]
+    return tuple(1 + np.geomspace(low - 1, high - 1, 12))
+
+
+def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float) -> float | None:
+    accountant = PldAccountant(adjacency.relation, discretisation)
+    if delta < _SMALLEST_PLD_DELTA or discretisation > _COARSEST_PLD_GRID:
+        return None
+    if all(isinstance(event, CustomDpEvent) and event.is_through_zeros for event, _ in parts):
+        return epsilon_through_zeros(parts, delta, _SMALLEST_PLD_DELTA)
+    if not all(accountant.supports(event) for event, _ in parts):
+        return None
+    for event, count in parts:
+        accountant.compose(event, count)
+    return float(accountant.get_epsilon(delta))
+
+
+def _pld_grid(parts: tuple, rdp: float | None) -> float:
+    """A grid of some 1e4 cells across the answer; coarser where one step alone would need millions of cells."""
+    smallest = min(getattr(getattr(event, "event", event), "noise_multiplier", 1.0) for event, _ in parts)
+    one_step = 1 / (2 * smallest**2) + 10 / smallest
+    answer = 10.0 if rdp is None else rdp
+    return max(1e-5, answer * 1e-4, one_step * 1e-6)

@@ -1,0 +1,290 @@
+"""What was released about whom: an append-only list of events for each scope, and the epsilon they add up to."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dp_accounting
+
+import tff_pdp.privacy.accounting.row_influence  # noqa: F401 - stored ledgers may hold its events.
+from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds, epsilon_bounds
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.events import event_from_dict, event_to_dict, hashable
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerEntry:
+    """One kind of release, repeated `count` times.
+
+    Attributes:
+      scope: whose data: a silo's name, or one name for all users at user level.
+      event: what was released each time.
+      count: how often.
+      reason: what for, in the words of the report.
+    """
+
+    scope: str
+    event: dp_accounting.DpEvent
+    count: int
+    reason: str
+
+
+class Ledger:
+    """An append-only account of releases that refuses to overspend.
+
+    Guarantee: for every scope, all recorded releases together are (epsilon, delta)-DP for that scope's records, with
+    `epsilon(scope).best` at most the budget. The order in which steps were recorded does not matter.
+    Assumes: all releases about the scope's data are recorded, also those of earlier runs; every event holds for this
+    adjacency; noise multipliers, sampling rates, counts and budgets are public and fixed without looking at the data,
+    so that refusing a step is a stop rule known in advance.
+
+    >>> from tff_pdp.privacy.accountants import poisson_gaussian_event
+    >>> ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"clinic": SiloBudget(1.0, 1e-5)})
+    >>> ledger.append("clinic", poisson_gaussian_event(0.1, 4.0, 1), 50, "DP-SGD training")
+    >>> round(ledger.epsilon("clinic").best, 2)
+    0.68
+    """
+
+    def __init__(self, unit: str, adjacency: Adjacency, budgets: Mapping[str, SiloBudget]):
+        """Creates an empty ledger.
+
+        Args:
+          unit: what one record is: `silo_example`, `user`, `node`, `edge` or `instance`.
+          adjacency: the neighbouring relation of every event in this ledger.
+          budgets: by scope.
+        """
+        self.unit = unit
+        self.adjacency = adjacency
+        self.budgets = dict(budgets)
+        self._entries: list[LedgerEntry] = []
+        # By scope: how often each event was recorded, and a set of counts known to fit. Releasing less reveals less,
+        # so whatever lies within the verified counts fits too, without accounting.
+        self._counts: dict[str, dict[dp_accounting.DpEvent, int]] = {scope: {} for scope in self.budgets}
+        self._verified: dict[str, dict[dp_accounting.DpEvent, int]] = {scope: {} for scope in self.budgets}
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """Everything recorded, by first occurrence; repetitions for the same reason are one entry."""
+        return tuple(self._entries)
+
+    def precheck(
+        self, scope: str, event: dp_accounting.DpEvent, count: int = 1, adjacency: Adjacency | None = None
+    ) -> None:
+        """Returns if `count` more of `event` stay within the scope's budget. Nothing is recorded.
+
+        After checking a whole plan, checking parts of it takes no accounting.
+
+        Args:
+          scope: whose data.
+          event: one release.
+          count: how many of it.
+          adjacency: for which adjacency the event was built, where the caller knows; must be the ledger's.
+
+        Raises:
+          BudgetError: the releases would overspend, or no accountant supports them under the ledger's adjacency.
+          ConfigError: unknown scope, or a count that is not a whole number of at least 0.
+        """
+        self._check_arguments(scope, count, adjacency)
+        self._precheck(scope, {hashable(event): int(count)})
+
+    def precheck_all(self, scope: str, counts: Mapping[dp_accounting.DpEvent, int]) -> None:
+        """As `precheck`, for different releases together: each alone may fit where their sum does not.
+
+        Args:
+          scope: whose data.
+          counts: how many of each event.
+
+        Raises:
+          BudgetError, ConfigError: as `precheck`.
+        """
+        for count in counts.values():
+            self._check_arguments(scope, count, None)
+        self._precheck(scope, {hashable(event): int(count) for event, count in counts.items()})
+
+    def _precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
+        counts, verified = self._counts[scope], self._verified[scope]
+        further = {event: count for event, count in further.items() if count}
+        planned = {**counts, **{event: counts.get(event, 0) + count for event, count in further.items()}}
+        if not further or all(total <= verified.get(kind, 0) for kind, total in planned.items()):
+            return
+        would_be = self._bounds(scope, planned).best
+        budget = self.budgets[scope].epsilon
+        if would_be > budget:
+            spent = self._bounds(scope, counts).best
+            raise BudgetError(
+                f"{self._scope_words(scope)} would overspend its privacy budget: {spent:.4g} spent, {would_be:.4g} "
+                f"after {sum(further.values())} more releases, of epsilon={budget:g} at "
+                f"delta={self.budgets[scope].delta:g}. "
+                "The step was not run. Stop here, plan fewer rounds, or start again with more noise or a larger budget."
+            )
+        self._verified[scope] = planned
+        event, count = max(further.items(), key=lambda item: item[1])
+        if 2 * count <= planned[event]:
+            self._look_ahead(scope, event, verified)
+
+    def append(
+        self,
+        scope: str,
+        event: dp_accounting.DpEvent,
+        count: int = 1,
+        reason: str = "",
+        adjacency: Adjacency | None = None,
+    ) -> None:
+        """Records `count` releases of `event`, after `precheck`: an overspending entry is never recorded.
+
+        Raises:
+          BudgetError, ConfigError: as `precheck`.
+        """
+        self.precheck(scope, event, count, adjacency)
+        if count == 0:
+            return
+        event, count = hashable(event), int(count)
+        self._add(scope, event, count)
+        # Newest first: the entry of the round before is among the last.
+        for position in range(len(self._entries) - 1, -1, -1):
+            entry = self._entries[position]
+            if (entry.scope, entry.event, entry.reason) == (scope, event, reason):
+                self._entries[position] = dataclasses.replace(entry, count=entry.count + count)
+                return
+        self._entries.append(LedgerEntry(scope, event, count, reason))
+
+    def epsilon(self, scope: str) -> EpsilonBounds:
+        """What the scope has spent so far, at its budget's delta."""
+        self._check_arguments(scope, 0, None)
+        return self._bounds(scope, self._counts[scope])
+
+    def remaining(self, scope: str) -> float:
+        """Budget minus what is spent, in units of epsilon.
+
+        Epsilons do not add up, so more can be released than this figure spent by itself; ask `precheck`.
+        """
+        return self.budgets[scope].epsilon - self.epsilon(scope).best
+
+    def report(self) -> list[dict[str, Any]]:
+        """One row for each scope: planned (the budget) and spent epsilon, with every entry and its reason."""
+        return [self._report_row(scope) for scope in self.budgets]
+
+    def to_json(self) -> str:
+        """The whole ledger as JSON text; `from_json` restores it exactly."""
+        return json.dumps(
+            {
+                "unit": self.unit,
+                "adjacency": self.adjacency.value,
+                "budgets": {scope: [budget.epsilon, budget.delta] for scope, budget in self.budgets.items()},
+                "entries": [
+                    {"scope": e.scope, "event": event_to_dict(e.event), "count": e.count, "reason": e.reason}
+                    for e in self._entries
+                ],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """Restores a ledger.
+
+        Raises:
+          ConfigError: the text is not a ledger, or has an unknown event.
+        """
+        try:
+            stored = json.loads(text)
+            budgets = {scope: SiloBudget(*numbers) for scope, numbers in stored["budgets"].items()}
+            ledger = cls(stored["unit"], Adjacency(stored["adjacency"]), budgets)
+            for entry in stored["entries"]:
+                ledger._restore(
+                    LedgerEntry(entry["scope"], event_from_dict(entry["event"]), entry["count"], entry["reason"])
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"Not a stored privacy ledger ({type(error).__name__}: {error}).") from error
+        return ledger
+
+    def _restore(self, entry: LedgerEntry) -> None:
+        # What has been released has been released: history is restored as it is, not judged again.
+        self._entries.append(entry)
+        self._add(entry.scope, entry.event, entry.count)
+
+    def _add(self, scope: str, event: dp_accounting.DpEvent, count: int) -> None:
+        self._counts[scope][event] = self._counts[scope].get(event, 0) + count
+
+    def _look_ahead(
+        self, scope: str, event: dp_accounting.DpEvent, before: Mapping[dp_accounting.DpEvent, int]
+    ) -> None:
+        """Verifies more than asked for, so that a run charged step by step needs accounting only now and then."""
+        planned = self._verified[scope]
+        for factor, others in ((2.0, before), (2.0, {}), (1.25, {}), (1.05, {})):
+            further = {kind: max(total, others.get(kind, 0)) for kind, total in planned.items()}
+            further[event] = int(factor * planned[event])
+            if self._bounds(scope, further).best <= self.budgets[scope].epsilon:
+                self._verified[scope] = further
+                return
+
+    def _bounds(self, scope: str, counts: Mapping[dp_accounting.DpEvent, int]) -> EpsilonBounds:
+        return epsilon_bounds(_composed(counts), self.budgets[scope].delta, self.adjacency)
+
+    def _check_arguments(self, scope: str, count: int, adjacency: Adjacency | None) -> None:
+        if scope not in self.budgets:
+            raise ConfigError(f"{self._scope_words(scope)} has no privacy budget in this ledger.")
+        if count < 0 or count != int(count):
+            raise ConfigError(f"A count of releases is {count!r}; it must be a whole number, zero or more.")
+        if adjacency not in (None, self.adjacency):
+            raise BudgetError(
+                f"An event for {adjacency.value} adjacency cannot enter a ledger for {self.adjacency.value}: "
+                "their epsilons do not compose. Keep one ledger for each adjacency."
+            )
+
+    def _report_row(self, scope: str) -> dict[str, Any]:
+        budget, spent = self.budgets[scope], self.epsilon(scope)
+        return {
+            "scope": scope,
+            "unit": self.unit,
+            "adjacency": self.adjacency.value,
+            "delta": budget.delta,
+            "epsilon_planned": budget.epsilon,
+            "epsilon_spent": spent.best,
+            "epsilon_rdp": spent.rdp,
+            "epsilon_pld": spent.pld,
+            "entries": [
+                {"event": event_to_dict(e.event), "count": e.count, "reason": e.reason}
+                for e in self._entries
+                if e.scope == scope
+            ],
+        }
+
+    def _scope_words(self, scope: str) -> str:
+        return f"Silo {scope!r}" if self.unit in ("silo_example", "node", "edge") else f"Scope {scope!r}"
+
+
+def compose_worst_case(ledgers: Iterable[Ledger], scope: str, delta: float | None = None) -> EpsilonBounds:
+    """The cost to one scope if everything in several ledgers over the same records is released.
+
+    Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
+
+    Guarantee: all releases in all ledgers are jointly (best, delta)-DP for the scope's records.
+    Assumes: the ledgers are about the same records, and list all releases about them.
+
+    Args:
+      ledgers: with the same unit and adjacency; those without the scope count as spending nothing.
+      scope: whose data.
+      delta: for the union; by default the largest delta among the ledgers' budgets for this scope.
+
+    Raises:
+      BudgetError: the units or adjacencies differ.
+      ConfigError: no ledger knows the scope.
+    """
+    known = [ledger for ledger in ledgers if scope in ledger.budgets]
+    if not known:
+        raise ConfigError(f"No ledger has a privacy budget for {scope!r}.")
+    kinds = {(ledger.unit, ledger.adjacency) for ledger in known}
+    if len(kinds) > 1:
+        listed = "; ".join(sorted(f"{unit} under {adjacency.value}" for unit, adjacency in kinds))
+        raise BudgetError(f"Ledgers of different kinds cannot be composed: {listed}.")
+    union = dp_accounting.ComposedDpEvent([_composed(ledger._counts[scope]) for ledger in known])
+    largest_delta = max(ledger.budgets[scope].delta for ledger in known)
+    return epsilon_bounds(union, largest_delta if delta is None else delta, known[0].adjacency)
+
+
+def _composed(counts: Mapping[dp_accounting.DpEvent, int]) -> dp_accounting.DpEvent:
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(event, count) for event, count in counts.items()]
+    )

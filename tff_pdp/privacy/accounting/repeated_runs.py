@@ -1,0 +1,204 @@
+"""Private choice of hyper-parameters: run a secret, random number of times and release only the best run.
+
+To release the best of a fixed number of runs can cost as much as to release them all. Where the number is random and
+kept secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
+
+Source: Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022, theorems 2 and 6. Liu's
+thesis on MR-MTL applies it in section 1.7 and appendix E.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+
+import dp_accounting
+import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import stats
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event, solve_noise_multiplier
+from tff_pdp.privacy.accounting.events import flatten_event, require
+
+# Shapes with a name of their own.
+LOGARITHMIC = 0.0
+GEOMETRIC = 1.0
+POISSON = math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberOfRuns:
+    """The distribution of the number of runs: truncated negative binomial, or Poisson.
+
+    At an equal mean, a smaller shape costs less privacy, and more often makes very few runs.
+
+    Attributes:
+      mean: expected number of runs E[h], greater than 1.
+      shape: eta of the truncated negative binomial, at least 0; `LOGARITHMIC`, `GEOMETRIC` and `POISSON` are special
+        cases. Poisson may make no run at all, with probability exp(-mean).
+
+    Raises:
+      ConfigError: a value is out of range.
+
+    >>> round(NumberOfRuns(mean=10, shape=LOGARITHMIC).gamma, 4)
+    0.0269
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self):
+        require(1 < self.mean < math.inf, "mean", self.mean, "greater than 1 and finite")
+        require(self.shape >= 0, "shape", self.shape, "zero or positive; infinite stands for Poisson")
+
+    @property
+    def gamma(self) -> float:
+        """The parameter gamma of the truncated negative binomial, in (0, 1).
+
+        Raises:
+          ConfigError: the number of runs is Poisson.
+        """
+        if self.shape == POISSON:
+            raise ConfigError("A Poisson number of runs has no gamma, only its mean.")
+        # The accountant's own solution, so that runs are drawn from exactly the distribution that is accounted for.
+        return rdp_privacy_accountant._gamma_truncated_negative_binomial(self.shape, self.mean)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """Draws how many runs to make: at least 1, but perhaps 0 if Poisson.
+
+        Guarantee: the number does not depend on any data.
+        Assumes: the generator was seeded from the operating system's entropy and serves nobody else. Neither the number
+        nor the duration of the search is revealed: whoever knows it knows the cost of a fixed number of runs.
+        """
+        if self.shape == POISSON:
+            return int(generator.poisson(self.mean))
+        if self.shape == LOGARITHMIC:
+            return int(generator.logseries(1 - self.gamma))
+        # By inversion, above the probability that the negative binomial would have been zero.
+        zero = self.gamma**self.shape
+        quantile = min(zero + (1 - zero) * generator.random(), np.nextafter(1, 0))
+        return max(1, int(stats.nbinom.ppf(quantile, self.shape, self.gamma)))
+
+
+def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) -> dp_accounting.DpEvent:
+    """The event of a search that makes a random number of runs and releases the best of them.
+
+    `epsilon_bounds` has only an RDP bound for it.
+
+    Guarantee: covers the release of everything that `run_event` covers of the best run, and of nothing of the others.
+    Assumes: every run, whatever its hyper-parameters, is covered by `run_event`. Hyper-parameters are drawn anew for
+    each run, from a public distribution. Runs are compared by what `run_event` covers: a score on private data is one
+    of its events. The number of runs was drawn from `runs` and stays secret; after no run at all, something chosen in
+    advance is released. What a run sends out before it is selected, such as updates to a server, is another event.
+
+    Args:
+      run_event: one run, its score included.
+      runs: how many.
+    """
+    return dp_event.RepeatAndSelectDpEvent(run_event, float(runs.mean), float(runs.shape))
+
+
+def fixed_grid_event(run_event: dp_accounting.DpEvent, runs: int) -> dp_accounting.DpEvent:
+    """The event of a search over a fixed number of runs: that of releasing them all.
+
+    Guarantee: covers the release of every run, and so of the best one and of how they compare.
+    Assumes: every run is covered by `run_event`, its score on private data included.
+
+    Raises:
+      ConfigError: `runs` is not a whole number of at least 1.
+    """
+    require(1 <= runs < math.inf and runs == int(runs), "runs", runs, "a whole number, one or more")
+    return dp_accounting.SelfComposedDpEvent(run_event, int(runs))
+
+
+def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:
+    """`repeated_runs_event` of a random number of runs, `fixed_grid_event` of a whole number of them."""
+    return repeated_runs_event(run_event, runs) if isinstance(runs, NumberOfRuns) else fixed_grid_event(run_event, runs)
+
+
+def calibrate_repeated_runs(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    runs: NumberOfRuns | int,
+    *,
+    run_events: Iterable[dp_accounting.DpEvent] = (),
+    pivot_events: Iterable[dp_accounting.DpEvent] | None = None,
+    fixed_events: Iterable[dp_accounting.DpEvent] = (),
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+) -> float:
+    """The smallest noise multiplier of DP-SGD for which a whole search stays within the budget.
+
+    Guarantee: the best bound of the search, of the pivot run and of `fixed_events` together is at most `epsilon`,
+    checked at the result.
+    Assumes: as `search_event` and `poisson_gaussian_event`; every run takes `steps` steps or fewer.
+
+    Args:
+      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      delta: in (0, 1).
+      sampling_rate: probability that one record takes part in one step.
+      steps: planned number of noisy sums of one run.
+      runs: how many runs.
+      run_events: what each run releases besides, such as its score on private data.
+      pivot_events: what a further run of as many steps with the same noise releases besides, which is released as a
+        whole (for instance to a server, so that the search has something to go by); None where there is none.
+      fixed_events: what is released once, outside of the search.
+      adjacency: ADD_OR_REMOVE_ONE, or another one for sampling_rate 1.
+
+    Raises:
+      BudgetError: no noise multiplier up to 1e4 meets the budget.
+      ConfigError: a value is out of range.
+
+    >>> runs = NumberOfRuns(mean=10, shape=LOGARITHMIC)
+    >>> round(calibrate_repeated_runs(epsilon=0.25, delta=1e-5, sampling_rate=1.0, steps=1, runs=runs), 1)
+    27.0
+    """
+    require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
+    # Checks what an infinite epsilon would not.
+    search_event(poisson_gaussian_event(sampling_rate, 1.0, steps), runs)
+    return _calibrate(
+        float(epsilon),
+        float(delta),
+        float(sampling_rate),
+        int(steps),
+        runs,
+        _parts(run_events),
+        None if pivot_events is None else _parts(pivot_events),
+        _parts(fixed_events),
+        adjacency,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _calibrate(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    runs: NumberOfRuns | int,
+    in_each_run: tuple,
+    in_pivot: tuple | None,
+    once: tuple,
+    adjacency: Adjacency,
+) -> float:
+    def everything(noise_multiplier: float) -> dp_accounting.DpEvent:
+        training = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
+        run = dp_accounting.ComposedDpEvent([training, *_events(in_each_run)])
+        pivot = [] if in_pivot is None else [training, *_events(in_pivot)]
+        return dp_accounting.ComposedDpEvent([search_event(run, runs), *pivot, *_events(once)])
+
+    # A guess at the noise of one run alone.
+    spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / delta))
+    return solve_noise_multiplier(everything, epsilon, delta, adjacency, guess=spread / epsilon if epsilon > 0 else 1.0)
+
+
+def _parts(events: Iterable[dp_accounting.DpEvent]) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
+    """Events in a form by which results can be kept."""
+    return flatten_event(dp_accounting.ComposedDpEvent(list(events)))
+
+
+def _events(parts: tuple) -> list[dp_accounting.DpEvent]:
+    return [dp_accounting.SelfComposedDpEvent(event, count) for event, count in parts]

@@ -1,0 +1,233 @@
+"""What noisy sums over batches of rows cost a person, or a pair of people, whose data are in several rows.
+
+Both events bound the Renyi divergence between noisy sums of two data sets with the same number of rows, at most S of
+which differ in any way. Proof: batches are drawn by position and independently of the rows, so each set of positions
+has the same probability in both data sets. Given the set, rho of whose rows differ, the sums are Gaussians of standard
+deviation z C whose means are at most 2 rho C apart, because a clipped gradient moves by at most 2 C: their divergence
+of order alpha is at most 2 alpha rho^2 / z^2. exp((alpha - 1) divergence) is an f-divergence and jointly convex, so for
+the mixtures over all sets it is at most its mean over rho, which is binomial (Poisson batches) or hypergeometric
+(batches of fixed size), and the mean grows with the number of rows that differ.
+
+Source: Daigavane et al., "Node-level differentially private graph neural networks", 2021; for replaced rows, Liu, "On
+Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, theorem 2.4.4.
+"""
+
+import math
+from collections.abc import Callable
+
+import attr
+import dp_accounting
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import special, stats
+
+from tff_pdp.privacy.accounting.accountants import Adjacency, solve_noise_multiplier
+from tff_pdp.privacy.accounting.events import CustomDpEvent, flatten_event, require
+from tff_pdp.privacy.zeroed_rows import width_and_mean_of_losses, zeroed_rows_pld
+
+# A row that differs moves the sum by up to 2 C: (2 rho)^2 / 2 in units of rho^2.
+_REPLACED = 2.0
+# What the released code of the thesis has in its place, as if a row could only come or go.
+_PAPER = 0.5
+_MOST_ROWS_IN_A_MIXTURE = 500
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PoissonRowsDpEvent(CustomDpEvent):
+    """One noisy sum over a Poisson batch of rows.
+
+    Guarantee, Assumes: as `poisson_rows_event`.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    num_changed_rows: int
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """The curve above, float64 of the orders' shape."""
+        rows = np.arange(self.num_changed_rows + 1)
+        log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
+        return _divergences(orders, rows, log_probabilities, self.noise_multiplier, _REPLACED)
+
+    is_through_zeros = True
+
+    @property
+    def zeroed_width_and_mean(self) -> tuple[float, float]:
+        """See `tff_pdp.privacy.zeroed_rows`; zeros where there is no such distribution."""
+        if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
+            return 0.0, 0.0
+        return width_and_mean_of_losses(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
+
+    def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
+        """The mixture of Gaussians of `tff_pdp.privacy.zeroed_rows`; None for so many rows that it would take long."""
+        if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
+            return None
+        return zeroed_rows_pld(self.noise_multiplier, self.sampling_rate, self.num_changed_rows, discretisation)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class FixedSizeRowsDpEvent(CustomDpEvent):
+    """One noisy sum over a batch of so many rows, drawn uniformly without replacement.
+
+    Guarantee, Assumes: as `fixed_size_rows_event`.
+    """
+
+    noise_multiplier: float
+    num_rows: int
+    batch_size: int
+    num_changed_rows: int
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """The curve above, float64 of the orders' shape."""
+        rows, log_probabilities = _hypergeometric(self.num_rows, self.num_changed_rows, self.batch_size)
+        return _divergences(orders, rows, log_probabilities, self.noise_multiplier, _REPLACED)
+
+
+def poisson_rows_event(
+    sampling_rate: float, noise_multiplier: float, num_changed_rows: int, steps: int
+) -> dp_accounting.DpEvent:
+    """The event of `steps` noisy sums, each over a fresh Poisson batch of rows that are not independent.
+
+    Guarantee: with `epsilon_bounds`, covers DP-SGD on rows of which at most `num_changed_rows` differ, in any way,
+      between neighbouring data sets: whoever is in no more rows than that is protected.
+    Assumes: neighbouring data sets have the same number of rows, and all others are the same at the same positions; in
+      each step every row is drawn independently with probability `sampling_rate`; each row's gradient is clipped to
+      norm C by itself; the noise has standard deviation `noise_multiplier * C`; the sum is divided by a constant.
+
+    Args:
+      sampling_rate: probability in [0, 1] that one row takes part in one step.
+      noise_multiplier: noise standard deviation / clip norm.
+      num_changed_rows: S, the most rows that differ; at most the number of rows.
+      steps: number of noisy sums released.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    require(0 <= sampling_rate <= 1, "sampling_rate", sampling_rate, "a probability between 0 and 1")
+    event = PoissonRowsDpEvent(float(noise_multiplier), float(sampling_rate), int(num_changed_rows))
+    return _repeated(event, num_changed_rows, steps, is_empty=sampling_rate == 0)
+
+
+def fixed_size_rows_event(
+    num_rows: int, batch_size: int, noise_multiplier: float, num_changed_rows: int, steps: int
+) -> dp_accounting.DpEvent:
+    """The event of `steps` noisy sums, each over a batch of fixed size drawn anew, of rows that are not independent.
+
+    Guarantee: as `poisson_rows_event`.
+    Assumes: as `poisson_rows_event`, but each batch is uniform among those of `batch_size` different rows, independent
+      of all other batches. Parts of shuffled epochs are not.
+
+    Args:
+      num_rows: n, rows in the data set.
+      batch_size: b, rows in a batch.
+      noise_multiplier: noise standard deviation / clip norm.
+      num_changed_rows: S, the most rows that differ; of more than n, n.
+      steps: number of noisy sums released.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    require(num_rows >= 1 and num_rows == int(num_rows), "num_rows", num_rows, "a whole number, at least 1")
+    require(
+        0 <= batch_size <= num_rows and batch_size == int(batch_size),
+        "batch_size",
+        batch_size,
+        f"a whole number between 0 and {num_rows}, the number of rows",
+    )
+    changed = min(int(num_changed_rows), int(num_rows))
+    event = FixedSizeRowsDpEvent(float(noise_multiplier), int(num_rows), int(batch_size), changed)
+    return _repeated(event, num_changed_rows, steps, is_empty=batch_size == 0)
+
+
+def calibrate_rows_noise(
+    make_event: Callable[[float], dp_accounting.DpEvent],
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.REPLACE_ONE,
+) -> float:
+    """The smallest noise multiplier (to about 2e-5 relative) at which an event of this module stays within a budget.
+
+    Guarantee: the best bound of the event at the result is at most `epsilon`, checked there.
+    Assumes: as the event.
+
+    Args:
+      make_event: of a noise multiplier.
+      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      delta: in (0, 1).
+      adjacency: of the data sets; the event holds for each.
+
+    Raises:
+      BudgetError: no noise multiplier up to 1e4 meets the budget.
+      ConfigError: delta is out of range.
+
+    >>> make_event = lambda z: poisson_rows_event(1.0, z, num_changed_rows=3, steps=1)
+    >>> round(calibrate_rows_noise(make_event, epsilon=1.0, delta=1e-5), 1)  # The sum moves by 6 C.
+    22.4
+    """
+    require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
+    guess = _guess(make_event(1.0), delta) / epsilon if 0 < epsilon < math.inf else 1.0
+    return solve_noise_multiplier(make_event, epsilon, delta, adjacency, guess)
+
+
+def paper_node_level_rdp(
+    orders: np.ndarray, *, num_rows: int, batch_size: int, noise_multiplier: float, num_changed_rows: int
+) -> np.ndarray:
+    """What the thesis's released accountant computes: a quarter of what its theorem says at the same noise.
+
+    For comparison with published figures. It is no bound where rows are replaced, which is what happens to the rows of
+    a person's contacts; no plan accounts by it.
+    """
+    rows, log_probabilities = _hypergeometric(num_rows, num_changed_rows, batch_size)
+    return _divergences(orders, rows, log_probabilities, noise_multiplier, _PAPER)
+
+
+def _guess(event: dp_accounting.DpEvent, delta: float) -> float:
+    """Roughly the noise for an epsilon of 1: as of all sums together, each moved by what is expected of it."""
+    moved = 0.0
+    for part, count in flatten_event(event):
+        rows = getattr(part, "num_changed_rows", 1)
+        rate = getattr(part, "sampling_rate", getattr(part, "batch_size", 1) / getattr(part, "num_rows", 1))
+        moved += count * (rows * rate) ** 2
+    return 2 * math.sqrt(2 * moved * math.log(1 / delta))
+
+
+def _divergences(
+    orders: np.ndarray, rows: np.ndarray, log_probabilities: np.ndarray, noise_multiplier: float, constant: float
+) -> np.ndarray:
+    """ln E exp(order (order - 1) constant rho^2 / z^2) / (order - 1) at each order."""
+    orders = np.asarray(orders, np.float64)
+    differ = rows > 0
+    rows, log_probabilities = rows[differ].astype(np.float64), log_probabilities[differ]
+    exponents = (orders * (orders - 1) * constant / noise_multiplier**2)[..., np.newaxis] * rows**2
+    # ln E exp(x) as ln(1 + E(exp(x) - 1)): where x is small, the probabilities' own rounding would be all that is left.
+    with np.errstate(divide="ignore"):
+        log_excess = special.logsumexp(log_probabilities + exponents + np.log(-np.expm1(-exponents)), axis=-1)
+    return np.logaddexp(0.0, log_excess) / (orders - 1)
+
+
+def _hypergeometric(num_rows: int, num_changed_rows: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many of the rows that differ a batch of fixed size has, and the logarithm of each number's probability."""
+    changed, others = num_changed_rows, num_rows - num_changed_rows
+    rows = np.arange(max(0, batch_size - others), min(changed, batch_size) + 1)
+    before = rows[:-1].astype(np.float64)
+    # From each probability to the next: scipy's come from logarithms of factorials, which round at large n.
+    ratios = (changed - before) * (batch_size - before) / ((before + 1) * (others - batch_size + before + 1))
+    logarithms = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
+    return rows, logarithms - special.logsumexp(logarithms)
+
+
+def _repeated(event: dp_accounting.DpEvent, num_changed_rows: int, steps: int, is_empty: bool) -> dp_accounting.DpEvent:
+    noise_multiplier: float = event.noise_multiplier  # pyright: ignore[reportAttributeAccessIssue]
+    require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "zero or positive, and finite")
+    require(
+        num_changed_rows >= 0 and num_changed_rows == int(num_changed_rows),
+        "num_changed_rows",
+        num_changed_rows,
+        "a whole number, zero or more",
+    )
+    require(0 <= steps < math.inf and steps == int(steps), "steps", steps, "a whole number, zero or more")
+    if is_empty or steps == 0 or num_changed_rows == 0:
+        return dp_accounting.NoOpDpEvent()
+    if noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    return event if steps == 1 else dp_accounting.SelfComposedDpEvent(event, int(steps))

@@ -1,0 +1,111 @@
+"""Example-level DP-SGD as a gradient estimator (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016)."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import ClientData, GradientEstimator
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum
+from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
+from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
+from tff_pdp.privacy.silo_example_plan import Sampler, SiloMechanism
+
+# Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
+# step, which saves memory.
+_SMALL_MODEL = 4096
+
+
+class DpSgdDraws(NamedTuple):
+    """What one client's round draws at random.
+
+    Attributes:
+      batches: of every step.
+      noise: standard Gaussians `[steps, parameters and up to three more]` for a small model, else seeds int64 `[2]` to
+        draw them from.
+    """
+
+    batches: Batches
+    noise: tf.Tensor
+
+
+def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimator:
+    """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
+
+    Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of
+      one example, over all of the model's weights jointly.
+    Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
+      new in each round; each index is asked for once; the generator (Philox, float32) stands in for real Gaussian
+      noise.
+
+    Its mechanism is a `SiloMechanism`. With the sampler `paper_shuffled` the batches are those of
+    `sampling.paper_shuffled_batches`, and nothing is guaranteed.
+    """
+    num_parameters = model.num_parameters()
+    is_small = num_parameters <= _SMALL_MODEL
+    # Whole fours are made faster.
+    num_gaussians = 4 * math.ceil(num_parameters / 4)
+    num_noise_words = bits_for_gaussians(num_gaussians) if is_small else 0
+
+    def draw(
+        mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
+    ) -> DpSgdDraws:
+        shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
+        bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2]), shape)
+        for_batches, for_noise = tf.split(bits, [max_examples, num_noise_words], axis=2)
+        if sampler == "poisson":
+            batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
+        else:
+            batch_sizes = tf.maximum(tf.cast(tf.round(mechanism["expected_batch_size"]), tf.int32), 1)
+            batches = paper_shuffled_batches(for_batches, num_examples, batch_sizes, num_steps)
+        return DpSgdDraws(batches, gaussians(for_noise, num_gaussians) if is_small else seeds)
+
+    def gradient(
+        mechanism: Any,
+        draws: DpSgdDraws,
+        weights: Weights,
+        data: ClientData,
+        index: tf.Tensor,
+        scale: tf.Tensor,
+        pull: Weights | None = None,
+        trainable: Sequence[str] | None = None,
+    ) -> Weights:
+        indices, size = draws.batches.indices[index], draws.batches.sizes[index]
+        total = clipped_sum(
+            model,
+            weights,
+            tf.gather(data.x, indices),
+            tf.gather(data.y, indices),
+            clip_norm=mechanism["clip_norm"],
+            included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
+            pull=pull,
+        )
+        # z = 0 means no noise, also where C is infinite and z * C would be NaN.
+        stddev = tf.math.multiply_no_nan(mechanism["clip_norm"], mechanism["noise_multiplier"])
+        noise = draws.noise[index] * stddev if is_small else _noise(draws.noise, index, num_gaussians, stddev)
+        noised = _add(total, noise, num_gaussians)
+        factor = scale / mechanism["expected_batch_size"]
+        # Of all weights clip and noise were; what is not asked for is not used.
+        return collections.OrderedDict((name, noised[name] * factor) for name in trainable or noised)
+
+    return GradientEstimator(
+        mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
+    )
+
+
+def _noise(seed: tf.Tensor, index: tf.Tensor, size: int, stddev: tf.Tensor) -> tf.Tensor:
+    # Place 0 has been used for the batches.
+    return gaussians(draw_bits(seed, bits_for_gaussians(size), place=index + 1), size, stddev)
+
+
+def _add(total: Weights, noise: tf.Tensor, size: int) -> Weights:
+    """Adds consecutive parts of a flat tensor of some size, of which there may be a rest, to the weights."""
+    sizes = [math.prod(value.shape) for value in total.values()]
+    parts = tf.split(noise, [*sizes, size - sum(sizes)])[:-1]
+    return collections.OrderedDict(
+        (name, value + tf.reshape(part, value.shape)) for (name, value), part in zip(total.items(), parts, strict=True)
+    )

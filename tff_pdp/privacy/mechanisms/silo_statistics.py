@@ -1,0 +1,204 @@
+"""What a silo tells about its records once, before training, bought from its budget: their number, and their scale.
+
+A statistic is released with noise, and then stored and reused: releasing it again would cost again.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent, event_from_dict, event_to_dict
+from tff_pdp.settings import positive_number, require_keys
+
+ReasonedEvent = tuple[dp_accounting.DpEvent, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MomentSettings:
+    """How the mean and standard deviation of each feature are released. All of it is public.
+
+    Attributes:
+      lower: float64 `[*input_shape]`, smallest value a feature is counted with.
+      upper: float64 `[*input_shape]`, largest; above `lower`.
+      noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
+      smallest_stddev: least standard deviation that is released, as a share of `upper - lower`; from 0.001 to 0.5.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    noise_multiplier: float
+    smallest_stddev: float
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 bound on one record's part of the sum; see `moment_sum`."""
+        return math.sqrt(self.lower.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatisticsSettings:
+    """Which statistics every silo releases; nothing by default.
+
+    Attributes:
+      count_epsilon: what the number of training examples costs, or None where that number is public.
+      moments: how the features' means and standard deviations are released, or None for not at all.
+    """
+
+    count_epsilon: float | None = None
+    moments: MomentSettings | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloStatistics:
+    """What one silo has released.
+
+    Attributes:
+      num_examples: number of training examples, at least 1: noised, or the true one where it is public.
+      mean: of each feature, in C order; None where moments were not asked for.
+      stddev: of each feature, positive.
+      events: what was released and what for, to be entered in the silo's ledger once.
+    """
+
+    num_examples: int
+    mean: tuple[float, ...] | None = None
+    stddev: tuple[float, ...] | None = None
+    events: tuple[ReasonedEvent, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as plain data for JSON; `from_dict` restores them exactly."""
+        return {
+            "num_examples": self.num_examples,
+            "mean": None if self.mean is None else list(self.mean),
+            "stddev": None if self.stddev is None else list(self.stddev),
+            "events": [{"event": event_to_dict(event), "reason": reason} for event, reason in self.events],
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "SiloStatistics":
+        """Restores statistics.
+
+        Raises:
+          ConfigError: these are no stored statistics.
+        """
+        try:
+            return cls(
+                num_examples=int(stored["num_examples"]),
+                mean=None if stored["mean"] is None else tuple(map(float, stored["mean"])),
+                stddev=None if stored["stddev"] is None else tuple(map(float, stored["stddev"])),
+                events=tuple((event_from_dict(entry["event"]), str(entry["reason"])) for entry in stored["events"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"Not the stored statistics of a silo ({type(error).__name__}: {error}).") from error
+
+
+def parse_num_examples(config: Mapping[str, Any]) -> float | None:
+    """Reads `privacy.num_examples`: `{kind: public}`, or `{kind: noised, epsilon: ..}`.
+
+    Returns:
+      The epsilon that the number costs, or None where it is public.
+
+    Raises:
+      ConfigError: naming the key that is unknown, missing or out of range.
+
+    >>> parse_num_examples({"kind": "noised", "epsilon": 0.1})
+    0.1
+    """
+    key = "privacy.num_examples"
+    kind = config.get("kind") if isinstance(config, Mapping) else None
+    if kind == "public":
+        require_keys(key, config, ["kind"])
+        return None
+    if kind == "noised":
+        require_keys(key, config, ["kind", "epsilon"])
+        return positive_number(f"{key}.epsilon", config["epsilon"])
+    raise ConfigError(f"{key} is {config!r}; use `{{kind: public}}` or `{{kind: noised, epsilon: 0.1}}`.")
+
+
+def planned_events(settings: StatisticsSettings) -> tuple[ReasonedEvent, ...]:
+    """What `release_silo_statistics` releases and what for, known before it does.
+
+    Guarantee: covers the whole of the statistics, under ADD_OR_REMOVE_ONE adjacency, together with what is done with
+    them later, training whose sampling rate and noise depend on the released number of examples included.
+    Assumes: the settings are public and fixed without looking at the data; see `release_silo_statistics`.
+    """
+    events: list[ReasonedEvent] = []
+    if settings.count_epsilon is not None:
+        events.append((ParameterChoiceDpEvent(settings.count_epsilon), "number of training examples"))
+    if settings.moments is not None:
+        event = dp_accounting.GaussianDpEvent(settings.moments.noise_multiplier)
+        events.append((event, "mean and standard deviation of each feature"))
+    return tuple(events)
+
+
+def statistics_generator(silo: str, test_only_seed: int | None = None) -> np.random.Generator:
+    """Returns the source of one silo's noise.
+
+    Args:
+      silo: its name.
+      test_only_seed: None for the operating system's entropy. A number makes the noise a function of it and of the
+        silo's name: reproducible, and not private.
+    """
+    if test_only_seed is None:
+        return np.random.default_rng()
+    digest = hashlib.sha256(f"test-only statistics {test_only_seed}:{silo}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest))
+
+
+def release_silo_statistics(
+    x: np.ndarray, settings: StatisticsSettings, generator: np.random.Generator
+) -> SiloStatistics:
+    """Releases what the settings ask for, about one silo's training examples.
+
+    Guarantee: the result is covered by `planned_events(settings)`, and its `events` are these, under ADD_OR_REMOVE_ONE
+    adjacency, for any records whatsoever: values that are out of bounds or missing change no sensitivity. Where the
+    number of examples is public, the guarantee is conditional on that number.
+    Assumes: called once, its result stored; the generator is seeded with entropy and serves nothing else. Its noise is
+    float64 and treated as real-valued; the generator is not cryptographic.
+
+    Args:
+      x: `[n, *input_shape]`, any numeric dtype; n may be 0.
+      settings: public.
+      generator: of `statistics_generator`.
+    """
+    num_examples = max(1, len(x))
+    if settings.count_epsilon is not None:
+        # What is done with the noised number, rounding included, costs nothing more.
+        num_examples = max(1, round(len(x) + generator.laplace(scale=1 / settings.count_epsilon)))
+    mean = stddev = None
+    if settings.moments is not None:
+        mean, stddev = _release_moments(x, settings.moments, num_examples, generator)
+    return SiloStatistics(num_examples, mean, stddev, planned_events(settings))
+
+
+def moment_sum(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
+    """Sums each record's (u, u^2 - 1): float64 `[2, *input_shape]`, u a feature mapped from its bounds to [-1, 1].
+
+    Guarantee: adding or removing one record changes the sum by at most `settings.sensitivity` in L2 norm: per feature
+    u^2 + (u^2 - 1)^2 is at most 1, at u = 0 and u = 1. Without the 1 it would be 2.
+    """
+    half_range = (settings.upper - settings.lower) / 2
+    with np.errstate(over="ignore"):
+        u = (x.astype(np.float64) - (settings.lower + settings.upper) / 2) / half_range
+    # A missing value counts as the middle: it must not turn the sum into one that tells of it.
+    u = np.clip(np.nan_to_num(u, nan=0.0), -1, 1)
+    return np.stack([u.sum(axis=0), (u**2 - 1).sum(axis=0)])
+
+
+def _release_moments(
+    x: np.ndarray, settings: MomentSettings, num_examples: int, generator: np.random.Generator
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    exact = moment_sum(x, settings)
+    noise = generator.standard_normal(exact.shape) * (settings.noise_multiplier * settings.sensitivity)
+    first, second = (exact + noise) / num_examples
+    mean = np.clip(first, -1, 1)
+    # In [-1, 1] a variance is at most 1; noise may say otherwise, and may say that a feature hardly varies.
+    stddev = np.sqrt(np.clip(1 + second - mean**2, (2 * settings.smallest_stddev) ** 2, 1))
+    half_range = (settings.upper - settings.lower) / 2
+    mean, stddev = (settings.lower + settings.upper) / 2 + mean * half_range, stddev * half_range
+    return tuple(mean.ravel().tolist()), tuple(stddev.ravel().tolist())

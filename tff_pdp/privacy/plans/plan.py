@@ -1,0 +1,194 @@
+"""The privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
+
+Builders such as those of `tff_pdp.privacy.silo_example_builder` make it from a `PlannedTraining`. The runtime takes its
+sampler and its noise from the plan, and the ledger takes its events from the same plan, so what runs and what is
+accounted cannot drift apart.
+"""
+
+import abc
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import dp_accounting
+import numpy as np
+
+from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.errors import BudgetError
+from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.events import hashable
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.plans.search import Search
+
+Claim = Literal["formal", "formal-conditional", "empirical", "none"]
+# What a scope releases once, before training, and what for.
+FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTraining:
+    """What a plan is made for, all of it known before training.
+
+    Attributes:
+      num_examples: number n_k of training examples by client id, public or released with noise.
+      gradients_per_round: by client id, gradient computations on local data in one round.
+      rounds: planned rounds.
+      selection_rounds: how many of them, from the first, select a cluster.
+      fixed_events: by client id, what was released before training and has to fit into the budget as well.
+      num_examples_are_noised: whether the n_k are a release that `fixed_events` covers.
+      unsound: why nothing is claimed whatever the ledger says, if so.
+      condition: under which condition the method's guarantee holds, if only under one.
+      num_released: how many values a client releases in a round.
+      num_noised: how many of them noise changes anything by; None for all.
+      noise_on_own_support: whether a client's share of the noise is only where its own release is not zero.
+      total_weight: of all clients, where they count by weights that are at most one.
+      search: what every silo repeats besides, with the same noise, to choose hyper-parameters.
+      row_influence: how many rows one person can change, where examples are rows made of a contact graph.
+    """
+
+    num_examples: Mapping[str, int]
+    gradients_per_round: Mapping[str, int]
+    rounds: int
+    selection_rounds: int = 0
+    fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
+    num_examples_are_noised: bool = False
+    unsound: str = ""
+    condition: str = ""
+    num_released: int = 0
+    num_noised: int | None = None
+    noise_on_own_support: bool = False
+    total_weight: float | None = None
+    search: Search | None = None
+    row_influence: RowInfluence | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyPlan(abc.ABC):
+    """Who is protected from whom, by which mechanism, at what cost.
+
+    A plan has scopes, each with a budget and a ledger's entries of its own: every silo, where a silo's examples are
+    protected; one for all users, where users are.
+
+    Attributes:
+      unit: what the guarantee protects.
+      adjacency: how neighbouring data sets differ.
+      claim: strength of the guarantee.
+      claim_reason: one line that says why it is no weaker and no stronger.
+      budgets: by scope; empty without privacy.
+      rounds: planned number of rounds, for which the noise was calibrated.
+      fixed_events: by scope, what it releases before training.
+    """
+
+    unit: str
+    adjacency: Adjacency
+    claim: Claim
+    claim_reason: str
+    budgets: Mapping[str, SiloBudget]
+    rounds: int
+    fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
+
+    @abc.abstractmethod
+    def scope_of(self, client_id: str) -> str:
+        """The scope that a client's data belong to."""
+
+    @abc.abstractmethod
+    def cohort(
+        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], np.random.Generator]
+    ) -> np.ndarray:
+        """Who takes part in a round, counted from 1: places in `client_ids`, int64, ascending.
+
+        Args:
+          round_number: which.
+          client_ids: all clients.
+          generator: of a number, its own secret generator.
+        """
+
+    def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """What clients' gradient estimators take of the plan: `[clients]` by name."""
+        del client_ids
+        return {}
+
+    def selection_epsilon(self, client_id: str, round_number: int) -> float:
+        """What a client's selection in a round is run with: 0 for none, infinite for an exact one."""
+        del client_id, round_number
+        return 0.0
+
+    @property
+    def warning(self) -> str:
+        """What to say of the plan before training; empty where there is nothing to say."""
+        return ""
+
+    @abc.abstractmethod
+    def charges(self, scope: str, round_number: int) -> Sequence[tuple[dp_accounting.DpEvent, int, str]]:
+        """What a round releases of a scope: event, how often, and what for."""
+
+    @abc.abstractmethod
+    def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
+        """What one whole training releases of a scope."""
+
+    def planned_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
+        """What is released of a scope after the fixed events."""
+        return self.training_counts(scope)
+
+    def build_ledger(self) -> Ledger | None:
+        """Returns a ledger with these budgets and what is released before training; None without budgets.
+
+        Raises:
+          BudgetError: the planned rounds would overspend a budget.
+        """
+        if not self.budgets:
+            return None
+        ledger = Ledger(self.unit, self.adjacency, self.budgets)
+        self.precheck_rest(ledger)
+        for scope in self.budgets:
+            for event, reason in self.fixed_events.get(scope, ()):
+                ledger.append(scope, event, 1, reason)
+        return ledger
+
+    def precheck_rest(self, ledger: Ledger) -> None:
+        """Checks that what is left of the plan fits into the budgets; entering it then takes no more accounting.
+
+        Raises:
+          BudgetError: it does not.
+        """
+        recorded: Counter[tuple[str, dp_accounting.DpEvent]] = Counter()
+        for entry in ledger.entries:
+            recorded[entry.scope, entry.event] += entry.count
+        for scope in self.budgets:
+            planned = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
+            planned.update(self.planned_counts(scope))
+            # All together: each alone would fit where their sum does not.
+            ledger.precheck_all(
+                scope, {event: max(0, count - recorded[scope, event]) for event, count in planned.items()}
+            )
+
+    def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
+        """The epsilon that may be claimed of what is released of a client: what is spent."""
+        return ledger.epsilon(self.scope_of(client_id))
+
+    def training_event(self, scope: str) -> dp_accounting.DpEvent:
+        """The event of a scope's part in one whole training."""
+        return dp_accounting.ComposedDpEvent(
+            [dp_accounting.SelfComposedDpEvent(event, count) for event, count in self.training_counts(scope).items()]
+        )
+
+    def charge_round(self, ledger: Ledger, round_number: int) -> None:
+        """Enters one round for every scope that it releases anything of, before it runs.
+
+        Raises:
+          BudgetError: a scope would overspend, or the plan has no such round; nothing has been entered.
+        """
+        if not 1 <= round_number <= self.rounds:
+            raise BudgetError(
+                f"Round {round_number} would overspend: the plan, and its noise, are for {self.rounds} rounds. "
+                "The step was not run."
+            )
+        charges = {scope: self.charges(scope, round_number) for scope in self.budgets}
+        for scope, events in charges.items():
+            if events:
+                ledger.precheck_all(scope, {event: count for event, count, _ in events})
+        for scope, events in charges.items():
+            for event, count, reason in events:
+                ledger.append(scope, event, count, reason)

@@ -1,0 +1,98 @@
+"""A private search for hyper-parameters as a silo runs it: what is drawn at random, and the event that covers it.
+
+Federated training releases updates all along, so repeating it would release every repetition. Instead one *pivot run*
+with public hyper-parameters is trained and released as usual. Then each silo alone, and in secret, repeats its own part
+of the training against what the server sent during the pivot run, each time with other hyper-parameters, and releases
+the best of these runs.
+
+Source: Liu, "On Privacy and Personalization in Cross-Silo Federated Learning" (thesis), section 1.7 and appendix E.3;
+Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import dp_accounting
+import numpy as np
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.accounting.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns, search_event
+
+# Tries every candidate once, and is charged for all of them.
+FIXED = "fixed"
+_SHAPES = {"geometric": GEOMETRIC, "logarithmic": LOGARITHMIC, "poisson": POISSON}
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What every silo searches and how; all of it public.
+
+    Guarantee: `event` covers the selected model, its hyper-parameters and its noisy score, for a record of the training
+      examples and for one of the validation examples: either comes or goes in a run or in its score.
+    Assumes: every run, with any candidate, is covered by the run event; candidates and numbers of runs are drawn by the
+      methods here, from generators whose seeds are secret; nothing but the selected run leaves the silo, and not how
+      long the search took. A score changes by at most `sensitivity` with one validation example.
+
+    Attributes:
+      candidates: hyper-parameters by name, for each combination that is tried.
+      runs: how many runs: random and secret, or the number of candidates, of which each is tried once.
+      score_noise_multiplier: standard deviation of the noise on a score over the sensitivity.
+      sensitivity: how much one validation example can change a score.
+      has_pivot: whether the method releases anything during training; one that does not needs no pivot run.
+    """
+
+    candidates: tuple[Mapping[str, float], ...]
+    runs: NumberOfRuns | int
+    score_noise_multiplier: float
+    sensitivity: float
+    has_pivot: bool
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every candidate is tried once, so that nothing is secret but the models."""
+        return not isinstance(self.runs, NumberOfRuns)
+
+    @property
+    def score_event(self) -> dp_accounting.DpEvent:
+        """The event of one noisy score."""
+        return dp_accounting.GaussianDpEvent(self.score_noise_multiplier)
+
+    def event(self, run_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """The event of one silo's repetitions, from that of the training in one of them."""
+        return search_event(dp_accounting.ComposedDpEvent([run_event, self.score_event]), self.runs)
+
+    def draw_number_of_runs(self, generator: np.random.Generator) -> int:
+        """How many runs one silo makes: at least 1, but perhaps 0 if Poisson."""
+        return self.runs.draw(generator) if isinstance(self.runs, NumberOfRuns) else self.runs
+
+    def draw_candidate(self, run: int, generator: np.random.Generator) -> Mapping[str, float]:
+        """What one silo tries in a run, counted from 1: any candidate with equal probability, whatever came before."""
+        return self.candidates[run - 1 if self.is_fixed else int(generator.integers(len(self.candidates)))]
+
+    def noised(self, score: float, generator: np.random.Generator) -> float:
+        """The score as runs are compared by it."""
+        return score + generator.normal(scale=self.score_noise_multiplier * self.sensitivity)
+
+
+def parse_runs(runs: str | float, mean: float, num_candidates: int) -> NumberOfRuns | int:
+    """Reads `tuning.search.runs` and `tuning.search.mean_runs`.
+
+    Raises:
+      ConfigError: the distribution is not known, or a number is out of range.
+
+    >>> parse_runs("geometric", 5.0, num_candidates=3)
+    NumberOfRuns(mean=5.0, shape=1.0)
+    >>> parse_runs("fixed", 5.0, num_candidates=3)
+    3
+    """
+    if runs == FIXED:
+        return num_candidates
+    if isinstance(runs, str) and runs not in _SHAPES:
+        raise ConfigError(
+            f"tuning.search.runs: {runs!r} is not known; use {', '.join(_SHAPES)}, {FIXED}, or a number, the shape of "
+            "a truncated negative binomial"
+        )
+    try:
+        return NumberOfRuns(mean, _SHAPES[runs] if isinstance(runs, str) else runs)
+    except ConfigError as error:
+        raise ConfigError(f"tuning.search.runs and mean_runs: {error}") from None

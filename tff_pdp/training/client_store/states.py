@@ -1,0 +1,114 @@
+"""What clients keep from round to round, wherever it is kept.
+
+Silos all take part in every round: their states stay where the engine computes, as `ClientValues`. Of users only a
+cohort takes part: their states lie in a store, from which a round reads, and to which it writes, the cohort's alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.training.client_store.store import ClientStore
+
+Places = Sequence[int] | np.ndarray
+
+
+class StateStore(Protocol):
+    """States of many clients by their places: `tff_pdp.runtime.client_store.ClientStore`, or this in memory."""
+
+    @property
+    def num_clients(self) -> int:
+        """How many there are."""
+        ...
+
+    def read(self, places: Places) -> Any:
+        """The states of some clients, in this order: a nest of arrays with a first axis of clients."""
+        ...
+
+    def write(self, round_number: int, places: Places, columns: Any) -> None:
+        """Replaces the states of some clients by those after a round."""
+        ...
+
+
+class MemoryStore:
+    """A `StateStore` for as long as a process lives."""
+
+    def __init__(self, default: Any, num_clients: int):
+        """Holds the same state, a nest of arrays, for every client."""
+        self.num_clients = num_clients
+        self._columns = tf.nest.map_structure(lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, 0), default)
+
+    def read(self, places: Places) -> Any:
+        """As `StateStore.read`."""
+        chosen = np.asarray(places, np.int64)
+        return tf.nest.map_structure(lambda column: column[chosen], self._columns)
+
+    def write(self, round_number: int, places: Places, columns: Any) -> None:
+        """As `StateStore.write`."""
+        del round_number
+        chosen = np.asarray(places, np.int64)
+
+        def replace(kept: np.ndarray, new: np.ndarray) -> None:
+            kept[chosen] = new
+
+        tf.nest.map_structure(replace, self._columns, columns)
+
+
+ClientStates = Sequence[Any] | StateStore
+
+
+def is_store(states: ClientStates) -> bool:
+    """Whether states are kept in a store, and a round takes a cohort's from it."""
+    return not isinstance(states, Sequence)
+
+
+def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]:
+    """The states of some clients, in this order, as computations take them."""
+    if is_store(states):
+        return from_columns(state_type, states.read(places), len(places))
+    if np.array_equal(places, np.arange(len(states))):
+        return states
+    # Engines take and return lists, too.
+    return states.select(places) if isinstance(states, ClientValues) else [states[place] for place in places]
+
+
+def replace_states(states: Any, round_number: int, places: Places, new: Sequence[Any]) -> ClientStates:
+    """The states after a round, with those of some clients replaced."""
+    if is_store(states):
+        states.write(round_number, places, to_columns(new))
+        return states
+    if len(places) == len(states):
+        return new
+    if isinstance(states, ClientValues) and isinstance(new, ClientValues):
+        return states.replace(places, new)
+    replaced = dict(zip(places, new, strict=True))
+    return [replaced.get(place, state) for place, state in enumerate(states)]
+
+
+def close_states(states: ClientStates) -> None:
+    """Lets go of a store's files; everything else needs no closing."""
+    if isinstance(states, ClientStore):
+        states.close()
+
+
+def places_in_parts(num_clients: int, size: int) -> Iterator[np.ndarray]:
+    """All places, some at a time."""
+    for start in range(0, num_clients, size):
+        yield np.arange(start, min(start + size, num_clients))
+
+
+def from_columns(member_type: Any, columns: Any, size: int) -> Sequence[Any]:
+    """Values of so many clients, of columns that may hold no tensor at all."""
+    if tf.nest.flatten(columns) and size:
+        return ClientValues.from_columns(member_type, columns)
+    return [columns] * size
+
+
+def to_columns(values: Sequence[Any]) -> Any:
+    """The inverse of `from_columns`."""
+    if isinstance(values, ClientValues) and len(values.groups[0].leaves):
+        return values.columns()
+    return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)

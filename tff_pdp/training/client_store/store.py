@@ -1,0 +1,296 @@
+"""States of many clients on disk, of whom a small cohort takes part in each round.
+
+SQLite keeps the states, so that crashes, torn writes and free space are the concern of a library with decades of use:
+one database per shard, to which clients belong by their place modulo the number of shards, and beside them one that
+says which round counts. A round is first written to every shard, each in a transaction of its own, and counts from the
+moment the one number in that database has changed. One transaction over attached databases would do the same, but
+finds the parts of an interrupted one by absolute paths, and so loses its atomicity when the folder is moved.
+"""
+
+import contextlib
+import operator
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from tff_pdp.errors import DataError
+from tff_pdp.files import sync
+from tff_pdp.runtime.client_store_database import Database
+from tff_pdp.training.client_store.layout import StateLayout
+from tff_pdp.training.client_store.shard import Shard, checked, with_checksum
+
+Places = Sequence[int] | np.ndarray
+
+FORMAT_VERSION = 1
+_STORE_FILE = "store.sqlite"
+_SCHEMA = """
+CREATE TABLE store (format_version INTEGER, num_clients INTEGER, num_shards INTEGER, layout TEXT,
+                    default_state BLOB, checksum INTEGER);
+CREATE TABLE progress (round_number INTEGER, oldest_round INTEGER);
+INSERT INTO progress VALUES (0, 0);
+"""
+
+
+class _Contents(NamedTuple):
+    """What never changes."""
+
+    num_clients: int
+    num_shards: int
+    layout: StateLayout
+    default_state: bytes
+
+
+class _Progress(NamedTuple):
+    """The round that counts, and the oldest one that can be returned to."""
+
+    round_number: int
+    oldest_round: int
+
+
+class ClientStore:
+    """The states of `num_clients` clients, addressed by their places 0 to `num_clients - 1`.
+
+    A state is a nest of arrays, of the same structure, shapes and dtypes for all clients. States of several clients
+    are passed as columns: the same nest, with a first axis of clients.
+
+    Guarantee: the states of a round are all there or none, whenever the process or the machine stops, and stay once
+    `write` has returned. Files are readable by their owner alone: states are computed from raw data.
+    Assumes: a file system that locks files, and writes them to disk when asked to.
+
+    Time and memory are those of the clients that are asked for: all others cost disk alone, and nothing before they
+    are first written; time grows with their number as that of looking up an index does. A method may be called from
+    any thread, and waits for another thread's to end. While a store is open, nobody else can open it, not even to
+    read. Files or disks that fail raise `DataError` from any method, with their name.
+
+    Attributes:
+      folder: where the files are.
+      num_clients: how many clients there are.
+    """
+
+    def __init__(self, folder: Path, store: Database, contents: _Contents, shards: Sequence[Shard]):
+        """Takes opened files; use `create` or `open`."""
+        self.folder = folder
+        self.num_clients = contents.num_clients
+        self._layout = contents.layout
+        self._default_row = np.frombuffer(contents.default_state, np.uint8)
+        self._store = store
+        self._shards = shards
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def create(cls, folder: Path, default: Any, num_clients: int, *, num_shards: int = 8) -> "ClientStore":
+        """Makes a store and opens it.
+
+        Args:
+          folder: where to; must not exist, and appears when it is complete.
+          default: the state of a client that was never written: a nest (mappings, possibly nested or empty) of arrays
+            of numbers or booleans, together below 1 GB.
+          num_clients: at least 1.
+          num_shards: over how many files the states are spread; each costs a few flushes to disk per round.
+
+        Raises:
+          DataError: the folder exists.
+          TypeError: `default` is no such nest.
+          ValueError: a number is below 1.
+        """
+        if num_clients < 1 or num_shards < 1:
+            raise ValueError(f"a store needs clients and shards, not {num_clients} and {num_shards}")
+        layout = StateLayout.of_state(default)
+        if folder.exists():
+            raise DataError(f"{folder}: is there already; open it, or remove it to begin anew")
+        staging = folder.with_name(f".{folder.name}.tmp")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(mode=0o700, parents=True)
+        for number in range(num_shards):
+            Shard.create(_shard_path(staging, number))
+        with contextlib.closing(Database.create(staging / _STORE_FILE, _SCHEMA)) as store:
+            default_state = with_checksum(layout.to_row(default).tobytes())
+            with store.transaction() as connection:
+                connection.execute(
+                    "INSERT INTO store VALUES (?, ?, ?, ?, ?, ?)",
+                    (FORMAT_VERSION, num_clients, num_shards, layout.to_json(), *default_state),
+                )
+        sync(staging)
+        staging.rename(folder)
+        sync(folder.parent)
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> "ClientStore":
+        """Opens a store as of the last round that was written in full; removes what an interrupted round has left.
+
+        Raises:
+          DataError: the store is missing, unfinished, damaged, of another format version, or open elsewhere.
+        """
+        path = folder / _STORE_FILE
+        if not path.is_file():
+            raise DataError(f"{folder}: there is no client store, or none that was finished")
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(contextlib.closing(Database(path)))
+            contents = _read_contents(store)
+            shards = [
+                stack.enter_context(contextlib.closing(Shard(_shard_path(folder, number))))
+                for number in range(contents.num_shards)
+            ]
+            opened = cls(folder, store, contents, shards)
+            opened._delete_uncommitted()
+            stack.pop_all()
+        return opened
+
+    @property
+    def round_number(self) -> int:
+        """The round whose states these are: the last one written, or an earlier one after `rewind`; 0 at first."""
+        with self._use():
+            return self._progress().round_number
+
+    def read(self, places: Places) -> Any:
+        """Reads the newest states of some clients.
+
+        Args:
+          places: whose, in any order, also repeatedly.
+
+        Returns:
+          Columns: the nest of a state, of new arrays `[len(places), ...]`, in the order of `places`.
+
+        Raises:
+          ValueError: there is no such place.
+        """
+        indices = self._indices(places)
+        rows = np.repeat(self._default_row[np.newaxis], len(indices), axis=0)
+        with self._use():
+            round_number = self._progress().round_number
+            for shard, positions in self._by_shard(indices):
+                states = shard.read(indices[positions].tolist(), round_number)
+                for position, state in zip(positions, states, strict=True):
+                    if state is not None:
+                        rows[position] = np.frombuffer(state, np.uint8)
+        return self._layout.to_columns(rows)
+
+    def write(self, round_number: int, places: Places, columns: Any) -> None:
+        """Writes one round's new states of some clients: all of them, or none where it fails or is interrupted.
+
+        Args:
+          round_number: larger than that of the store; rounds may be left out.
+          places: whose, each once.
+          columns: the nest of a state, of arrays `[len(places), ...]` in the order of `places`.
+
+        Raises:
+          TypeError: `columns` have another structure, shape or dtype than the default state.
+          ValueError: the round is not later than the store's, a place does not exist or occurs twice.
+        """
+        round_number = operator.index(round_number)
+        indices = self._indices(places)
+        distinct, counts = np.unique(indices, return_counts=True)
+        if len(distinct) < len(indices):
+            raise ValueError(f"places occur more than once: {distinct[counts > 1][:10].tolist()}")
+        rows = self._layout.to_rows(columns, len(indices))
+        with self._use():
+            committed = self._progress().round_number
+            if round_number <= committed:
+                raise ValueError(f"round {round_number} is not later than the store's round {committed}")
+            for shard, positions in self._by_shard(indices):
+                states = ((int(indices[position]), rows[position].tobytes()) for position in positions)
+                shard.write(committed, round_number, states)
+            self._set_round(round_number)
+
+    def rewind(self, round_number: int) -> None:
+        """Forgets all that was written after a round, which is the store's round then; a later round changes nothing.
+
+        Raises:
+          DataError: versions of that round have been pruned.
+        """
+        round_number = operator.index(round_number)
+        with self._use():
+            progress = self._progress()
+            if round_number < progress.oldest_round:
+                raise DataError(
+                    f"{self.folder}: cannot return to round {round_number}: "
+                    f"no states from before round {progress.oldest_round} are kept"
+                )
+            if round_number < progress.round_number:
+                self._set_round(round_number)
+                self._delete_uncommitted()
+
+    def prune(self, oldest_round: int) -> None:
+        """Deletes versions that `rewind` to this round or a later one does not need.
+
+        Takes time by how much was written since the last time. The space is used again; files do not get smaller.
+        """
+        with self._use():
+            progress = self._progress()
+            oldest_round = max(progress.oldest_round, min(operator.index(oldest_round), progress.round_number))
+            # Before anything is deleted: a round of which a part is gone cannot be returned to.
+            with self._store.transaction() as connection:
+                connection.execute("UPDATE progress SET oldest_round = ?", (oldest_round,))
+            for shard in self._shards:
+                shard.prune(oldest_round)
+
+    def close(self) -> None:
+        """Closes the files, for another to open; may be called again."""
+        with self._lock:
+            self._closed = True
+            for file in (*self._shards, self._store):
+                file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self.folder}: the client store is closed")
+            yield
+
+    def _progress(self) -> _Progress:
+        # Read each time: after a failure, the file alone knows whether the round counts.
+        with self._store.transaction() as connection:
+            return _Progress(*connection.execute("SELECT round_number, oldest_round FROM progress").fetchone())
+
+    def _set_round(self, round_number: int) -> None:
+        with self._store.transaction() as connection:
+            connection.execute("UPDATE progress SET round_number = ?", (round_number,))
+
+    def _delete_uncommitted(self) -> None:
+        round_number = self._progress().round_number
+        for shard in self._shards:
+            shard.delete_after(round_number)
+
+    def _indices(self, places: Places) -> np.ndarray:
+        """The places as int64 `[len(places)]`."""
+        indices = np.array([operator.index(place) for place in places], np.int64)
+        outside = indices[(indices < 0) | (indices >= self.num_clients)]
+        if len(outside):
+            raise ValueError(f"places of clients are 0 to {self.num_clients - 1}, not {outside[:10].tolist()}")
+        return indices
+
+    def _by_shard(self, indices: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
+        """Every shard, with the positions in `indices` of the clients that belong to it."""
+        for number, shard in enumerate(self._shards):
+            yield shard, np.flatnonzero(indices % len(self._shards) == number)
+
+
+def _shard_path(folder: Path, number: int) -> Path:
+    return folder / f"shard_{number:03d}.sqlite"
+
+
+def _read_contents(store: Database) -> _Contents:
+    with store.transaction() as connection:
+        try:
+            (version,) = connection.execute("SELECT format_version FROM store").fetchone()
+            if version != FORMAT_VERSION:
+                raise DataError(f"{store.path}: client store of format {version}, this version reads {FORMAT_VERSION}")
+            names = "num_clients, num_shards, layout, default_state, checksum"
+            num_clients, num_shards, layout, *default = connection.execute(f"SELECT {names} FROM store").fetchone()
+            default_state = checked(default, f"{store.path}: the default")
+            return _Contents(num_clients, num_shards, StateLayout.from_json(layout), default_state)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{store.path}: the client store is damaged ({error})") from None

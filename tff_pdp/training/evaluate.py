@@ -1,0 +1,205 @@
+"""Test metrics of trained methods, and the report made of them."""
+
+import contextlib
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
+from tff_pdp.files import replace_text
+from tff_pdp.reports.client_words import SILOS, USERS
+from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, json_safe
+from tff_pdp.reports.html import write_report
+from tff_pdp.reports.metric_texts import left_out_notes, pooled_notes
+from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, spread, worst_decile
+from tff_pdp.reports.summary_json import summary_content
+from tff_pdp.reports.words import plain, upper
+from tff_pdp.runtime.pooled import pooled_figures
+from tff_pdp.runtime.recorded_costs import Trained
+from tff_pdp.runtime.user_results import user_costs, user_statement
+from tff_pdp.training import checkpoint as checkpoints
+from tff_pdp.training import costs as releases
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.client_store.states import close_states
+from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.privacy_facts import silo_results, silo_statement
+from tff_pdp.training.rounds import evaluate_clients
+from tff_pdp.training.train import read_metrics
+
+
+def load_trained(config: ExperimentConfig, name: str) -> Trained:
+    """Returns a method and its final state.
+
+    Raises:
+      ConfigError: the method has not been trained to its last round with these settings.
+    """
+    folder = config.algorithm_folder(name)
+    state = checkpoints.load_latest(folder / "checkpoints")
+    if state is None or state.round_number < config.training.rounds:
+        done = state.round_number if state else 0
+        command = "tune" if config.tuning.search_for(name) else "train"
+        raise ConfigError(
+            f"{name} has {done} of {config.training.rounds} rounds in {folder}: run `tff-pdp {command} --resume` first"
+        )
+    method = build_method(config, name)
+    if state.config_hash != method.config_hash:
+        raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
+    if method.user_plan is not None:
+        store = ClientStore.open(folder / releases.STORE)
+        if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):
+            store.close()
+            raise DataError(f"{store.folder} holds the states of another run: restore it, or train again")
+        state = checkpoints.with_store(state, method.clients.client_ids, store)
+    return method, state
+
+
+def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
+
+    Models that are judged by a ranking have its figure over all clients' test examples besides, such as
+    `pooled_average_precision`, with each method's figures in the summary and in the report's notes.
+
+    Raises:
+      ConfigError: a method has not been trained.
+    """
+    trained, metrics, pooled = {}, {}, {}
+    with contextlib.ExitStack() as stack:
+        for name in names or config.algorithms:
+            trained[name] = load_trained(config, name)
+            stack.callback(close_states, trained[name][1].client_states)
+        stack.enter_context(experiment_engine(config))
+        for name, (method, state) in trained.items():
+            test, train = method.examples("test"), method.examples("train")
+            metrics[name] = evaluate_clients(method, state, test, train)
+            pooled[name] = pooled_figures(method, state, test, train)
+    report = _report(config, list(trained.values()), metrics, pooled)
+    write_report(report, Path(config.output) / "report.html")
+    summary = summary_content(report)
+    for name, figures in pooled.items():
+        summary["algorithms"][name].update(json_safe(figures))
+    write_summary(Path(config.output), summary)
+    return summary
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """The headline figures as a small text table."""
+    direction = "higher" if summary["higher_is_better"] else "lower"
+    clients = "silos" if "silos" in summary else "users"
+    pooled = f"pooled_{summary['metric']}"
+    is_ranking = all(pooled in row for row in summary["algorithms"].values())
+    columns = {
+        f"mean over {clients}": "mean",
+        # Of a ranking it is no mean over examples, but one of clients by their numbers of them.
+        "weighted mean" if is_ranking else "over examples": "mean_over_examples",
+        **({"all together": pooled} if is_ranking else {}),
+        "worst decile": "worst_decile",
+        "shared model": "shared_mean",
+    }
+    lines = [
+        f"test {summary['metric'].replace('_', ' ')}, {direction} is better",
+        f"{'method':<16}" + "".join(f" {heading:>15}" for heading in columns),
+    ]
+    for name, row in summary["algorithms"].items():
+        figures = (None if row[key] is None else float(row[key]) for key in columns.values())
+        lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
+    costs = _silo_costs(summary) if clients == "silos" else _user_costs(summary)
+    return "\n".join([*lines, *costs, *(f"note: {note}" for note in summary["notes"])])
+
+
+def write_summary(output: Path, summary: dict[str, Any]) -> None:
+    """Writes `summary.json`."""
+    replace_text(output / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _silo_costs(summary: dict[str, Any]) -> list[str]:
+    # Numbers that JSON cannot hold are words there: "inf", "nan".
+    spent = [float(silo["epsilon_spent"]) for silo in summary["silos"]]
+    return [f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon"]
+
+
+def _user_costs(summary: dict[str, Any]) -> list[str]:
+    costs = summary["privacy"]["users"]
+    spent = upper(float(costs["epsilon_spent"]))
+    return [f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}"]
+
+
+def _report(
+    config: ExperimentConfig, trained: Sequence[Trained], metrics: Any, pooled: Mapping[str, Mapping[str, float]]
+) -> Report:
+    """The report, with the privacy statement of what the experiment's clients are."""
+    first, _ = trained[0]
+    algorithms = tuple(
+        _algorithm_result(config, method, state, metrics[method.algorithm.name]) for method, state in trained
+    )
+    scores = _scores(first, metrics)
+    is_users = first.user_plan is not None
+    silos = () if is_users else silo_results(trained, scores)
+    words = USERS if is_users else SILOS
+    notes = [f"{method.algorithm.title}: {method.plan.warning}" for method, _ in trained if method.plan.warning]
+    notes += left_out_notes(first.model.metric, scores, words)
+    by_title = {method.algorithm.title: pooled[method.algorithm.name] for method, _ in trained}
+    notes += pooled_notes(first.model.metric, by_title, words)
+    return Report(
+        title=config.title,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        metric=first.model.metric,
+        algorithms=algorithms,
+        silos=silos,
+        users=scores if is_users else (),
+        privacy=user_statement(config, trained, algorithms)
+        if is_users
+        else silo_statement(config, trained, algorithms, silos),
+        config=config.to_dict(),
+        notes=tuple(notes),
+    )
+
+
+def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoint, metrics: Any) -> AlgorithmResult:
+    metric, clients = method.model.metric, method.clients
+    personal = [float(client["personal"][metric.example_name]) for client in metrics.values()]
+    shared = [float(client["global"][metric.example_name]) for client in metrics.values() if "global" in client]
+    history = read_metrics(config.algorithm_folder(method.algorithm.name))
+    return AlgorithmResult(
+        name=method.algorithm.name,
+        title=method.algorithm.title,
+        mean=mean_over_silos(personal),
+        mean_over_examples=mean_over_examples(
+            personal, [clients.num_examples(client_id, "test") for client_id in metrics]
+        ),
+        worst_decile=worst_decile(personal, metric),
+        spread=spread(personal).standard_deviation,
+        shared_mean=mean_over_silos(shared) if shared else None,
+        # A method whose hyper-parameters were searched has none: exact metrics are not released on the way.
+        history=tuple((row["round"], float(row["mean"])) for row in history),
+        rounds=state.round_number,
+        seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
+        claim=method.plan.claim,
+        claim_reason=method.plan.claim_reason,
+        exported=method.algorithm.name == config.export.algorithm,
+        user_costs=None if method.user_plan is None else user_costs(method.user_plan, state),
+    )
+
+
+def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
+    """One row per client, of all methods."""
+    measured = method.model.metric.example_name
+    return tuple(
+        ClientScores(
+            id=client_id,
+            num_test=method.clients.num_examples(client_id, "test"),
+            personal={name: float(rows[client_id]["personal"][measured]) for name, rows in metrics.items()},
+            shared={
+                name: float(rows[client_id]["global"][measured]) if "global" in rows[client_id] else None
+                for name, rows in metrics.items()
+            },
+        )
+        for client_id in method.clients.client_ids
+    )

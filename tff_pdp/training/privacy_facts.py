@@ -1,0 +1,104 @@
+"""What every silo paid and got, and the privacy statement of an experiment whose clients are silos."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.privacy.contact_graph_plan import ContactGraphPlan
+from tff_pdp.privacy.silo_example_plan import GRADIENTS
+from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
+from tff_pdp.reports.statement import build_privacy_statement
+from tff_pdp.runtime.recorded_costs import Trained, epsilon_fields, epsilon_if_charged, recorded_costs
+from tff_pdp.training.checkpoint import Checkpoint
+
+
+def silo_results(trained: Sequence[Trained], scores: Sequence[ClientScores]) -> tuple[SiloResult, ...]:
+    """One row per silo; where methods spent differently, the one that spent most."""
+    return tuple(_silo_result(own, trained) for own in scores)
+
+
+def silo_statement(
+    config: ExperimentConfig,
+    trained: Sequence[Trained],
+    algorithms: Sequence[AlgorithmResult],
+    silos: Sequence[SiloResult],
+) -> dict[str, Any]:
+    """The privacy statement."""
+    plans = [method.silo_plan for method, _ in trained]
+    are_noised = any(plan.num_examples_are_noised for plan in plans)
+    return build_privacy_statement(
+        algorithms=algorithms,
+        silos=silos,
+        clip=config.privacy.clip_norm,
+        sampler=plans[0].sampler,
+        row_influence=plans[0].row_influence if isinstance(plans[0], ContactGraphPlan) else None,
+        other_releases=_other_releases([state for _, state in trained]),
+        num_examples_are_noised=are_noised,
+        steps=max(max(plan.gradients_per_round.values()) * plan.rounds for plan in plans),
+        tuned=config.tuning.tuned,
+        configurations_tried=config.tuning.configurations_tried,
+        search=_search(config, trained),
+        if_charged=_silo_if_charged(config, trained, silos),
+        known_seed=any(state.run_key.is_test_only for _, state in trained),
+        **recorded_costs(config, trained, [silo.id for silo in silos], only_budgets_hold=are_noised),
+    )
+
+
+def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
+    def spent(pair: Trained) -> float:
+        method, state = pair
+        return method.plan.guaranteed_epsilon(state.ledger, own.id).best if state.ledger else math.inf
+
+    method, state = max(trained, key=spent)
+    plan = method.silo_plan
+    mechanism = plan.mechanisms[own.id]
+    bounds = plan.guaranteed_epsilon(state.ledger, own.id) if state.ledger else None
+    return SiloResult(
+        id=own.id,
+        num_test=own.num_test,
+        personal=own.personal,
+        shared=own.shared,
+        num_train=plan.num_examples[own.id],
+        noise_multiplier=mechanism.noise_multiplier,
+        sampling_rate=mechanism.sampling_rate,
+        last_round=plan.last_rounds[own.id],
+        **epsilon_fields(plan.budgets.get(own.id), bounds),
+    )
+
+
+def _other_releases(states: Sequence[Checkpoint]) -> list[str]:
+    """What is in the ledgers besides gradients: reasons, and how often in one silo at most."""
+    counts: Counter[str] = Counter()
+    for state in states:
+        for entry in state.ledger.entries if state.ledger else ():
+            if entry.reason != GRADIENTS:
+                counts[entry.reason] = max(counts[entry.reason], entry.count)
+    return [f"{reason} ({count} times)" if count > 1 else reason for reason, count in counts.items()]
+
+
+def _search(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any] | None:
+    """The private search among these methods' hyper-parameters, in the words of the statement."""
+    for method, _ in trained:
+        search, settings = method.silo_plan.search, config.tuning.search
+        if search is not None and settings is not None:
+            return {
+                "method": method.algorithm.title,
+                "searched": list(search.candidates[0]),
+                "candidates": len(search.candidates),
+                "runs": settings.runs,
+                "mean_runs": None if search.is_fixed else settings.mean_runs,
+            }
+    return None
+
+
+def _silo_if_charged(
+    config: ExperimentConfig, trained: Sequence[Trained], silos: Sequence[SiloResult]
+) -> Mapping[str, float] | None:
+    """What the silo that spent most would have spent, had every configuration tried been a release."""
+    worst = max(silos, key=lambda silo: silo.epsilon_spent)
+    if not math.isfinite(worst.epsilon_spent):
+        return None
+    epsilon = epsilon_if_charged(config, trained, worst.id)
+    return None if epsilon is None else {"epsilon": epsilon, "delta": worst.delta}

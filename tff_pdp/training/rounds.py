@@ -1,0 +1,165 @@
+"""A run's first state, and each after it: charge the ledger, train the silos that take part, keep the others."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
+from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.experiment.examples import Examples
+from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.run_key import ADAPTATION, RunKey
+from tff_pdp.processes.aggregation import start_user_sum
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.client_store.states import MemoryStore, is_store, places_in_parts, replace_states, select_states
+from tff_pdp.training.client_store.store import ClientStore
+
+# Users that are evaluated together: memory grows with it.
+_CLIENTS_AT_A_TIME = 512
+
+
+def first_state(method: Method, test_only_seed: int | None, store_folder: Path | None = None) -> Checkpoint:
+    """The state before the first round, under a new key. Needs an engine.
+
+    Args:
+      method: what will be trained.
+      test_only_seed: fixes the key.
+      store_folder: where users' states are kept; in memory by default.
+
+    Raises:
+      BudgetError: the planned rounds would overspend a silo's budget.
+    """
+    server_state = method.process.initialize()
+    client_state = method.process.init_client(server_state)
+    client_ids = tuple(method.clients.client_ids)
+    run_key = RunKey.from_entropy() if test_only_seed is None else RunKey.from_test_seed(test_only_seed)
+    client_states: Any = [client_state] * len(client_ids)
+    if method.user_plan is not None:
+        own = tf.nest.map_structure(np.asarray, client_state)
+        client_states = (
+            MemoryStore(own, len(client_ids))
+            if store_folder is None
+            else ClientStore.create(store_folder, own, len(client_ids))
+        )
+        if method.algorithm.released:
+            started = start_user_sum(server_state["aggregation"], method.user_plan, run_key.server_seeds())
+            server_state = {**server_state, "aggregation": started}
+    return Checkpoint(
+        round_number=0,
+        server_state=server_state,
+        client_ids=client_ids,
+        client_states=client_states,
+        ledger=method.plan.build_ledger(),
+        run_key=run_key,
+        config_hash=method.config_hash,
+        auto_prox=auto_prox.init(method.auto_prox, method.model.num_parameters()) if method.auto_prox else {},
+    )
+
+
+def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
+    """Charges one round to the ledger, runs it, and returns the state after it. Needs an engine.
+
+    Who is not in the round's cohort is not asked, and keeps its state. Where lambda is set during training, the server
+    learns from what silos release in this round.
+
+    Raises:
+      BudgetError: a scope would overspend; nothing was run.
+    """
+    if state.ledger is not None:
+        method.plan.charge_round(state.ledger, round_number)
+    cohort = method.plan.cohort(round_number, state.client_ids, state.run_key.cohort_generator)
+    is_everyone = len(cohort) == len(state.client_ids)
+    if not len(cohort):
+        if method.user_plan is None:
+            return dataclasses.replace(state, round_number=round_number)
+        # A cohort without anyone is noised like any other.
+        server_state = method.process.next_of_nobody(state.server_state, [], [], [])
+        return dataclasses.replace(state, round_number=round_number, server_state=server_state)
+    changed = {"prox_weight": auto_prox.prox_weights(state.auto_prox)[cohort]} if method.auto_prox else {}
+    params = method.client_params(state.run_key, round_number, cohort, changed=changed)
+    own_data = data if is_everyone and isinstance(data, ClientValues) else data.select(cohort)
+    own_states = select_states(state.client_states, cohort, method.client_state_type)
+    server_state, new_states, _ = method.process.next(state.server_state, own_states, own_data, params)
+    client_states = replace_states(state.client_states, round_number, cohort, new_states)
+    after = dataclasses.replace(
+        state, round_number=round_number, server_state=server_state, client_states=client_states
+    )
+    return _with_new_prox_weights(method.auto_prox, state, after) if method.auto_prox else after
+
+
+def ready_states(
+    method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
+) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
+    """Every client's state as its model is used, some clients at a time: places, and states. Needs an engine.
+
+    What users do for themselves before (`Algorithm.adapt`) is done on a copy: training goes on without it.
+
+    Args:
+      method: what was trained.
+      state: after some rounds.
+      train_data: training examples of clients that adapt.
+    """
+    if not is_store(state.client_states):
+        yield np.arange(len(state.client_ids)), state.client_states
+        return
+    for places in places_in_parts(len(state.client_ids), _CLIENTS_AT_A_TIME):
+        yield places, ready_states_of(method, state, places, train_data)
+
+
+def ready_states_of(
+    method: Method, state: Checkpoint, places: np.ndarray, train_data: Examples | ClientValues | None
+) -> Sequence[Any]:
+    """The states of some clients, in this order, as their models are used; as `ready_states`. Needs an engine."""
+    states = select_states(state.client_states, places, method.client_state_type)
+    if method.process.adapt is None:
+        return states
+    if train_data is None:
+        raise ValueError(f"{method.algorithm.name} adapts, which takes the training examples")
+    params = method.client_params(state.run_key, max(state.round_number, 1), places, run=ADAPTATION)
+    return method.process.adapt(state.server_state, states, train_data.select(places), params)
+
+
+def evaluate_clients(
+    method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine.
+
+    The model's own metric is under its `example_name`. It is NaN of a client without examples, or of one without
+    positive examples where it is a ranking.
+
+    Args:
+      method: what was trained.
+      state: after some rounds.
+      data: held-out examples.
+      train_data: training examples of users that adapt to them first.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for places, states in ready_states(method, state, train_data):
+        own_data = data if isinstance(data, ClientValues) else data.select(places)
+        metrics = method.process.evaluate(state.server_state, states, own_data)
+        found.update(zip((state.client_ids[place] for place in places), metrics, strict=True))
+    return found
+
+
+def _with_new_prox_weights(parameters: SiloParameters, before: Checkpoint, after: Checkpoint) -> Checkpoint:
+    """The state after a round of MR-MTL, with what it teaches about lambda."""
+    mean = {name: np.asarray(value) for name, value in before.server_state["algorithm"]["mean"].items()}
+    learned = auto_prox.observe(
+        before.auto_prox, parameters, _weights(before.client_states), _weights(after.client_states), mean
+    )
+    if auto_prox.is_refresh_round(after.round_number, parameters.rounds):
+        learned = auto_prox.refresh(learned, parameters, after.round_number)
+    return dataclasses.replace(after, auto_prox=learned)
+
+
+def _weights(client_states: Any) -> dict[str, np.ndarray]:
+    """The weights that silos keep and, by DP-SGD, have released, with a first axis of silos."""
+    if isinstance(client_states, ClientValues):
+        return client_states.columns()["weights"]
+    rows = [state["weights"] for state in client_states]
+    return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}

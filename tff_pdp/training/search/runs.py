@@ -1,0 +1,176 @@
+"""The runs of a search for hyper-parameters: the pivot run of all silos together, and what each repeats by itself.
+
+In a deployment the repetitions run inside each silo. The simulation computes those of all silos together, but every
+silo draws for itself how often it repeats and what it tries, and what a repetition would release goes nowhere.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.privacy.plans.search import Search
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.rounds import run_round
+
+
+class Pivot(NamedTuple):
+    """What is known after the pivot run, to each silo as far as it concerns the silo.
+
+    Attributes:
+      server_states: before the first round, and after each; from them follows what the server sent.
+      client_states: every silo's, in the order of the client dataset.
+    """
+
+    server_states: Sequence[Any]
+    client_states: Sequence[Any]
+
+
+def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int]:
+    """How many runs each silo makes: a secret that does not depend on any data, and the same for the same key."""
+    return [
+        search.draw_number_of_runs(run_key.generator("number of runs", client_id))
+        for client_id in method.clients.client_ids
+    ]
+
+
+def candidate_of(search: Search, run_key: RunKey, client_id: str, run: int) -> Mapping[str, float]:
+    """What one silo tries in one of its runs, by name of the hyper-parameter."""
+    return search.draw_candidate(run, run_key.generator("hyperparameters", client_id, run))
+
+
+def run_pivot(
+    method: Method,
+    search: Search,
+    first: Checkpoint,
+    data: ClientValues,
+    rounds: Iterable[int],
+) -> Pivot:
+    """Trains with the method's own hyper-parameters; a method that releases nothing needs no training. Needs an engine.
+
+    Where the same run was made before, this makes it again: with the same key, it releases nothing new.
+
+    Args:
+      method: what trains.
+      search: the method's.
+      first: the state before the first round, whose ledger has been charged already.
+      data: every client's training examples.
+      rounds: their numbers, in order, from 1.
+    """
+    if not search.has_pivot:
+        return Pivot([first.server_state] * (method.silo_plan.rounds + 1), first.client_states)
+    state = dataclasses.replace(first, ledger=None)
+    server_states = [_in_memory(state.server_state)]
+    for round_number in rounds:
+        state = run_round(method, state, round_number, data)
+        server_states.append(_in_memory(state.server_state))
+    return Pivot(server_states, state.client_states)
+
+
+def repeat(
+    method: Method,
+    search: Search,
+    pivot: Pivot,
+    first_client_state: Any,
+    run_key: RunKey,
+    run: int,
+    places: Sequence[int],
+    data: ClientValues,
+) -> Sequence[Any]:
+    """Trains some silos anew, each with what it tries in this run, against what the server sent in the pivot run.
+
+    Needs an engine.
+
+    Args:
+      method: what trains.
+      search: the method's.
+      pivot: the pivot run.
+      first_client_state: of any silo that has not taken part yet.
+      run_key: the run's secret.
+      run: number of the repetition, from 1.
+      places: of the silos, among all.
+      data: every client's training examples.
+
+    Returns:
+      The states of these silos after the last round.
+    """
+    candidates = [candidate_of(search, run_key, client_id, run) for client_id in method.clients.client_ids]
+    searched = {
+        name: np.array([candidate[name] for candidate in candidates], method.hparams[name].dtype)
+        for name in search.candidates[0]
+    }
+    own_data = data.select(places)
+    states: Any = [first_client_state] * len(places)
+    for round_number, server_state in enumerate(pivot.server_states[:-1], 1):
+        params = method.client_params(run_key, round_number, changed=searched, run=run)
+        # What the server makes of it stays here, unread: nothing of a repetition is released.
+        _, states, _ = method.process.next(server_state, states, own_data, params.select(places))
+    return states
+
+
+def noisy_scores(
+    method: Method,
+    search: Search,
+    pivot: Pivot,
+    run_key: RunKey,
+    run: int,
+    places: Sequence[int],
+    states: Sequence[Any],
+    validation: ClientValues,
+) -> list[float]:
+    """How well some silos' models do on their own validation examples, with noise. Needs an engine.
+
+    Args:
+      method: what was trained.
+      search: the method's.
+      pivot: the pivot run.
+      run_key: the run's secret.
+      run: number of the repetition.
+      places: of the silos, among all.
+      states: of these silos.
+      validation: every client's validation examples.
+    """
+    personal = method.process.personalise(pivot.server_states[-1], states)
+    scores = []
+    for place, weights in zip(places, personal, strict=True):
+        examples = validation[place]
+        size = int(examples["num_examples"])
+        exact = score(method.model, weights, examples["x"][:size], examples["y"][:size], search.sensitivity)
+        scores.append(search.noised(exact, run_key.generator("score", method.clients.client_ids[place], run)))
+    return scores
+
+
+def score(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> float:
+    """How well a model does on some examples, the larger the better; exact, not private.
+
+    Guarantee: one more example changes the score by at most `bound`, whatever the example and the weights.
+
+    Args:
+      model: what is scored.
+      weights: the model's.
+      x: float32 `[n, *input_shape]`; n may be 0.
+      y: `[n]`.
+      bound: 1 for a classifier, whose score is the number of correct answers. A regression's is minus the sum of its
+        squared errors, each at most this much.
+    """
+    if not len(y):
+        return 0.0
+    # What one example changes by little, also where models are judged by a ranking.
+    name = "accuracy" if model.num_classes else "squared_error"
+    measured = np.asarray(model.example_metrics(weights, tf.constant(x), tf.constant(y))[name])
+    if model.num_classes:
+        return float(np.sum(measured, dtype=np.float64))
+    # An error that is not a number counts as the largest.
+    clipped = np.where(measured < bound, measured, bound)
+    return -float(np.sum(clipped, dtype=np.float64))
+
+
+def _in_memory(server_state: Any) -> Any:
+    """The same state as arrays: one for each round would fill an accelerator's memory."""
+    return tf.nest.map_structure(np.asarray, server_state)

@@ -1,0 +1,245 @@
+"""A private search for hyper-parameters, in the order it happens: charge, pivot run, repetitions, result.
+
+What it leaves behind is a trained method like any other, with the model that each silo selected, and a ledger that
+knows what the search cost.
+"""
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.files import replace_text
+from tff_pdp.privacy.plans.search import Search
+from tff_pdp.privacy.search_costs import SearchCosts, search_costs
+from tff_pdp.reports.content import json_safe
+from tff_pdp.reports.words import between, upper
+from tff_pdp.runtime import search_state as search_states
+from tff_pdp.training import checkpoint as checkpoints
+from tff_pdp.training import costs as releases
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.rounds import first_state
+from tff_pdp.training.search.runs import candidate_of, noisy_scores, numbers_of_runs, repeat, run_pivot
+from tff_pdp.training.train import check_engine, read_choices, start_folder, write_choices
+
+# What every silo selected: its hyper-parameters and their noisy score.
+SELECTED_FILE = "selected.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedMethod:
+    """A finished search.
+
+    Attributes:
+      method: what was searched.
+      search: how.
+      state: as that of a trained method, with the client states that silos selected.
+      selected: by client id, `hparams` by name, and the `noisy_score`, None where a silo made no run.
+      costs: by client id; empty without privacy.
+    """
+
+    method: Method
+    search: Search
+    state: Checkpoint
+    selected: Mapping[str, Mapping[str, Any]]
+    costs: Mapping[str, SearchCosts]
+
+
+def tune(
+    config: ExperimentConfig, name: str, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+) -> TunedMethod:
+    """Searches the hyper-parameters of one method of an experiment: `tuning.search`.
+
+    Guarantee: everything that leaves silo k, its selected model, hyper-parameters and noisy score included, is
+      (epsilon_k, delta_k)-DP for one example of its training or validation split, with the ledger's epsilon_k at most
+      the budget. The ledger is charged for the whole search, and stored with the key, before anything is trained.
+    Assumes: as `privacy.plan.PrivacyPlan` and `privacy.search_plan.Search`. Here all silos are simulated in one
+      process. The duration of the search, the folder `search` while it runs, and the run key after it tell how often
+      silos repeated: in a deployment they would stay in the silo.
+
+    A search that was stopped and resumed ends with the same bits: the pivot run is made again from its key, which
+    releases nothing new, and every silo goes on with the best of its finished runs.
+
+    Args:
+      config: the experiment.
+      name: of the method that is searched.
+      resume: continue a search that was stopped, where there is one.
+      overwrite: start again where a run exists. What the old run spent stays on record (`runtime.releases`).
+      progress: show a progress bar of the pivot run.
+
+    Raises:
+      ConfigError: the experiment has no search for this method, it cannot be searched, a run exists already and neither
+        `resume` nor `overwrite` is given, or its settings were others.
+      BudgetError: a silo's budget cannot be met.
+      DataError, EngineError: as their parts raise.
+    """
+    method = build_method(config, name)
+    search = method.silo_plan.search
+    if search is None:
+        raise ConfigError(f"{name}: there is nothing to search; give tuning.search, or --algorithm and --values")
+    folder = config.algorithm_folder(name)
+    if overwrite:
+        releases.set_aside(Path(config.output), folder)
+    choices = read_choices(folder) if resume else {}
+    with experiment_engine(config, choices) as engine:
+        result = _finished(method, folder, resume)
+        if result is None:
+            started = _start_or_resume(config, method, folder, engine.device, resume)
+            result = _search(method, search, folder, started, choices, progress)
+    # The result is there: what the silos kept for themselves until then is not needed any more.
+    shutil.rmtree(folder / releases.SEARCH, ignore_errors=True)
+    return TunedMethod(
+        method=method,
+        search=search,
+        state=result,
+        selected=json.loads((folder / SELECTED_FILE).read_text()),
+        costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger else {},
+    )
+
+
+def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]:
+    """What `tff-pdp tune` says of a finished search, as plain data: what each silo selected, and ranges of costs."""
+    name = tuned.method.algorithm.name
+    costs = {
+        field.name: [getattr(silo, field.name) for silo in tuned.costs.values()]
+        for field in dataclasses.fields(SearchCosts)
+    }
+    summary = {
+        "algorithm": name,
+        "folder": str(config.algorithm_folder(name)),
+        "rounds": tuned.state.round_number,
+        "searched": list(tuned.search.candidates[0]),
+        "candidates": len(tuned.search.candidates),
+        "epsilon": {key: {"minimum": min(one), "maximum": max(one)} for key, one in costs.items() if one},
+        "selected": tuned.selected,
+    }
+    return json_safe(summary)
+
+
+def tune_text(summary: Mapping[str, Any]) -> str:
+    """The same for people, without what each silo selected."""
+    count = summary["candidates"]
+    words = {
+        "total": "epsilon spent, the search included",
+        "untuned": "of one training with this noise, without a search",
+        "fixed_grid": f"of each of the {count} candidates once, with this noise",
+    }
+    lines = [
+        f"{summary['algorithm']}: {len(summary['selected'])} silos selected {' and '.join(summary['searched'])} among "
+        f"{count} candidates, in {summary['folder']}"
+    ]
+    # Numbers that JSON cannot hold are words there.
+    lines += [
+        f"{words[key]}: {between([float(one['minimum']), float(one['maximum'])], upper)}"
+        for key, one in summary["epsilon"].items()
+    ]
+    return "\n".join(lines if summary["epsilon"] else [*lines, "without privacy"])
+
+
+def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
+    """The result of a search that has ended already."""
+    saved = checkpoints.load_latest(folder / "checkpoints")
+    if saved is not None:
+        _check_resume(method, folder, resume, saved.config_hash)
+    return saved
+
+
+def _start_or_resume(
+    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool
+) -> search_states.SearchState:
+    first = first_state(method, config.training.test_only_seed)
+    saved = search_states.load(folder / releases.SEARCH, first)
+    if saved is not None:
+        _check_resume(method, folder, resume, saved.first.config_hash)
+        check_engine(config, folder, device)
+        return saved
+    start_folder(config, folder, device)
+    if first.ledger is not None:
+        method.silo_plan.charge_search(first.ledger)
+    started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
+    # Saved before anything is trained: a search that is stopped has cost what it would have cost.
+    search_states.save(folder / releases.SEARCH, started)
+    return started
+
+
+def _check_resume(method: Method, folder: Path, resume: bool, config_hash: str) -> None:
+    if not resume:
+        raise ConfigError(f"{folder} holds a run already: give --resume or --overwrite")
+    if config_hash != method.config_hash:
+        raise ConfigError(f"{folder} was made with other settings or other data: give --overwrite to start again")
+
+
+def _search(
+    method: Method,
+    search: Search,
+    folder: Path,
+    state: search_states.SearchState,
+    choices: Mapping[str, str],
+    progress: bool,
+) -> Checkpoint:
+    """Runs what is left of a search and saves its result."""
+    saved_choices: Mapping[str, str] = {}
+
+    def keep_choices() -> None:
+        # Other ways to compute round differently: what is run again has to be run in the same way.
+        nonlocal saved_choices
+        if choices != saved_choices:
+            saved_choices = write_choices(folder, choices)
+
+    def rounds() -> Iterator[int]:
+        numbers = range(1, method.silo_plan.rounds + 1)
+        for round_number in tqdm(numbers, f"{method.algorithm.name} pivot run", unit="round", disable=not progress):
+            yield round_number
+            keep_choices()
+
+    first, run_key, best = state.first, state.first.run_key, list(state.best)
+    train_data, validation_data = method.client_data("train"), method.client_data("validation")
+    pivot = run_pivot(method, search, first, train_data, rounds())
+    numbers = numbers_of_runs(method, search, run_key)
+    if progress:  # A bar would count the runs.
+        print(f"{method.algorithm.name}: every silo searches by itself", file=sys.stderr)
+    for run in range(state.runs_done + 1, max(numbers) + 1):
+        places = [place for place, number in enumerate(numbers) if number >= run]
+        states = repeat(method, search, pivot, first.client_states[0], run_key, run, places, train_data)
+        scores = noisy_scores(method, search, pivot, run_key, run, places, states, validation_data)
+        for place, client_state, score in zip(places, states, scores, strict=True):
+            if score > best[place].score:
+                best[place] = search_states.Best(client_state, score, run)
+        keep_choices()
+        search_states.save(folder / releases.SEARCH, search_states.SearchState(first, best, run))
+    result = dataclasses.replace(
+        first,
+        round_number=method.silo_plan.rounds,
+        server_state=pivot.server_states[-1],
+        client_states=[
+            one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)
+        ],
+    )
+    replace_text(folder / SELECTED_FILE, json.dumps(_selected(method, search, run_key, best), indent=2) + "\n")
+    checkpoints.save(folder / "checkpoints", result)
+    return result
+
+
+def _selected(
+    method: Method, search: Search, run_key: RunKey, best: Sequence[search_states.Best]
+) -> dict[str, dict[str, Any]]:
+    """What each silo tells of its search. Which of its runs was best is not part of it."""
+    selected = {}
+    for place, (client_id, one) in enumerate(zip(method.clients.client_ids, best, strict=True)):
+        # By way of text: 0.1 as a float32 is 0.10000000149.
+        own = {name: float(str(method.hparams[name][place])) for name in search.candidates[0]}
+        selected[client_id] = {
+            "hparams": dict(candidate_of(search, run_key, client_id, one.run)) if one.run else own,
+            "noisy_score": one.score if one.run else None,
+        }
+    return selected
