@@ -27,8 +27,8 @@ $(STAMP): requirements.txt pyproject.toml
 	rm -rf $(VENV)
 	if command -v uv >/dev/null; then \
 	  uv venv -q --seed --python $(PYTHON) $(VENV) && \
-	  uv pip install -q --python $(BIN)/python --no-deps --require-hashes -r requirements.txt && \
-	  uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e . ; \
+	  uv pip install -q --no-config --python $(BIN)/python --no-deps --require-hashes -r requirements.txt && \
+	  uv pip install -q --no-config --python $(BIN)/python --no-deps --no-build-isolation -e . ; \
 	else \
 	  $(PYTHON) -m venv $(VENV) && \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.txt && \
@@ -69,12 +69,12 @@ bazel: setup  ## Query, build and test with Bazel, offline
 	tools/bazel/check
 
 bench: setup  ## Seconds per round beside the floor, stock TFF and the peers that are installed; writes docs/performance.md
-	$(BIN)/python -m benchmarks.rounds
-	$(BIN)/python -m benchmarks.dp_sgd_step
-	$(BIN)/python -m benchmarks.table
+	$(BIN)/python -m benchmarks.rounds.run
+	$(BIN)/python -m benchmarks.rounds.dp_sgd_step
+	$(BIN)/python -m benchmarks.rounds.table
 
 bench-beam: setup  ## Cost of preparing contact graphs, by size and engine, beside a Polars script; FULL=1 adds 186 million contacts
-	$(BIN)/python -m benchmarks.preprocessing.run $(if $(FULL),--full)
+	$(BIN)/python -m benchmarks.preparing.run $(if $(FULL),--full)
 
 bench-serving: setup  ## Exports, loads and calls of personal models by layout and number of clients, and the server; 15 minutes
 	$(BIN)/python -m benchmarks.serving.run

@@ -6,9 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from beam_pipelines.commands import add_image_commands
-from beam_pipelines.contact_graph.command import add_contact_graph_command
-from beam_pipelines.epidemic.command import add_epidemic_commands
+from beam_pipelines.commands import add_contact_graph_command, add_epidemic_commands, add_image_commands
 from tff_pdp.errors import UserError
 
 

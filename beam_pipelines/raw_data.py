@@ -10,10 +10,8 @@ from beam_pipelines.records import UserRecord
 
 if TYPE_CHECKING:
     # They start Beam, which describing raw data does not need.
-    from beam_pipelines.client_dataset_job import ClientDatasetOptions
-    from beam_pipelines.dataset.clients import ClientRules
-    from beam_pipelines.dataset.job import Summary
-    from beam_pipelines.stages import Stage
+    from beam_pipelines.engine.stages import Stage
+    from beam_pipelines.options import ClientDatasetOptions, ClientRules, Summary
 
 
 class PreparedSource(Protocol):
@@ -29,7 +27,7 @@ class RawData:
     """The input of a client-dataset job.
 
     Attributes:
-      source: name of the kind of data, as in `tff_pdp.registry.DATASETS`.
+      source: name of the kind of data, as in `tff_pdp.experiment.registry.DATASETS`.
       folder: where the files lie; every worker must see it under this name.
       files: their names in it, for the manifest, which has their hashes. Of data in very many files none; `parameters`
         then has one hash of all.
@@ -40,8 +38,9 @@ class RawData:
       has_validation_examples: whether it also says which of the others are validation examples.
       parts: names of what single tasks read, where that is not a file each: paths in `folder` that `read_users`
         understands, such as those of `part_names`.
-      user_stages: builds the stages whose last one gives the table of users (`beam_pipelines.client_stages.user_pieces`
-        makes it), where a user's examples are not found in one place and `read_users` cannot be.
+      user_stages: builds the stages whose last one gives the table of users
+        (`beam_pipelines.dataset.clients.user_pieces` makes it), where a user's examples are not found in one place and
+        `read_users` cannot be.
       parameters: what else decided the content, as JSON has it; the manifest repeats it.
     """
 

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from serving.production.image import CONFIG_FILE
-from serving.production.kit_options import KitOptions
+from serving.production.containers import KitOptions
+from serving.tf_serving import CONFIG_FILE
 from tff_pdp.errors import ServingError
 
 _DEPLOY = """\

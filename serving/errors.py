@@ -1,5 +1,8 @@
 """How one request fails: a gRPC status code, the HTTP status it maps to, and a message of bounded length."""
 
+import logging
+import traceback
+
 import grpc
 
 MAX_MESSAGE_CHARACTERS = 4096
@@ -49,3 +52,12 @@ def invalid_argument(message: str) -> RequestError:
 def code_from_number(number: int) -> grpc.StatusCode:
     """Returns the gRPC code of a numeric status, such as `tf.errors.OpError.error_code`."""
     return _CODE_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+
+
+INTERNAL_ERROR = "Internal error; see the server's log."
+
+
+def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None:
+    """Logs the type and place of an unexpected error, not its message, which may quote what a client sent."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s failed with %s:\n%s", what, type(error).__name__, places)

@@ -6,14 +6,34 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from google.protobuf import text_format
-
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
 from tensorflow_serving.config import model_server_config_pb2
 
 from serving.errors import RequestError, invalid_argument
 from serving.saved_model import layout
 from tff_pdp.errors import ServingError
+from tff_pdp.files import replace_text
+
+# The oldest server that has every op of an export written by this package's TensorFlow.
+DOCKER_IMAGE = "tensorflow/serving:2.14.1"
+# Where the server in the image sees the models.
+MODELS_DIRECTORY = "/models"
+CONFIG_FILE = "models.config"
+# The REST port has metrics at this path, as `monitoring.config` tells the server.
+METRICS_PATH = "/monitoring/prometheus/metrics"
+# A label is refused at the start for a version that is not loaded yet, which at the start is each of them.
+LABELS_ARGUMENT = "--allow_version_labels_for_unavailable_models=true"
+NOBODY = 65534
+
+
+def owner(path: Path) -> str:
+    """User and group of a folder, as containers take them; nobody's where it is root's."""
+    stat = path.stat()
+    return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{NOBODY}:{NOBODY}"
+
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 
 _PLATFORM = "tensorflow"
 _LOGGER = logging.getLogger(__name__)
@@ -160,3 +180,32 @@ def _policy(entry: model_server_config_pb2.ModelConfig) -> VersionPolicy:
             raise invalid_argument(f"No specific versions requested for servable {entry.name}.")
         return Specific(tuple(policy.specific.versions))
     return Latest(max(policy.latest.num_versions, 1))
+
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+
+def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
+    """Writes a file that `--model_config_file` and `serving.tf_serving.read_model_config_file` read."""
+    replace_text(path, text_format.MessageToString(to_proto(models)))
+
+
+def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServerConfig:
+    """The same list as a message, as `ReloadConfigRequest` wants it."""
+    config = model_server_config_pb2.ModelServerConfig()
+    for model in models:
+        entry = config.model_config_list.config.add(
+            name=model.name,
+            base_path=str(model.base_path),
+            model_platform="tensorflow",
+            version_labels=dict(model.labels),
+        )
+        policy = entry.model_version_policy
+        if isinstance(model.policy, Latest):
+            policy.latest.num_versions = model.policy.num_versions
+        elif isinstance(model.policy, All):
+            policy.all.SetInParent()
+        else:
+            policy.specific.versions.extend(model.policy.versions)
+    return config

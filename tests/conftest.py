@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def native_engine():
     """A started engine; tests call computations inside `with native_engine.install():`."""
-    from tff_pdp.runtime.engines import build_engine
+    from tff_pdp.engines.running import build_engine
 
     engine = build_engine("native")
     yield engine
@@ -26,7 +25,7 @@ def native_engine():
 @pytest.fixture(scope="session")
 def engines(native_engine):
     """Every way to compute, by name: natively, and in this process with clients one by one or as stacks."""
-    from tff_pdp.runtime.engines import build_engine
+    from tff_pdp.engines.running import build_engine
 
     inprocess = {name: build_engine("inprocess", client_parallelism=name) for name in ("loop", "vectorized")}
     yield {"native": native_engine, **inprocess}
@@ -63,7 +62,7 @@ def one_fresh_process(fresh_process):
 @pytest.fixture(scope="session")
 def client_folder(tmp_path_factory):
     """A prepared client dataset of three silos of digits."""
-    from tff_pdp.data.sources import write_digits_leaf
+    from beam_pipelines.sources.partition import write_digits_leaf
     from tff_pdp.experiment.prepare import prepare_clients
 
     folder = tmp_path_factory.mktemp("three_silos")
@@ -98,6 +97,7 @@ def experiment(client_folder, tmp_path):
 
 
 def _load_demo(overrides):
+    from tests.places import DEMO
     from tff_pdp.experiment.config import load_config
 
-    return load_config(Path(__file__).parent.parent / "configs" / "demo.yaml", overrides)
+    return load_config(DEMO, overrides)

@@ -2,7 +2,7 @@
 
 TFF moves its public symbols between releases. Every other module imports them from here, so a new release is met in
 this file alone. Importing this module also takes down the execution context that TFF installs behind the caller's
-back; computations run only inside an engine (`tff_pdp.runtime.engines`).
+back; computations run only inside an engine (`tff_pdp.engines.running`).
 """
 
 import gc
@@ -172,7 +172,7 @@ class NoEngineContext(SyncContext):
         del comp, arg
         raise EngineError(
             "No engine is installed in this thread: call the computation inside "
-            "`with tff_pdp.runtime.engines.running_engine():`."
+            "`with tff_pdp.engines.running.running_engine():`."
         )
 
 

@@ -6,20 +6,18 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from beam_pipelines.contact_graph.degree import DegreeBound
-from beam_pipelines.contact_graph.exchange import gather, scatter
 from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
-from beam_pipelines.contact_graph.order_people import ORDER
-from beam_pipelines.contact_graph.people import People, PlaceLookup
-from beam_pipelines.contact_graph.person_features import SECONDS_PER_DAY
-from beam_pipelines.contact_graph.row_steps import count_read_rows, drop_rows
+from beam_pipelines.contact_graph.people import SECONDS_PER_DAY, People, PlaceLookup
+from beam_pipelines.contact_graph.people_stages import ORDER
+from beam_pipelines.contact_graph.row_steps import count_read_rows, drop_rows, gather, scatter
 from beam_pipelines.contact_graph.rows import RowLayout, build_rows
 from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 from beam_pipelines.dataset.accounting import count_kept, count_rows
 from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
+from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.keyed_hash import hexadecimal_names, keyed_uint64
 from beam_pipelines.records import Reason
-from beam_pipelines.stages import Piece, Stage, TaskContext, partition_stage
 from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import SPLITS, FeatureSpec
 

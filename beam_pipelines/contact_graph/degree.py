@@ -18,7 +18,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from tff_pdp.data.row_influence import RowAdjacency, RowInfluence
+from tff_pdp.data.manifest import RowAdjacency, RowInfluence
 from tff_pdp.errors import DataError
 
 _GROUP_COLUMN = re.compile(r"(person|household)\.\w+")

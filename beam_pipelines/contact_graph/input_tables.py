@@ -1,6 +1,6 @@
 """The tables of a population, cut into chunks that tasks read: columns as arrays, rows that cannot be used kept aside.
 
-`beam_pipelines.epidemic.pets_files` has the tables and their columns.
+`beam_pipelines.contact_graph.tables` has the tables and their columns.
 """
 
 import dataclasses

@@ -16,11 +16,12 @@ from tqdm import tqdm
 from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
 from beam_pipelines.contact_graph.degree import DegreeBound, parse_degree_bound
 from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
-from beam_pipelines.contact_graph.people_rules import PeopleRules
+from beam_pipelines.contact_graph.people import PeopleRules
 from beam_pipelines.contact_graph.people_stages import people_stages
 from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.contact_graph.tables import read_observed_days
-from beam_pipelines.dataset.job import DatasetJob, JobOptions, Summary, run_dataset_job
+from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
+from beam_pipelines.options import JobOptions, Summary
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
@@ -101,7 +102,7 @@ class ContactGraphOptions(JobOptions):
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
     """Makes rows of a contact graph, or finds that they are already there.
 
-    Options' `input` is the folder of the tables (`beam_pipelines.epidemic.pets_files`).
+    Options' `input` is the folder of the tables (`beam_pipelines.contact_graph.tables`).
 
     Raises:
       DataError: a table or column is missing, a file is damaged, more than `max_bad_fraction` of a table's rows are

@@ -3,10 +3,13 @@
 import dataclasses
 import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from beam_pipelines.contact_graph.degree import DegreeBound
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FEMALE, MALE
 from beam_pipelines.dataset.staging import remove
 
 PEOPLE_FOLDER = ".people"
@@ -102,3 +105,87 @@ class PlaceLookup:
             return np.where(is_inside, self._dense[np.where(is_inside, offset, 0)], -1).astype(np.int64)
         found = np.minimum(np.searchsorted(self._ids, pids), len(self._ids) - 1)
         return np.where(self._ids[found] == pids, self._order[found], -1).astype(np.int64)
+
+
+# What silos are called; elsewhere they are numbers.
+SILO_NAMES = "silo_names"
+
+
+@dataclasses.dataclass(frozen=True)
+class PeopleRules:
+    """What decides what people are like and where they belong.
+
+    Attributes:
+      columns: by table, the columns that are read.
+      silo_by: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`.
+      degree_bound: may name groups.
+      validation_fraction: expected share of people whose rows are for validation.
+      min_people: silos with fewer people are dropped.
+      num_days: how many days were observed, from day 0.
+      num_windows: how many rows each person has for training or validation.
+      has_households: whether there is a table of them.
+      seed: keys the split.
+      num_partitions: of people.
+    """
+
+    columns: Mapping[str, tuple[str, ...]]
+    silo_by: str
+    degree_bound: DegreeBound
+    validation_fraction: float
+    min_people: int
+    num_days: int
+    num_windows: int
+    has_households: bool
+    seed: int
+    num_partitions: int
+
+    @property
+    def grid_degrees(self) -> float | None:
+        """The side of a cell of the grid that silos are made by, if they are."""
+        kind, _, size = self.silo_by.partition(".")
+        return float(size) if kind == "residence_grid" else None
+
+
+SECONDS_PER_DAY = 86_400
+OLDEST = 100
+LARGEST_HOUSEHOLD = 10
+PERSON_FEATURES = (
+    "age",
+    "is_male",
+    "is_female",
+    "household_size",
+    *(f"does_{name}" for name in ACTIVITY_NAMES),
+    *(f"share_of_day_{name}" for name in ACTIVITY_NAMES),
+)
+
+
+def person_features(
+    age: np.ndarray, sex: np.ndarray, household_size: np.ndarray, seconds_by_activity: np.ndarray
+) -> np.ndarray:
+    """Features of people: uint8 `[n, features]`, in the order of `PERSON_FEATURES`.
+
+    Args:
+      age: in years, `[n]`.
+      sex: 1 male, 2 female, `[n]`.
+      household_size: people, `[n]`; 0 where it is not known.
+      seconds_by_activity: of a day, `[n, 7]`.
+    """
+    columns = (
+        to_bytes(age / OLDEST),
+        to_bytes(sex == MALE),
+        to_bytes(sex == FEMALE),
+        to_bytes(household_size / LARGEST_HOUSEHOLD),
+    )
+    return np.concatenate(
+        [
+            np.stack(columns, axis=1),
+            to_bytes(seconds_by_activity > 0),
+            to_bytes(seconds_by_activity / SECONDS_PER_DAY),
+        ],
+        axis=1,
+    )
+
+
+def to_bytes(values: np.ndarray) -> np.ndarray:
+    """Numbers, cut off at 0 and 1, as bytes: uint8 of the same shape, rounded to multiples of 1/255."""
+    return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)

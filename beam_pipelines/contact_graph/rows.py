@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_pipelines.contact_graph.people import People
-from beam_pipelines.contact_graph.person_features import PERSON_FEATURES, SECONDS_PER_DAY, to_bytes
+from beam_pipelines.contact_graph.people import PERSON_FEATURES, SECONDS_PER_DAY, People, to_bytes
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 

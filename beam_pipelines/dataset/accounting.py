@@ -9,8 +9,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
+from beam_pipelines.engine.stages import TaskContext
 from beam_pipelines.records import Reason
-from beam_pipelines.stages import TaskContext
 from tff_pdp.data.manifest import RecordCounts, Tally
 
 USERS, EXAMPLES = "users", "examples"

@@ -2,45 +2,30 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read
+from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
 from beam_pipelines.dataset.user_rows import UserRow, judge_user, rows_of, to_batch
+from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
+from beam_pipelines.options import ClientDatasetOptions, ClientRules, Summary
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.records import DeadLetter, Reason, UserRecord
-from beam_pipelines.rules import SplitRule, keyed_hash
-from beam_pipelines.stages import Piece, Stage, TaskContext, partition_stage
-from beam_pipelines.validation import ExampleRule
+from beam_pipelines.rules import ExampleRule, SplitRule, keyed_hash
 from tff_pdp.data.example_codec import encode_examples
-from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.data.manifest import FeatureSpec, FileRecord
+from tff_pdp.errors import DataError
 
 USERS = "users"
 # Examples that a task keeps before it hands them on.
 _PIECE_BYTES = 64 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientRules:
-    """What decides how users become clients.
-
-    Attributes:
-      features: of the examples written.
-      examples: which examples are valid.
-      splits: which of them are for training, validation and test.
-      min_examples: clients with fewer valid examples are dropped.
-      num_shards: of the dataset.
-    """
-
-    features: FeatureSpec
-    examples: ExampleRule
-    splits: SplitRule
-    min_examples: int
-    num_shards: int
 
 
 def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
@@ -162,3 +147,40 @@ def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         for place in range(len(y))
     ]
     return np.array(ids, "S32")
+
+
+def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:
+    """Prepares a client dataset, or finds that it is already there.
+
+    Raises:
+      DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable
+        or no client is left; or the output is in the way. Nothing is written under the output's name then.
+    """
+    if raw.has_test_examples and options.split_by == "user":
+        raise DataError(f"{options.input}: split_by user needs data without test examples of their own")
+    features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)
+    rules = ClientRules(
+        features=features,
+        examples=ExampleRule(math.prod(options.input_shape), options.num_classes, raw.are_images),
+        splits=SplitRule(
+            options.test_fraction,
+            options.validation_fraction,
+            options.exact_split,
+            options.seed,
+            by_user=options.split_by == "user",
+        ),
+        min_examples=options.min_examples_per_client,
+        num_shards=options.num_shards,
+    )
+    unused = {"test_fraction": None} if raw.has_test_examples else {}
+    if raw.has_validation_examples:
+        unused["validation_fraction"] = None
+    job = DatasetJob(
+        # All that decides the content besides the files: the options, and what the raw data say of themselves.
+        parameters={**options.parameters(), **unused, "source": raw.source, **raw.parameters},
+        sources=tuple(FileRecord.of(raw.folder, name) for name in tqdm(raw.files, desc="hash sources", unit="file")),
+        features=features,
+        num_shards=options.num_shards,
+        stages=client_stages(raw, rules),
+    )
+    return run_dataset_job(job, options)

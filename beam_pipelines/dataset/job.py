@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import tff_pdp
 from beam_pipelines.dataset.accounting import EXAMPLES, Counts, add_up
 from beam_pipelines.dataset.shards import shard_name, write_index
 from beam_pipelines.dataset.staging import keep_dead_letters, publish, staging_folder
-from beam_pipelines.engine.run import Engine, run_stages
-from beam_pipelines.stages import Stage
+from beam_pipelines.engine.stages import Stage
+from beam_pipelines.options import JobOptions, Summary
 from tff_pdp.data.manifest import (
-    DEAD_LETTER_FOLDER,
     FORMAT_VERSION,
     INDEX_FILE,
     MANIFEST_FILE,
@@ -27,58 +25,11 @@ from tff_pdp.data.manifest import (
     FeatureSpec,
     FileRecord,
     Manifest,
+    RowInfluence,
 )
-from tff_pdp.data.row_influence import RowInfluence
 from tff_pdp.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
-EXCHANGES = ("files", "runner")
-
-
-@dataclasses.dataclass(frozen=True)
-class JobOptions:
-    """What every job is told.
-
-    Attributes:
-      input: where the raw data lie, as the user named it; for messages.
-      output: folder to write; every worker must see it under this name.
-      seed: keys whatever the job decides by hash.
-      max_bad_fraction: the job fails if more than this share of the input cannot be used.
-      dead_letters: where a failing job keeps its dead letters; default: `<output>.dead_letters`.
-      overwrite: replace a finished dataset that was prepared differently.
-      exchange: how what one stage makes gets to the next: `files`, stage after stage, in bounded memory, and a job that
-        was killed goes on where it was; or `runner`, all stages as one pipeline, for a cluster.
-      runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
-      pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
-
-    Raises:
-      DataError: a value is out of range.
-    """
-
-    input: str | os.PathLike[str]
-    output: str | os.PathLike[str]
-    seed: int = 0
-    max_bad_fraction: float = 0.01
-    dead_letters: str | os.PathLike[str] | None = None
-    overwrite: bool = False
-    exchange: str = "files"
-    runner: str = "FnApiRunner"
-    pipeline_args: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        self._require(self.seed >= 0, "seed must be at least 0")
-        self._require(0 <= self.max_bad_fraction <= 1, "max_bad_fraction must lie in [0, 1]")
-        self._require(self.exchange in EXCHANGES, f"exchange must be one of {', '.join(EXCHANGES)}")
-
-    def parameters(self) -> dict[str, Any]:
-        """The options that decide what the dataset holds, as JSON has them; where and how it is computed does not."""
-        elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
-        parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
-        return json.loads(json.dumps(parameters))
-
-    def _require(self, holds: bool, rule: str) -> None:
-        if not holds:
-            raise DataError(f"{rule}; got {self.parameters()}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,43 +62,6 @@ class DatasetJob:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """What a job did. `skipped` means that the output already held exactly this dataset."""
-
-    output: Path
-    manifest: Manifest
-    skipped: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts and the folder, flat, for printing or JSON."""
-        manifest = self.manifest
-        held_out = sum(not counts["train"] for counts in manifest.clients.values())
-        return {
-            "clients": manifest.kept.users,
-            **({"clients_without_train_examples": held_out} if held_out else {}),
-            **{f"{split}_examples": manifest.num_examples[split] for split in SPLITS},
-            "examples_read": manifest.read.examples,
-            **{f"dropped ({reason})": tally.examples for reason, tally in sorted(manifest.dropped.items())},
-            **{
-                f"{table} {what}": number
-                for table, counts in sorted(manifest.rows.items())
-                for what, number in (
-                    ("read", counts.read),
-                    ("kept", counts.kept),
-                    *((f"dropped ({reason})", dropped) for reason, dropped in sorted(counts.dropped.items())),
-                )
-            },
-            "dead_letters": str(self.output / DEAD_LETTER_FOLDER),
-            "output": str(self.output),
-            "skipped": self.skipped,
-        }
-
-    def table(self) -> str:
-        """The same as aligned lines of text."""
-        return "\n".join(f"{key:<48} {value}" for key, value in self.as_dict().items())
-
-
 def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
     """Writes a client dataset, or finds that it is already there.
 
@@ -155,6 +69,9 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
       DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable or no client is left; or
         the output is in the way. Nothing is written under the output's name then.
     """
+    # Starts Beam, which describing a job does not need.
+    from beam_pipelines.engine.run import Engine, run_stages
+
     output = Path(options.output).absolute()
     config_hash = job.config_hash()
     finished = _finished_dataset(output, config_hash, options.overwrite)

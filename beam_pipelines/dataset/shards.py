@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 
 from beam_pipelines.dataset.staging import INDEX_FOLDER
-from beam_pipelines.io.atomic import atomic_file, write_atomically
 from beam_pipelines.records import DeadLetter, IndexRow
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, INDEX_FILE, SHARD_FOLDER
+from tff_pdp.files import atomic_file, write_atomically
 
 _INDEX_SCHEMA = pyarrow.schema(
     [

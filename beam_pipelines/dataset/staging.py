@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from beam_pipelines.io.atomic import is_attempt
-from beam_pipelines.io.reports import REPORT_FOLDER
+from beam_pipelines.engine.tasks import REPORT_FOLDER
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE
 from tff_pdp.errors import DataError, UserError
+from tff_pdp.files import is_attempt
 
 # Index rows of one shard each, until there is one index.
 INDEX_FOLDER = ".index"

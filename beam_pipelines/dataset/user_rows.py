@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 
 from beam_pipelines.records import DeadLetter, Reason, UserRecord, raw_excerpt
-from beam_pipelines.validation import ExampleRule, user_problem
+from beam_pipelines.rules import ExampleRule, user_problem
 
 SCHEMA = pyarrow.schema(
     [

@@ -11,10 +11,9 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from tqdm import tqdm
 
-from beam_pipelines.engine.one_pipeline import add_stages
-from beam_pipelines.engine.pipelines import add_stage, remove_used_pieces
-from beam_pipelines.io.reports import count_done, stage_counts, stage_errors
-from beam_pipelines.stages import Stage
+from beam_pipelines.engine.pipelines import add_stage, add_stages, remove_used_pieces
+from beam_pipelines.engine.stages import Stage
+from beam_pipelines.engine.tasks import count_done, stage_counts, stage_errors
 from tff_pdp.errors import DataError
 
 

@@ -1,4 +1,4 @@
-"""Kinds of raw data whose examples are people of a contact graph; functions as in `tff_pdp.data.datasets`."""
+"""Kinds of raw data whose examples are people of a contact graph; functions as in `beam_pipelines.sources.builders`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,15 +10,14 @@ from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
+from beam_pipelines.options import GENERATED, DataConfig
 from beam_pipelines.sources.base import check_features
-from tff_pdp.data.manifest import Manifest
-from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.data.manifest import Manifest, RowInfluence
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import GENERATED, DataConfig, check_arguments
+from tff_pdp.settings import check_arguments
 
 if TYPE_CHECKING:
-    from beam_pipelines.client_dataset_job import ClientDatasetOptions
-    from beam_pipelines.dataset.job import Summary
+    from beam_pipelines.options import ClientDatasetOptions, Summary
 
 
 @dataclasses.dataclass(frozen=True)

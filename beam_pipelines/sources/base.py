@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from beam_pipelines.options import DataConfig
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.sources.silo_files import SiloFileReader
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import DataConfig
 
 _BRIGHTEST = 255
 
@@ -15,7 +15,7 @@ _BRIGHTEST = 255
 def array_images(
     source: str, workspace: Path, data: DataConfig, parameters: Mapping[str, Any], *, has_test_examples: bool
 ) -> RawData:
-    """The raw data of 8-bit images in `workspace/<source>.npz`, as `tff_pdp.data.silo_arrays` writes them."""
+    """The raw data of 8-bit images in `workspace/<source>.npz`, as `beam_pipelines.sources.silo_arrays` writes them."""
     return RawData(
         source=source,
         folder=workspace,

@@ -1,7 +1,9 @@
-"""Kinds of raw data, as `tff_pdp.registry.DATASETS` names them: from the settings of an experiment to files for a job.
+"""Kinds of raw data, as `tff_pdp.experiment.registry.DATASETS` names them: from the settings of an experiment to files
+for a job.
 
 Each function takes the experiment's `data` section, a folder that it may write to, and, as keyword-only parameters, the
-kind's own options: what `data.arguments` may hold. Those whose users are people are in `tff_pdp.data.user_datasets`.
+kind's own options: what `data.arguments` may hold. Those whose users are people are in
+`beam_pipelines.sources.user_builders`.
 """
 
 import dataclasses
@@ -9,19 +11,17 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from beam_pipelines.options import DataConfig
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.sources.base import array_images, check_features
 from beam_pipelines.sources.cifar import read_cifar10, read_cifar100
-from beam_pipelines.sources.divided import PartitionOptions, partitioned_images
+from beam_pipelines.sources.divided import PartitionOptions, RotatedMnistOptions, partitioned_images, rotated_mnist
+from beam_pipelines.sources.images import ImageDataset, shrunken_shape
 from beam_pipelines.sources.leaf import leaf_images
-from beam_pipelines.sources.mnist import read_mnist
+from beam_pipelines.sources.mnist import read_emnist, read_mnist
 from beam_pipelines.sources.silo_arrays import write_silo_arrays
 from beam_pipelines.sources.silo_files import SiloFileReader, list_silo_files
-from tff_pdp.data.emnist import read_emnist
-from tff_pdp.data.images import ImageDataset, shrunken_shape
-from tff_pdp.data.rotated_mnist import RotatedMnistOptions, rotated_mnist
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import DataConfig
 
 
 def build_leaf(data: DataConfig, workspace: Path) -> RawData:
@@ -41,7 +41,7 @@ def build_silo_files(
 ) -> RawData:
     """Feature vectors of silos, as they are: `data.input` is a `.mat`, `.json`, `.json.gz` or `.npz` file, or a folder.
 
-    `beam_pipelines.silo_files` says what the files hold. With two classes, labels {-1, 1} become {0, 1}.
+    `beam_pipelines.sources.silo_files` says what the files hold. With two classes, labels {-1, 1} become {0, 1}.
 
     Args:
       data: the experiment's data section.
@@ -132,7 +132,7 @@ def build_partitioned_images(
     concentration: float | None = None,
     shrink: int = 1,
 ) -> RawData:
-    """Pooled images divided among artificial clients; `tff_pdp.data.partitioned_images` has the partitions' sources.
+    """Pooled images divided among artificial clients; `beam_pipelines.sources.divided` has the partitions' sources.
 
     | images | `data.input` |
     |---|---|

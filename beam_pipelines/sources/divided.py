@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
 from beam_pipelines.sources.partition import (
     draw_class_mixes,
     draw_class_shares,
@@ -25,7 +26,6 @@ from beam_pipelines.sources.partition import (
     uniform_partition,
 )
 from beam_pipelines.sources.silo_arrays import SiloArrays
-from tff_pdp.data.images import ImageDataset, shrunk, shrunken_shape
 from tff_pdp.errors import ConfigError
 
 # Each has a random stream of its own: the test side is divided as before when the train side has other images.
@@ -36,7 +36,7 @@ _OPTION_OF = {"classes": "classes_per_client", "dirichlet": "concentration", "un
 
 @dataclasses.dataclass(frozen=True)
 class PartitionOptions:
-    """How to divide images; `tff_pdp.data.datasets.build_partitioned_images` explains each field.
+    """How to divide images; `beam_pipelines.sources.builders.build_partitioned_images` explains each field.
 
     Raises:
       ConfigError: a value is out of range, or does not go with the partition.
@@ -125,3 +125,115 @@ def _divide_images(
     else:
         train, test = (uniform_partition(len(labels), num_clients, stream) for labels, stream in sides)
     return train, test
+
+
+_PATCH = 2
+_WHITE = 255
+# Each has a random stream of its own: masks do not move when the number of images changes.
+_SHUFFLE_TRAIN, _SHUFFLE_TEST, _GROUPS, _MASKS = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class RotatedMnistOptions:
+    """How to divide and change the images; `beam_pipelines.sources.builders.build_rotated_mnist` explains each field.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+
+    num_silos: int
+    num_rotations: int
+    mask_fraction: float
+    train_per_silo: int
+    test_per_silo: int
+    shrink: int = 1
+
+    def __post_init__(self):
+        rules = (
+            (min(self.num_silos, self.train_per_silo) >= 1, "num_silos and train_per_silo must be at least 1"),
+            (self.test_per_silo >= 0, "test_per_silo must be at least 0"),
+            (1 <= self.num_rotations <= 4, "num_rotations must be 1 to 4: 0, 90, 180 and 270 degrees"),
+            (0 <= self.mask_fraction <= 1, "mask_fraction must lie in [0, 1]"),
+        )
+        for holds, rule in rules:
+            if not holds:
+                raise ConfigError(f"data.arguments: {rule}; got {self}")
+        if self.num_silos % self.num_rotations:
+            raise ConfigError(
+                f"data.arguments: num_silos {self.num_silos} must be a multiple of num_rotations {self.num_rotations}, "
+                "so that the groups have the same size"
+            )
+
+
+def rotated_mnist(
+    train: Images, test: Images, options: RotatedMnistOptions, seed: int
+) -> tuple[dict[str, int], Iterator[SiloArrays]]:
+    """Makes the silos.
+
+    Args:
+      train: where each silo's first `train_per_silo` examples come from.
+      test: where its other `test_per_silo` examples come from, marked as test examples.
+      options: how.
+      seed: the same arguments and seed give the same silos.
+
+    Returns:
+      The group of each silo, by its name (`silo_000`, ...): group g is rotated by 90 g degrees, counter-clockwise. And
+      the silos, made one at a time: x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`.
+
+    Raises:
+      ConfigError: there are too few images, or images of their shape cannot be rotated or shrunk.
+    """
+    height, width = train.x.shape[1:3]
+    # Judged here: the silos are made only when they are asked for.
+    shrunken_shape(train.x.shape[1:], options.shrink)
+    if options.num_rotations > 1 and height != width:
+        raise ConfigError(f"data.arguments: images of {height} x {width} pixels cannot be rotated by 90 degrees")
+    train_parts = _divide_rotations(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
+    test_parts = _divide_rotations(test, options.num_silos, options.test_per_silo, "test", [seed, _SHUFFLE_TEST])
+    order = np.random.default_rng([seed, _GROUPS]).permutation(options.num_silos)
+    groups = {_name(silo): int(rank) % options.num_rotations for silo, rank in enumerate(order)}
+
+    def silos() -> Iterator[SiloArrays]:
+        for silo, parts in enumerate(zip(train_parts, test_parts, strict=True)):
+            mask = patch_mask((height, width), options.mask_fraction, np.random.default_rng([seed, _MASKS, silo]))
+            sides = [side[part] for side, part in zip((train, test), parts, strict=True)]
+            rotated = np.rot90(np.concatenate([side.x for side in sides]), groups[_name(silo)], axes=(1, 2))
+            yield SiloArrays(
+                _name(silo),
+                shrunk(np.where(mask[..., np.newaxis], np.uint8(_WHITE), rotated), options.shrink),
+                np.concatenate([side.y for side in sides]),
+                np.arange(len(rotated)) >= len(parts[0]),
+            )
+
+    return groups, silos()
+
+
+def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:
+    """Draws a mask of patches of 2 x 2 pixels that lie on a grid, each there with probability `fraction`.
+
+    Args:
+      shape: height and width of an image; at an odd edge, patches are cut.
+      fraction: the expected share of the area.
+      generator: draws the patches.
+
+    Returns:
+      Bool `shape`, true where the image is masked.
+    """
+    height, width = shape
+    patches = generator.random((-(-height // _PATCH), -(-width // _PATCH))) < fraction
+    return np.kron(patches, np.ones((_PATCH, _PATCH), bool))[:height, :width]
+
+
+def _divide_rotations(images: Images, num_silos: int, per_silo: int, side: str, seed: list[int]) -> np.ndarray:
+    """Positions of each silo's images: int64 `[num_silos, per_silo]`."""
+    wanted = num_silos * per_silo
+    if wanted > len(images.y):
+        raise ConfigError(
+            f"data.arguments: {num_silos} silos with {per_silo} {side} images each need {wanted}, and there are "
+            f"{len(images.y)}; lower num_silos or {side}_per_silo"
+        )
+    return np.random.default_rng(seed).permutation(len(images.y))[:wanted].reshape(num_silos, per_silo)
+
+
+def _name(silo: int) -> str:
+    return f"silo_{silo:03d}"

@@ -1,14 +1,17 @@
 """Reads single image files: pixels, or why there are none, and one hash of many files."""
 
+import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from beam_pipelines.records import Reason, Unusable
+from tff_pdp.errors import ConfigError
 
 # Reading small files waits for the disk, or for the network.
 _READERS = 16
@@ -76,3 +79,61 @@ def _hash_file(path: Path) -> str:
 
 def _unusable(name: str, problem: str) -> Unusable:
     return Unusable(Reason.UNREADABLE_IMAGE, f"{name}: {problem}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Some labelled images: `x` uint8 `[n, height, width, channels]`, `y` int64 `[n]`."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __getitem__(self, chosen: np.ndarray) -> "Images":
+        """The images at these positions, int64 `[m]`."""
+        return Images(self.x[chosen], self.y[chosen])
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDataset:
+    """A published data set.
+
+    Attributes:
+      train: its train side.
+      test: its test side.
+      num_classes: labels are integers in `[0, num_classes)`.
+      origin: what it was read from, as JSON has it.
+    """
+
+    train: Images
+    test: Images
+    num_classes: int
+    origin: Sequence[Any]
+
+
+def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
+    """Averages squares of `factor * factor` pixels, rounded.
+
+    Args:
+      images: uint8 `[n, height, width, channels]`.
+      factor: divides height and width; see `shrunken_shape`.
+
+    Returns:
+      uint8 `[n, height / factor, width / factor, channels]`.
+    """
+    number, height, width, channels = images.shape
+    squares = images.reshape(number, height // factor, factor, width // factor, factor, channels)
+    return np.rint(squares.mean(axis=(2, 4))).astype(np.uint8)
+
+
+def shrunken_shape(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
+    """The shape `(height, width, channels)` of images of this one after `shrunk`.
+
+    Raises:
+      ConfigError: the factor is below 1, or does not divide the height or the width.
+    """
+    height, width, channels = shape
+    if factor < 1:
+        raise ConfigError(f"data.arguments: shrink must be at least 1; got {factor}")
+    if height % factor or width % factor:
+        raise ConfigError(f"data.arguments: shrink {factor} does not divide images of {height} x {width} pixels")
+    return height // factor, width // factor, channels

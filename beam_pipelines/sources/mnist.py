@@ -3,13 +3,16 @@
 import dataclasses
 import gzip
 import math
+import re
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from tff_pdp.data.images import ImageDataset, Images
+from beam_pipelines.sources.images import ImageDataset, Images, shrunk
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import DataError
 
@@ -89,3 +92,115 @@ def read_idx(path: Path) -> np.ndarray:
     if len(content) != start + math.prod(shape) * dtype.itemsize:
         raise DataError(f"{path}: {len(content)} bytes, which is not what its header says; get the file again")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
+
+
+# The number of classes of each split, and its first label in the files.
+_SPLITS = {
+    "byclass": (62, 0),
+    "bymerge": (47, 0),
+    "balanced": (47, 0),
+    "letters": (26, 1),
+    "digits": (10, 0),
+    "mnist": (10, 0),
+}
+_TRAIN_IMAGES = re.compile(rf"emnist-({'|'.join(_SPLITS)})-train-images-idx3-ubyte\.gz")
+
+
+def read_emnist(path: Path) -> ImageDataset:
+    """Reads one split: images uint8 `[n, 28, 28, 1]`, upright, ink bright (255) on black (0).
+
+    Args:
+      path: a folder with the four files of one split, `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`;
+        or, where a folder has those of several, the train images of one.
+
+    Raises:
+      DataError: a file is missing or damaged, the folder holds no split or several, or a label is out of range.
+    """
+    folder, split = _find_split(path)
+    num_classes, first_label = _SPLITS[split]
+    sides: list[Images] = []
+    origin = []
+    for side in ("train", "test"):
+        names = (f"emnist-{split}-{side}-images-idx3-ubyte.gz", f"emnist-{split}-{side}-labels-idx1-ubyte.gz")
+        stored = read_labelled_images(folder, *names, num_classes, first_label)
+        # EMNIST's files have columns where MNIST's have rows.
+        sides.append(Images(stored.x.swapaxes(1, 2), stored.y))
+        origin += [dataclasses.asdict(FileRecord.of(folder, name)) for name in names]
+    train, test = sides
+    return ImageDataset(train, test, num_classes, origin)
+
+
+def _find_split(path: Path) -> tuple[Path, str]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; data.input takes the folder of EMNIST's .gz files")
+    candidates = path.iterdir() if path.is_dir() else [path]
+    splits = sorted(match[1] for file in candidates if (match := _TRAIN_IMAGES.fullmatch(file.name)))
+    if not splits:
+        raise DataError(
+            f"{path}: no emnist-<split>-train-images-idx3-ubyte.gz, where <split> is one of: {', '.join(_SPLITS)}"
+        )
+    if len(splits) > 1:
+        raise DataError(
+            f"{path}: several splits of EMNIST: {', '.join(splits)}; data.input takes the train images of one, such as "
+            f"{path / f'emnist-{splits[0]}-train-images-idx3-ubyte.gz'}"
+        )
+    return (path if path.is_dir() else path.parent), splits[0]
+
+
+WRITERS_FILE = "qmnist-train-labels-idx2-int.gz"
+_LABEL, _WRITER = 0, 2
+
+
+def find_writers(folder: Path, named: str | None) -> Path:
+    """The file of writers: the one that is named, or `WRITERS_FILE` in MNIST's folder or in `mnist_writers` beside it.
+
+    Raises:
+      DataError: there is no such file.
+    """
+    places = [Path(named)] if named else [folder / WRITERS_FILE, folder.parent / "mnist_writers" / WRITERS_FILE]
+    for place in places:
+        if place.is_file():
+            return place
+    raise DataError(
+        f"{' and '.join(map(str, places))}: no such file; get QMNIST's {WRITERS_FILE}, and name it in "
+        "data.arguments.writers"
+    )
+
+
+def read_writers(path: Path, images: Images) -> np.ndarray:
+    """Reads who wrote each of MNIST's training images: int64 `[n]`, the number of the person.
+
+    Raises:
+      DataError: the file is damaged or of another form, or its labels are not those of the images (names the row).
+    """
+    table = read_idx(path)
+    if table.ndim != 2 or table.shape[1] <= _WRITER:
+        raise DataError(f"{path}: of shape {table.shape}; QMNIST's file has a row of 8 numbers for each image")
+    if len(table) != len(images.y):
+        raise DataError(f"{path}: {len(table)} rows for {len(images.y)} training images; it goes with all of MNIST's")
+    different = np.flatnonzero(table[:, _LABEL] != images.y)
+    if different.size:
+        row = different[0]
+        raise DataError(
+            f"{path}: row {row} (the first is 0) has label {table[row, _LABEL]}, but that image of MNIST has label "
+            f"{images.y[row]}; data.input must be the original MNIST, in its order"
+        )
+    return table[:, _WRITER].astype(np.int64)
+
+
+def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[SiloArrays]:
+    """Makes a client of each writer, one at a time: `writer_0000`, ..., with the person's number.
+
+    Args:
+      images: MNIST's training images.
+      writers: int64 `[n]`, who wrote each.
+      shrink: see `beam_pipelines.sources.images.shrunk`.
+
+    Yields:
+      x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`, in MNIST's order.
+    """
+    # Stable, so that a writer's images stay in their order.
+    order = np.argsort(writers, kind="stable")
+    numbers, starts = np.unique(writers[order], return_index=True)
+    for number, part in zip(numbers, np.split(order, starts[1:]), strict=True):
+        yield SiloArrays(f"writer_{number:04d}", shrunk(images.x[part], shrink), images.y[part])

@@ -1,13 +1,13 @@
 """Kinds of raw data whose users are people, for federated learning across devices: who wrote it, who is in the picture.
 
-As `tff_pdp.data.datasets`, which has the others: each function takes the experiment's `data` section, a folder that it
-may write to, and, as keyword-only parameters, what `data.arguments` may hold.
+As `beam_pipelines.sources.builders`, which has the others: each function takes the experiment's `data` section, a
+folder that it may write to, and, as keyword-only parameters, what `data.arguments` may hold.
 """
 
 import dataclasses
 from pathlib import Path
 
-from beam_pipelines.nist import nist_images, num_nist_classes
+from beam_pipelines.options import DataConfig
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.sources.base import array_images, check_features
 from beam_pipelines.sources.celeba import CELEBA_CLASSES, CelebaOptions, celeba_images
@@ -17,15 +17,22 @@ from beam_pipelines.sources.fed_emnist import (
     FedEmnistReader,
     decompress_database,
     find_splits,
+    list_h5_files,
+    read_h5_users,
 )
-from beam_pipelines.sources.mnist import MNIST_CLASSES, MNIST_TRAIN_FILES, read_labelled_images
+from beam_pipelines.sources.images import shrunken_shape
+from beam_pipelines.sources.mnist import (
+    MNIST_CLASSES,
+    MNIST_TRAIN_FILES,
+    find_writers,
+    mnist_writers,
+    read_labelled_images,
+    read_writers,
+)
+from beam_pipelines.sources.nist import nist_images, num_nist_classes
 from beam_pipelines.sources.silo_arrays import write_silo_arrays
-from tff_pdp.data.fed_emnist_h5 import list_h5_files, read_h5_users
-from tff_pdp.data.images import shrunken_shape
 from tff_pdp.data.manifest import FileRecord
-from tff_pdp.data.mnist_writers import find_writers, mnist_writers, read_writers
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import DataConfig
 
 
 def build_mnist_writers(data: DataConfig, workspace: Path, *, writers: str | None = None, shrink: int = 1) -> RawData:
@@ -130,7 +137,7 @@ def build_nist_sd19(data: DataConfig, workspace: Path, *, classes: str = "all") 
     """NIST Special Database 19 by the person who wrote it (Grother, 1995; Caldas et al., 2018): raw FEMNIST.
 
     `data.input` is the folder that holds `by_class` and `by_write`. Users are `f0000_14`, ... Images are scaled to
-    `data.input_shape` as in LEAF. Background 1, ink 0. `beam_pipelines.nist` says what becomes a dead letter.
+    `data.input_shape` as in LEAF. Background 1, ink 0. `beam_pipelines.sources.nist` says what becomes a dead letter.
 
     Args:
       data: the experiment's data section: `input_shape` has 1 channel; `num_classes` goes with `classes`.

@@ -4,7 +4,7 @@ Writes a dataset of uniform noise into a temporary folder, 100,000 clients with 
 (2.6 GB), and reads it while it is in the page cache: what is measured is this package, not a disk. Every figure is the
 median over some repeats; the slowest of these is written too.
 
-  python -m benchmarks.client_reads [--small]
+  python -m benchmarks.preparing.client_reads [--small]
 """
 
 import argparse
@@ -21,6 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from benchmarks.machine import describe_machine
+from benchmarks.places import RESULTS
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import (
@@ -34,7 +35,7 @@ from tff_pdp.data.manifest import (
     Tally,
 )
 
-OUTPUT = pathlib.Path(__file__).parent / "results" / "client_reads.json"
+OUTPUT = RESULTS / "client_reads.json"
 CLIENTS, SMALL_CLIENTS, EXAMPLES, SHARDS = 100_000, 2_000, 8, 8
 FEATURES = FeatureSpec.of((28, 28, 1), num_classes=10)
 COHORT, BATCH_SIZE = 50, 256

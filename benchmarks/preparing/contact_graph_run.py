@@ -1,6 +1,6 @@
 """Runs the contact-graph job once, on the engine that is named, and prints how many rows it wrote.
 
-python -m benchmarks.preprocessing.contact_graph_run INPUT OUTPUT ENGINE
+python -m benchmarks.preparing.contact_graph_run INPUT OUTPUT ENGINE
 """
 
 import argparse

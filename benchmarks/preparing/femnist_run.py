@@ -1,13 +1,13 @@
 """Runs the FEMNIST job once and prints how many examples it wrote.
 
-python -m benchmarks.preprocessing.femnist_run INPUT OUTPUT
+python -m benchmarks.preparing.femnist_run INPUT OUTPUT
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from beam_pipelines.femnist import FemnistOptions, run_femnist
+from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 Joins, groups and samples with Polars, and fills in the numbers of a row with the very function that the job uses, so
 that both are measured at the same work. Writes rows as Parquet; no checks, no dead letters, nothing to resume.
 
-  python -m benchmarks.preprocessing.polars_rows INPUT OUTPUT
+  python -m benchmarks.preparing.polars_rows INPUT OUTPUT
 """
 
 import argparse
@@ -14,8 +14,7 @@ import polars as pl
 import pyarrow
 import pyarrow.parquet
 
-from beam_pipelines.contact_graph.people import NEVER, People
-from beam_pipelines.contact_graph.person_features import person_features
+from beam_pipelines.contact_graph.people import NEVER, People, person_features
 from beam_pipelines.contact_graph.rows import RowLayout, build_rows
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, read_observed_days

@@ -3,8 +3,8 @@
 Inputs are generated once and kept. Writes `benchmarks/results/beam.json`, a row for each run, and a figure of cost by
 size, `docs/images/beam.png`.
 
-  python -m benchmarks.preprocessing.run          1 and 10 million contacts: 15 minutes, 4 GB of disk
-  python -m benchmarks.preprocessing.run --full   also 186 million, and 800,000 images: half an hour more, 45 GB of disk
+  python -m benchmarks.preparing.run          1 and 10 million contacts: 15 minutes, 4 GB of disk
+  python -m benchmarks.preparing.run --full   also 186 million, and 800,000 images: half an hour more, 45 GB of disk
 """
 
 import argparse
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pyarrow.parquet
 
 from beam_pipelines.dataset.staging import remove
@@ -20,12 +22,34 @@ from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from benchmarks.machine import describe_machine
 from benchmarks.measured import Cost, measure_command, python_module
+from benchmarks.places import RESULTS, ROOT
 from benchmarks.preparing.contact_graph_run import ENGINES
 from benchmarks.preparing.leaf_files import write_leaf_files
-from benchmarks.preprocessing.plot import plot_costs
 
-RESULTS = Path(__file__).parents[1] / "results" / "beam.json"
-FIGURE = Path(__file__).parents[2] / "docs" / "images" / "beam.png"
+matplotlib.use("Agg")
+
+
+_FIGURES = (("cpu_s", "processor seconds"), ("wall_s", "seconds"), ("peak_rss_mb", "peak memory, MB"))
+
+
+def plot_costs(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws processor time, wall time and memory against contacts, a line for each engine, and writes a PNG."""
+    rows = [row for row in rows if row["edges"]]
+    figure, axes = plt.subplots(1, len(_FIGURES), figsize=(12, 3.6), layout="constrained")
+    for axis, (name, label) in zip(axes, _FIGURES, strict=True):
+        for engine in sorted({row["engine"] for row in rows}):
+            points = sorted((row["edges"], row[name]) for row in rows if row["engine"] == engine)
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, label=engine)
+        axis.set(xscale="log", yscale="log", xlabel="contacts", ylabel=label)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+OUTPUT = RESULTS / "beam.json"
+FIGURE = ROOT / "docs" / "images" / "beam.png"
 POLARS = "polars, one process"
 STAGED = "files"
 # People by name of the size; there are 24.5 contacts for each.
@@ -56,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(rows[-1]))
     kept = _kept_rows(rows)
     content = {"machine": describe_machine(), "rows": kept, "ratios": _ratios(kept)}
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    OUTPUT.write_text(json.dumps(content, indent=1) + "\n")
     plot_costs(kept, FIGURE)
     print(json.dumps(content["ratios"]))
 
@@ -74,10 +98,10 @@ def _measure(tables: Path, output: Path, engine: str) -> dict[str, Any]:
     remove(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     if engine == POLARS:
-        cost = measure_command(python_module("benchmarks.preprocessing.polars_rows", str(tables), str(output)))
+        cost = measure_command(python_module("benchmarks.preparing.polars_rows", str(tables), str(output)))
         written = pyarrow.parquet.read_metadata(output).num_rows
     else:
-        command = python_module("benchmarks.preprocessing.contact_graph_run", str(tables), str(output), engine)
+        command = python_module("benchmarks.preparing.contact_graph_run", str(tables), str(output), engine)
         cost = measure_command(command)
         written = json.loads(cost.output.splitlines()[-1])["output_rows"]
     edges = pyarrow.parquet.read_metadata(tables / "population_network.parquet").num_rows
@@ -87,7 +111,7 @@ def _measure(tables: Path, output: Path, engine: str) -> dict[str, Any]:
 def _measure_femnist(leaf: Path, output: Path) -> dict[str, Any]:
     write_leaf_files(leaf)
     remove(output)
-    cost = measure_command(python_module("benchmarks.preprocessing.femnist_run", str(leaf), str(output)))
+    cost = measure_command(python_module("benchmarks.preparing.femnist_run", str(leaf), str(output)))
     return _row("femnist", STAGED, 0, cost, json.loads(cost.output.splitlines()[-1])["output_rows"], output)
 
 
@@ -118,7 +142,7 @@ def _check_same_work(rows: Sequence[dict[str, Any]]) -> None:
 def _kept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """These rows, and those of earlier runs at sizes that were not run now."""
     measured = {row["edges"] for row in rows}
-    earlier = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    earlier = json.loads(OUTPUT.read_text())["rows"] if OUTPUT.exists() else []
     return sorted(
         [*rows, *(row for row in earlier if row["edges"] not in measured)],
         key=lambda row: (row["edges"], row["engine"]),

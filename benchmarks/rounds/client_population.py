@@ -3,7 +3,7 @@
 Every population is a process of its own, which trains CENTAUR on simulated clients with user-level DP. Writes seconds
 per round and the largest resident memory, start included; the last column compares with the smallest population.
 
-  python -m benchmarks.client_population
+  python -m benchmarks.rounds.client_population
 """
 
 import argparse
@@ -19,23 +19,24 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe_machine
+from benchmarks.places import RESULTS
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.data.client_dataset import ClientExamples
-from tff_pdp.experiment.config import PrivacyConfig
+from tff_pdp.engines.running import running_engine
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns
 from tff_pdp.experiment.method import Method
 from tff_pdp.models.convolutional import build_cnn
 from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.user import build_user_plan
 from tff_pdp.processes.aggregation import UserSum
+from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import compose
-from tff_pdp.runtime.dry_run import num_released
-from tff_pdp.runtime.engines import running_engine
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.rounds import first_state, run_round
 
-OUTPUT = pathlib.Path(__file__).parent / "results" / "client_population.json"
+OUTPUT = RESULTS / "client_population.json"
 POPULATIONS = (1_000, 10_000, 100_000)
 COHORT, EXAMPLES, CLASSES, BATCH_SIZE = 500, 20, 10, 20
 SHAPE = (14, 14, 1)
@@ -127,7 +128,7 @@ def main() -> None:
         return
     rows = []
     for size in POPULATIONS:
-        command = [sys.executable, "-m", "benchmarks.client_population"]
+        command = [sys.executable, "-m", "benchmarks.rounds.client_population"]
         command += ["--population", str(size), "--rounds", str(options.rounds)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         row = json.loads(done.stdout.splitlines()[-1])

@@ -14,8 +14,9 @@ from typing import IO, Any
 
 import psutil
 
+from benchmarks.places import ROOT
+
 # Where `-m benchmarks...` finds this package, whichever environment's Python runs it.
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SHOWN_STDERR_LINES = 5
 
 
@@ -46,7 +47,7 @@ class ContenderProcess:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env=dict(environment),
-            cwd=_ROOT,
+            cwd=ROOT,
             text=True,
             start_new_session=True,
         )
@@ -59,7 +60,7 @@ class ContenderProcess:
             raise
 
     def ask(self, request: str, argument: Any = True) -> dict[str, Any]:
-        """Sends one request (see `benchmarks.contender`) and waits for its answer.
+        """Sends one request (see `benchmarks.rounds.contender`) and waits for its answer.
 
         Raises:
             ContenderError: If the process ends, answers nonsense, or takes longer than its time.

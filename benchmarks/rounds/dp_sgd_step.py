@@ -1,6 +1,6 @@
 """What DP adds to a local step: one step of DP-SGD beside the same step without clipping and noise.
 
-Both take the same Poisson batch of the same client from the same weights; `python -m benchmarks.dp_sgd_step`.
+Both take the same Poisson batch of the same client from the same weights; `python -m benchmarks.rounds.dp_sgd_step`.
 """
 
 import argparse
@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.places import RESULTS
 from benchmarks.rounds.run import write_rows
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn
-from tff_pdp.models.mlp import build_linear, build_mlp
+from tff_pdp.models.dense import build_linear, build_mlp
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 
-OUTPUT = pathlib.Path(__file__).parent / "results" / "dp_sgd_step.json"
+OUTPUT = RESULTS / "dp_sgd_step.json"
 NUM_EXAMPLES = 640
 BATCH_SIZE = 64
 RATE = 0.1

@@ -1,7 +1,7 @@
 """Seconds per federated round of several contenders on the same work, interleaved in one run.
 
-    python -m benchmarks.rounds --workloads W2,W3 --contenders floor-tf,stock-tff --repetitions 3
-    python -m benchmarks.rounds --scaling
+    python -m benchmarks.rounds.run --workloads W2,W3 --contenders floor-tf,stock-tff --repetitions 3
+    python -m benchmarks.rounds.run --scaling
 
 A contender whose environment is not there is passed over; one that fails is reported and left out of the rows.
 """
@@ -15,12 +15,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks.places import RESULTS, ROOT
 from benchmarks.rounds.measure import WARM_UP_ROUNDS, Row, measure
 from benchmarks.rounds.workloads import WORKLOADS, build_workload
 from tff_pdp.files import replace_text
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 
 _PEERS = ROOT / ".venv-bench"
 _ALL = tuple(WORKLOADS)
@@ -67,7 +65,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
 
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rounds.run", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--workloads", type=names, help=f"of {','.join(_ALL)}; default: all, with --scaling W2,W3")
     parser.add_argument("--contenders", type=names, default=list(CONTENDERS), help="default: all that are installed")
     parser.add_argument("--repetitions", type=int, help="recorded rounds; default: W1 5, W2 9, W3 25")
@@ -101,8 +101,8 @@ def _measure_one(name: str, clients: int | None, population: int | None, options
     commands = {}
     for contender in options.contenders:
         python, (module, *module_arguments), workloads = CONTENDERS[contender]
-        if name in workloads and python.is_file() and (ROOT / f"benchmarks/contenders/{module}.py").is_file():
-            program = [str(python), "-m", f"benchmarks.contenders.{module}"]
+        if name in workloads and python.is_file() and (ROOT / f"benchmarks/rounds/contenders/{module}.py").is_file():
+            program = [str(python), "-m", f"benchmarks.rounds.contenders.{module}"]
             commands[contender] = [*program, json.dumps(specification), *module_arguments]
     repetitions = options.repetitions or workload.repetitions
     title = f"{name}, {workload.clients_per_round} of {workload.population} clients"

@@ -1,6 +1,6 @@
 """Turns measured rows into the tables of docs/performance.md, between its markers.
 
-python -m benchmarks.table
+python -m benchmarks.rounds.table
 """
 
 import argparse
@@ -26,7 +26,9 @@ _SCALING_COLUMNS = ("workload", "contender", "clients a round", "population", "s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the tables of latest.json, and of the other results where they exist, into the document."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rounds.table", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--rows", type=Path, default=RESULTS / "latest.json")
     parser.add_argument("--scaling", type=Path, default=RESULTS / "scaling.json")
     parser.add_argument("--dp-sgd-step", type=Path, default=RESULTS / "dp_sgd_step.json")

@@ -22,15 +22,15 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.measured import python_module
-from benchmarks.serving.latency import measure_latencies
-from benchmarks.serving.layouts import LAYOUTS, NUM_FEATURES, build_models
+from benchmarks.places import RESULTS
+from benchmarks.serving.layouts import LAYOUTS, NUM_FEATURES, build_models, measure_latencies
 from benchmarks.serving.protocols import measure_protocols, measure_throughput
 from serving.export.exporter import export_models
 from serving.export.per_client import export_per_client
 from serving.models import STACKED
 from serving.saved_model.servable import load_servable
 
-OUTPUT = pathlib.Path(__file__).parents[1] / "results" / "serving.json"
+OUTPUT = RESULTS / "serving.json"
 CLIENTS, SMALL_CLIENTS = (10, 1_000, 10_000), (10, 100)
 SEPARATE_CLIENTS, SMALL_SEPARATE_CLIENTS = (10, 50), (3,)
 LOADS = 3

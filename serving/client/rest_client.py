@@ -1,28 +1,97 @@
 """The client of the REST API. It needs no TensorFlow."""
 
+import base64
 import http.client
+import json
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
+import orjson
 import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, ProtocolError
 from urllib3.exceptions import TimeoutError as HTTPTimeoutError
 from urllib3.util import parse_url
 
-from serving.client import answers, rest_documents
+from serving.client import answers
 from serving.client.answers import ModelMetadata, VersionState
-from serving.client.calls import UNAVAILABLE, Deadline, ServerError, UnavailableError, call_with_retries
+from serving.client.calls import UNAVAILABLE, Deadline, ServerError, UnavailableError, call_with_retries, timed_pool
 from serving.client.model_client import (
+    CLASSIFY,
     DEFAULT_TIMEOUT_SECONDS,
+    PREDICT,
     Batch,
     ModelClient,
     ModelSpec,
     Options,
 )
-from serving.client.timed_connections import timed_pool
 from tff_pdp.errors import ServingError
+
+
+def request(method: str, signature_name: str, batch: Batch) -> bytes:
+    """The body of a request: columns for `predict`, examples for `classify` and `regress`."""
+    document: dict[str, Any] = {"signature_name": signature_name} if signature_name else {}
+    if method == PREDICT:
+        document["inputs"] = {"client_id": batch.client_ids, batch.key: _column(batch.values)}
+    else:
+        document["examples"] = [
+            {"client_id": client_id, "x": np.ravel(example)}
+            for client_id, example in zip(batch.client_ids, batch.values, strict=True)
+        ]
+    return _dumps(document, batch.values)
+
+
+def read(body: bytes) -> Any:
+    """The document in an answer.
+
+    Raises:
+      ValueError: it holds none.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        # TensorFlow Serving writes NaN and Infinity, which are not JSON.
+        return json.loads(body)
+
+
+def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
+    """The arrays in the answer to `request`, as `ModelClient._call` wants them.
+
+    Raises:
+      KeyError, TypeError or ValueError: it is no answer of a personal model.
+    """
+    if method == PREDICT:
+        outputs = document["outputs"]
+        return np.array(outputs[answers.answers_name(outputs)], np.float32), np.array(outputs["personalized"], bool)
+    results = document["results"]
+    if method == CLASSIFY:
+        classes = [[label for label, _ in result] for result in results]
+        scores = [[score for _, score in result] for result in results]
+        return np.array(classes, np.str_), np.array(scores, np.float32)
+    return (np.array(results, np.float32),)
+
+
+def error_message(body: bytes) -> str:
+    """What the server said, which is JSON if it is one that serves models."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", errors="replace")[:1000] or "no message"
+
+
+def _column(values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+        return np.ascontiguousarray(values)
+    return [{"b64": base64.b64encode(value).decode("ascii")} for value in values]
+
+
+def _dumps(document: Mapping[str, Any], values: Any) -> bytes:
+    if not isinstance(values, np.ndarray) or np.isfinite(values).all():
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    # orjson would send null for NaN, and the server would complain about that instead.
+    return json.dumps(document, default=np.ndarray.tolist).encode()
+
 
 # Connections that are kept open between calls; more threads than this open further ones for a moment.
 _KEPT_CONNECTIONS = 64
@@ -65,13 +134,13 @@ class RestClient(ModelClient[bytes]):
         self._pool.close()
 
     def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[bytes, int]:
-        body = rest_documents.request(method, signature_name, batch)
+        body = request(method, signature_name, batch)
         return body, len(body)
 
     def _call(self, method: str, spec: ModelSpec, payload: bytes, deadline: Deadline) -> tuple[np.ndarray, ...]:
         document = self._request("POST", _path(spec, f":{method}"), payload, deadline)
         try:
-            return rest_documents.arrays(method, document)
+            return arrays(method, document)
         except (KeyError, TypeError, ValueError) as error:
             raise self._unlike_a_personal_model() from error
 
@@ -88,11 +157,11 @@ class RestClient(ModelClient[bytes]):
         def attempt(seconds: float) -> Any:
             status, answer = self._exchange(method, path, body, seconds, deadline)
             if status == _SERVICE_UNAVAILABLE:
-                raise UnavailableError(url, str(status), rest_documents.error_message(answer))
+                raise UnavailableError(url, str(status), error_message(answer))
             if status != 200:
-                raise ServerError(url, str(status), rest_documents.error_message(answer))
+                raise ServerError(url, str(status), error_message(answer))
             try:
-                return rest_documents.read(answer)
+                return read(answer)
             except ValueError as error:
                 raise ServingError(f"{url} did not answer with JSON.") from error
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from serving.export.image_inputs import takes_images
-from serving.export.layouts import weight_bytes_per_example
+from serving.export.model_checks import weight_bytes_per_example
 from serving.export.served_module import answers_of
-from serving.export.signatures import examples_signature
+from serving.export.signatures import examples_signature, takes_images
 from serving.models import GLOBAL_ROW, Arrays, PersonalModels
 from serving.saved_model import layout
 from serving.saved_model.servable import load_servable

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from serving.export import expectations, layouts
+from serving.export import expectations
+from serving.export import model_checks as layouts
 from serving.export.model_checks import check_models, check_references
 from serving.export.served_module import ServedModule, write_vocabulary
 from serving.export.signatures import build_signatures, finish_signatures, signature_names
 from serving.export.versions import HeldBasePath, hold, staged_version
 from serving.models import Arrays, PersonalModels
-from serving.saved_model import layout, manifest, warmup
+from serving.saved_model import layout, warmup
+from serving.saved_model import layout as manifest
 from serving.verify.fresh_process import Expectation, FreshProcess
 
 
@@ -40,7 +42,7 @@ def export_models(
     `[batch, *input_shape]`, and return `probabilities` float32 `[batch, num_classes]` (of a regression: `values`
     float32 `[batch]`), and `personalized` bool `[batch]`. A batch may mix clients; an unknown or empty id is answered
     by the global model. `predict_images`, of models of images, takes `image_bytes` string `[batch]` in place of `x`:
-    see `serving.export.image_inputs`. `classify` returns `classes` string and `scores` float32 `[batch, num_classes]`
+    see `serving.export.signatures`. `classify` returns `classes` string and `scores` float32 `[batch, num_classes]`
     (of a regression: `regress` returns `outputs` float32 `[batch]`) for `inputs` string `[batch]`: serialised
     `tf.Example` messages of `x` and perhaps `client_id`. TensorFlow Serving demands these names.
 

@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 from serving.export import expectations
 from serving.export.exporter import Documents, publish
-from serving.export.layouts import GRAPH_BYTES, LOADED_GRAPH_BYTES
-from serving.export.model_checks import check_models, check_references
+from serving.export.model_checks import GRAPH_BYTES, LOADED_GRAPH_BYTES, check_models, check_references
 from serving.export.versions import HeldBasePath, hold
 from serving.models import GLOBAL_ROW, STACKED, Arrays, PersonalModels
 from serving.saved_model import layout

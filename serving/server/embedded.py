@@ -12,17 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from serving.production.image import METRICS_PATH
+from serving.errors import log_failure
 from serving.saved_model import layout
-from serving.server.failures import log_failure
 from serving.server.grpc_server import check_port, running_grpc_server
-from serving.server.limits import Limits
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
-from serving.server.options import BatchingOptions
+from serving.server.options import BatchingOptions, Limits
 from serving.server.rest_api import RestApi
 from serving.server.rest_server import bind, running_rest_server
-from serving.tf_serving import ServedModel
+from serving.tf_serving import METRICS_PATH, ServedModel
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)

@@ -1,17 +1,226 @@
 """Runs TensorFlow Serving's gRPC services on an asyncio loop."""
 
+import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from tensorflow_serving.apis import (
+    classification_pb2,
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    inference_pb2,
+    input_pb2,
+    model_management_pb2,
+    predict_pb2,
+    regression_pb2,
+)
 
-from serving.server.limits import Limits
-from serving.server.manager import ModelManager
+from serving.errors import INTERNAL_ERROR, RequestError, invalid_argument, log_failure
+from serving.saved_model.servable import DEFAULT_SIGNATURE
+from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY
+from serving.server.loaded_version import LoadedVersion
+from serving.server.manager import SIGNATURE_DEF, ModelManager, metadata_response, requested_spec, status_response
 from serving.server.metrics import Metrics
-from serving.server.model_service import ModelService
-from serving.server.prediction_service import PredictionService
+from serving.server.options import Limits
+from serving.server.tensors import examples_tensor, fill, to_arrays
+from serving.tf_serving import from_proto
 from tff_pdp.errors import ServingError
+
+_LOGGER = logging.getLogger(__name__)
+
+# A message travels percent-encoded, up to three times as long, in metadata of which clients accept 8 KiB.
+_MAX_MESSAGE_BYTES = 2_500
+
+Method = Callable[[Any], Awaitable[Message]]
+
+
+def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMethodHandler:
+    """Builds what gRPC calls for one method.
+
+    The request is read here and not by the library, which answers UNKNOWN, in words of its own, to bytes that are none.
+
+    Args:
+      request_type: the message that the method takes.
+      method: answers a request; a `RequestError` ends the call with its status, anything else with INTERNAL, without
+        the values of the request.
+    """
+
+    async def call(message: bytes, context: grpc.aio.ServicerContext) -> Message:
+        try:
+            return await method(request_type.FromString(message))
+        except RequestError as error:
+            code, text = error.code, error.message
+        except DecodeError:
+            code, text = grpc.StatusCode.INVALID_ARGUMENT, "The request is not a message of this method."
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log_failure(_LOGGER, "A gRPC request", error)
+            code, text = grpc.StatusCode.INTERNAL, INTERNAL_ERROR
+        await context.abort(code, text.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore"))
+        raise AssertionError("abort returned")
+
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=_serialized)
+
+
+def _serialized(response: Message) -> bytes:
+    return response.SerializeToString()
+
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+
+class ModelService:
+    """Tells the states of models, and changes which are served.
+
+    Attributes:
+      methods: what gRPC calls, by name.
+    """
+
+    def __init__(self, manager: ModelManager):
+        self._manager = manager
+        self.methods = {
+            "GetModelStatus": method_handler(get_model_status_pb2.GetModelStatusRequest, self._status),
+            "HandleReloadConfigRequest": method_handler(model_management_pb2.ReloadConfigRequest, self._reload),
+        }
+
+    async def _status(
+        self, request: get_model_status_pb2.GetModelStatusRequest
+    ) -> get_model_status_pb2.GetModelStatusResponse:
+        """Returns the states of one version, or of all that were seen."""
+        return status_response(self._manager, requested_spec(request))
+
+    async def _reload(
+        self, request: model_management_pb2.ReloadConfigRequest
+    ) -> model_management_pb2.ReloadConfigResponse:
+        """Serves the models of the request, and no others; returns when they are loaded."""
+        await self._manager.reload(from_proto(request.config))
+        return model_management_pb2.ReloadConfigResponse()
+
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+
+_ENTRYPOINT = "GRPC"
+
+
+class PredictionService:
+    """Runs signatures and describes them.
+
+    Attributes:
+      methods: what gRPC calls, by name.
+    """
+
+    def __init__(self, manager: ModelManager, metrics: Metrics, limits: Limits):
+        self._manager = manager
+        self._metrics = metrics
+        self._limits = limits
+        self.methods = {
+            "Predict": method_handler(predict_pb2.PredictRequest, self._predict),
+            "Classify": method_handler(classification_pb2.ClassificationRequest, self._classify),
+            "Regress": method_handler(regression_pb2.RegressionRequest, self._regress),
+            "GetModelMetadata": method_handler(get_model_metadata_pb2.GetModelMetadataRequest, self._metadata),
+            "MultiInference": method_handler(inference_pb2.MultiInferenceRequest, self._multi_inference),
+        }
+
+    async def _predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
+        """Runs one signature on the tensors of the request."""
+        with (
+            self._metrics.request(_ENTRYPOINT, "Predict") as observation,
+            self._manager.acquire(requested_spec(request)) as loaded,
+        ):
+            observation.model_name = loaded.name
+            inputs = await to_arrays(request.inputs, self._limits.max_elements)
+            signature_name = request.model_spec.signature_name
+            outputs = await observation.timed(loaded.run(signature_name, inputs, tuple(request.output_filter)))
+            response = predict_pb2.PredictResponse()
+            _fill_spec(response, loaded, signature_name)
+            for key, array in outputs.items():
+                fill(response.outputs[key], array)
+            return response
+
+    async def _classify(
+        self, request: classification_pb2.ClassificationRequest
+    ) -> classification_pb2.ClassificationResponse:
+        """Labels and scores of the examples of the request."""
+        with (
+            self._metrics.request(_ENTRYPOINT, "Classify") as observation,
+            self._manager.acquire(requested_spec(request)) as loaded,
+        ):
+            observation.model_name = loaded.name
+            signature_name = request.model_spec.signature_name
+            outputs = await observation.timed(loaded.classify(signature_name, self._examples(request.input)))
+            response = classification_pb2.ClassificationResponse()
+            _fill_spec(response, loaded, signature_name)
+            _fill_classes(response.result, outputs)
+            return response
+
+    async def _regress(self, request: regression_pb2.RegressionRequest) -> regression_pb2.RegressionResponse:
+        """One value for each example of the request."""
+        with (
+            self._metrics.request(_ENTRYPOINT, "Regress") as observation,
+            self._manager.acquire(requested_spec(request)) as loaded,
+        ):
+            observation.model_name = loaded.name
+            signature_name = request.model_spec.signature_name
+            outputs = await observation.timed(loaded.regress(signature_name, self._examples(request.input)))
+            response = regression_pb2.RegressionResponse()
+            _fill_spec(response, loaded, signature_name)
+            for value in outputs[VALUES_KEY].ravel().tolist():
+                response.result.regressions.add().value = value
+            return response
+
+    async def _metadata(
+        self, request: get_model_metadata_pb2.GetModelMetadataRequest
+    ) -> get_model_metadata_pb2.GetModelMetadataResponse:
+        """Returns the signatures of a loaded version."""
+        spec = requested_spec(request)
+        for field in request.metadata_field:
+            if field != SIGNATURE_DEF:
+                raise invalid_argument(f"Metadata field {field} is not supported")
+        if not request.metadata_field:
+            raise invalid_argument("GetModelMetadataRequest must specify at least one metadata_field")
+        with self._manager.acquire(spec) as loaded:
+            return metadata_response(loaded)
+
+    async def _multi_inference(self, request: inference_pb2.MultiInferenceRequest) -> Any:
+        """Not offered: it serves models with several heads in one graph, which exports do not have."""
+        raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
+
+    def _examples(self, message: input_pb2.Input) -> np.ndarray:
+        if message.WhichOneof("kind") == "example_list_with_context":
+            listed, context = message.example_list_with_context, message.example_list_with_context.context
+        else:
+            listed, context = message.example_list, None
+        examples = [example.SerializeToString() for example in listed.examples]
+        return examples_tensor(context.SerializeToString() if context else b"", examples, self._limits.max_bytes)
+
+
+def _fill_spec(response: Any, loaded: LoadedVersion, signature_name: str) -> None:
+    response.model_spec.name = loaded.name
+    response.model_spec.version.value = loaded.version
+    response.model_spec.signature_name = signature_name or DEFAULT_SIGNATURE
+
+
+def _fill_classes(result: classification_pb2.ClassificationResult, outputs: dict[str, np.ndarray]) -> None:
+    labels, scores = outputs.get(CLASSES_KEY), outputs.get(SCORES_KEY)
+    num_examples, num_classes = next(array.shape for array in (labels, scores) if array is not None)
+    for example in range(num_examples):
+        classes = result.classifications.add().classes
+        for number in range(num_classes):
+            added = classes.add()
+            if labels is not None:
+                added.label = labels[example, number].decode(errors="replace")
+            if scores is not None:
+                added.score = scores[example, number]
 
 
 @contextlib.asynccontextmanager

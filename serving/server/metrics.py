@@ -120,7 +120,7 @@ class Metrics:
         self._runtime_latency.labels(request.model_name, request.api, "TF1").observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
-        """Counts an attempt to load a version; `serving.server.version_loader.Events`."""
+        """Counts an attempt to load a version; `serving.server.versions.Events`."""
         path = f"{name}/{version}"
         self._load_attempt_count.add([path, "success" if ok else "fail"])
         if ok:

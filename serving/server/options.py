@@ -5,12 +5,14 @@ import functools
 import itertools
 from pathlib import Path
 
-# The message is built at run time, where a type checker cannot see it.
-# pyright: reportAttributeAccessIssue=false
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
 
 from tff_pdp.errors import ServingError
+
+# The message is built at run time, where a type checker cannot see it.
+# pyright: reportAttributeAccessIssue=false
+
 
 _PACKAGE = "tff_pdp.serving"
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -112,3 +114,32 @@ def _add_field(
     field = message.field.add(name=name, number=len(message.field) + 1, type=kind, label=label or _Field.LABEL_OPTIONAL)
     if type_name:
         field.type_name = f".{_PACKAGE}.{type_name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds on requests.
+
+    Attributes:
+      max_bytes: largest request accepted, after it is unpacked; a larger REST body is answered with 413.
+      max_elements: most elements in one gRPC input tensor, which may stand for more than its bytes.
+      timeout_seconds: how long a REST client may take to send its headers, to send its body, to take its answer, and to
+        keep a connection idle.
+      grace_seconds: how long running requests may go on when the server stops.
+    """
+
+    max_bytes: int = 64 * 2**20
+    max_elements: int = 16 * 2**20
+    timeout_seconds: float = 30.0
+    grace_seconds: float = 5.0
+
+    def __post_init__(self):
+        """Checks the values.
+
+        Raises:
+          ServingError: naming the first that is not positive.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ServingError(f"{field.name} must be positive; was {value}")

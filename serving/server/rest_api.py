@@ -1,22 +1,86 @@
 """The REST API without HTTP: what each route answers, in TensorFlow Serving's bodies and errors."""
 
+import dataclasses
+import re
+import urllib.parse
+
 import numpy as np
 
 from serving.errors import RequestError, invalid_argument
+from serving.saved_model.layout import MAX_VERSION
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY, Signature, Tensors
-from serving.server import rest_routes
-from serving.server.examples import examples_tensor
-from serving.server.json_documents import parse, signature_name, write
-from serving.server.json_examples import parse_examples
-from serving.server.json_inputs import parse_inputs
-from serving.server.json_outputs import format_outputs
-from serving.server.limits import Limits
+from serving.server.json_documents import format_outputs, parse, signature_name, write
+from serving.server.json_inputs import parse_examples, parse_inputs
 from serving.server.loaded_version import LoadedVersion
-from serving.server.manager import ModelManager
+from serving.server.manager import ModelManager, ModelSpec, metadata_json, status_json
 from serving.server.metrics import Observation
-from serving.server.model_messages import metadata_json, status_json
-from serving.server.off_loop import LARGE_BYTES, off_loop
-from serving.server.rest_routes import Route
+from serving.server.options import Limits
+from serving.server.tensors import LARGE_BYTES, examples_tensor, off_loop
+
+PREDICT, CLASSIFY, REGRESS, STATUS, METADATA = "predict", "classify", "regress", "status", "metadata"
+
+_API_PREFIX = "/v1/"
+# A name is a key to compare, never a path to open; it may hold anything but the characters that end it.
+_VERSION = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+_PATHS = {
+    "POST": re.compile(rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>predict|classify|regress)", re.IGNORECASE),
+    "GET": re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?:/(?P<method>metadata))?", re.IGNORECASE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """What one request asks for.
+
+    Attributes:
+      method: `predict`, `classify`, `regress`, `status` or `metadata`.
+      spec: which model and version.
+    """
+
+    method: str
+    spec: ModelSpec
+
+
+def is_in_api(path: str) -> bool:
+    """Whether a path is one of the API, well-formed or not."""
+    return path.lower().startswith(_API_PREFIX)
+
+
+def find_route(http_method: str, path: str) -> Route:
+    """Reads a request line of the API.
+
+    Args:
+      http_method: such as `GET`, in capitals.
+      path: still percent-encoded, without the query.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT for none of its paths and methods.
+    """
+    match = _PATHS[http_method].fullmatch(path) if http_method in _PATHS else None
+    method = (match["method"] or STATUS) if match else ""
+    if match is None or method != method.lower():
+        raise invalid_argument(f"Malformed request: {http_method} {path}")
+    if match["name"] is None:
+        raise invalid_argument("Missing model name in request.")
+    label = match["label"]
+    return Route(
+        method,
+        ModelSpec(
+            urllib.parse.unquote(match["name"]),
+            _to_version(match["version"]),
+            None if label is None else urllib.parse.unquote(label),
+        ),
+    )
+
+
+def _to_version(digits: str | None) -> int | None:
+    if digits is None:
+        return None
+    # Compared as text first: Python refuses to turn thousands of digits into an int, zeros included.
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > len(str(MAX_VERSION)) or int(significant) > MAX_VERSION:
+        raise invalid_argument(f"Failed to convert version: {digits} to numeric.")
+    return int(significant)
 
 
 class RestApi:
@@ -38,15 +102,15 @@ class RestApi:
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
         """
-        if route.method == rest_routes.STATUS:
+        if route.method == STATUS:
             answer = status_json(self._manager, route.spec)
             observation.model_name = route.spec.name
             return answer
-        if route.method == rest_routes.METADATA:
+        if route.method == METADATA:
             with self._manager.acquire(route.spec) as loaded:
                 observation.model_name = loaded.name
                 return metadata_json(loaded)
-        if route.method == rest_routes.PREDICT:
+        if route.method == PREDICT:
             return await self._predict(route, body, observation)
         return await self._on_examples(route, body, observation)
 
@@ -64,7 +128,7 @@ class RestApi:
         name, examples = await off_loop(len(body) > LARGE_BYTES, _read_examples, body, self._limits.max_bytes)
         with self._manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
-            if route.method == rest_routes.CLASSIFY:
+            if route.method == CLASSIFY:
                 return _format_classes(await observation.timed(loaded.classify(name, examples)))
             outputs = await observation.timed(loaded.regress(name, examples))
             return _format_results(outputs[VALUES_KEY].ravel())

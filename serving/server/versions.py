@@ -1,21 +1,166 @@
 """Bringing up the versions that a policy asks for: loads what is missing, remembers what did not load."""
 
+import dataclasses
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Protocol
 
+import grpc
+
+from serving.errors import RequestError, invalid_argument
 from serving.saved_model.servable import Servable
-from serving.server import version_status
 from serving.server.loaded_version import LoadedVersion
-from serving.server.model_table import Versions
 from serving.server.options import BatchingOptions
-from serving.server.version_status import StatusBoard
 from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
+
+Versions = Mapping[int, LoadedVersion]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """What a request asks for: a model, and a version by number or label, or its newest."""
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+
+
+class ModelTable:
+    """The models that are served, and the versions of each that are loaded.
+
+    Attributes:
+      models: the models, in the order they were given.
+      versions: the loaded versions of each model, by name and number.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], versions: Mapping[str, Versions]):
+        self.models = tuple(models)
+        self.versions = {model.name: versions[model.name] for model in models}
+        self._by_name = {model.name: model for model in models}
+
+    def _resolve(self, spec: ModelSpec) -> ModelSpec:
+        """Replaces a label by the version it stands for."""
+        if not spec.name:
+            raise invalid_argument("ModelSpec has no name specified.")
+        if spec.label is None:
+            return spec
+        model = self._by_name.get(spec.name)
+        if model is None or spec.label not in model.labels:
+            raise invalid_argument(f"Unrecognized servable version label: {spec.label}")
+        return ModelSpec(spec.name, model.labels[spec.label])
+
+    def find(self, spec: ModelSpec) -> LoadedVersion:
+        """Returns the version that a request asks for.
+
+        Raises:
+          RequestError: INVALID_ARGUMENT without a name or with an unknown label; NOT_FOUND if no such version is
+            loaded.
+        """
+        spec = self._resolve(spec)
+        versions = self.versions.get(spec.name, {})
+        number = max(versions, default=None) if spec.version is None else spec.version
+        if number is None or number not in versions:
+            wanted = f"Latest({spec.name})" if spec.version is None else f"Specific({spec.name}, {spec.version})"
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Servable not found for request: {wanted}")
+        return versions[number]
+
+    def reusable_versions(self, model: ServedModel) -> Versions:
+        """Returns the loaded versions of a model; none if it has moved, as the same numbers are then other models."""
+        known = self._by_name.get(model.name)
+        return self.versions[model.name] if known is not None and known.base_path == model.base_path else {}
+
+    def holds(self, version: LoadedVersion) -> bool:
+        """True if this very version is in the table, not another of the same number."""
+        return self.versions.get(version.name, {}).get(version.version) is version
+
+    def lacking(self, other: "ModelTable") -> list[LoadedVersion]:
+        """Returns the versions that another table holds and this one does not."""
+        return [version for version in other.loaded() if not self.holds(version)]
+
+    def loaded(self) -> list[LoadedVersion]:
+        """Returns the loaded versions of all models."""
+        return [version for versions in self.versions.values() for version in versions.values()]
+
+    def check_labels(self, models: Sequence[ServedModel]) -> None:
+        """Checks that the labels of a list of models name versions of this table.
+
+        Raises:
+          RequestError: FAILED_PRECONDITION for the first that does not.
+        """
+        for model in models:
+            for version in model.labels.values():
+                if version not in self.versions.get(model.name, {}):
+                    raise RequestError(
+                        grpc.StatusCode.FAILED_PRECONDITION,
+                        f"Request to assign label to version {version} of model {model.name}, which is not currently "
+                        "available for inference",
+                    )
+
+
+START, LOADING, AVAILABLE, UNLOADING, END = "START", "LOADING", "AVAILABLE", "UNLOADING", "END"
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionStatus:
+    """State of one version, in TensorFlow Serving's terms.
+
+    Attributes:
+      version: the version number.
+      state: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`.
+      error: why the version ended, or empty.
+    """
+
+    version: int
+    state: str
+    error: str = ""
+
+
+class StatusBoard:
+    """The latest state of every version ever seen, ended ones included. Safe to call from many threads."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._statuses: dict[str, dict[int, VersionStatus]] = {}
+
+    def set(self, name: str, version: int, state: str, error: str = "") -> None:
+        """Records the state of one version."""
+        with self._lock:
+            self._statuses.setdefault(name, {})[version] = VersionStatus(version, state, error)
+
+    def end_unloading(self, name: str, version: int) -> None:
+        """Records that a version has been freed; nothing if its number is in use again, or on its way to be."""
+        with self._lock:
+            if self._statuses[name][version].state == UNLOADING:
+                self._statuses[name][version] = VersionStatus(version, END)
+
+    def get(self, name: str, version: int | None = None) -> list[VersionStatus]:
+        """Returns the states of one version, or of all of a model, newest first.
+
+        Raises:
+          RequestError: NOT_FOUND for a model or version never seen.
+        """
+        with self._lock:
+            known = dict(self._statuses.get(name, {}))
+        if version is not None:
+            if version not in known:
+                raise RequestError(grpc.StatusCode.NOT_FOUND, f"Could not find version {version} of model {name}")
+            return [known[version]]
+        if not known:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Could not find any versions of model {name}")
+        return [known[number] for number in sorted(known, reverse=True)]
+
+    def errors(self, name: str) -> list[str]:
+        """Returns why versions of a model ended, newest first."""
+        with self._lock:
+            known = dict(self._statuses.get(name, {}))
+        return [known[number].error for number in sorted(known, reverse=True) if known[number].error]
+
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -118,7 +263,7 @@ class VersionLoader:
     def _load_all(self, exports: Sequence[tuple[str, int, Path]]) -> list[Servable | None]:
         """Loads exports of models and versions; None, and remembered, for each that does not load."""
         for name, version, _ in exports:
-            self._statuses.set(name, version, version_status.START)
+            self._statuses.set(name, version, START)
         snapshots = [_snapshot(export_dir) for _, _, export_dir in exports]
         servables = list(self._load_executor.map(self._load, *zip(*exports, strict=True)))
         for (_, _, export_dir), snapshot, servable in zip(exports, snapshots, servables, strict=True):
@@ -128,7 +273,7 @@ class VersionLoader:
 
     def _load(self, name: str, version: int, export_dir: Path) -> Servable | None:
         """Runs in a thread: returns None, and says why in the version's status, if the export does not load."""
-        self._statuses.set(name, version, version_status.LOADING)
+        self._statuses.set(name, version, LOADING)
         start = time.monotonic()
         servable, reason = None, ""
         try:
@@ -140,7 +285,7 @@ class VersionLoader:
             _LOGGER.exception("Loading %s failed.", export_dir)
             reason = f"{export_dir} does not load: {error}"
         if servable is None:
-            self._statuses.set(name, version, version_status.END, reason)
+            self._statuses.set(name, version, END, reason)
             _LOGGER.warning("Version %d of %s is refused: %s", version, name, reason)
         if self._events is not None:
             self._events.load_attempt(name, version, servable is not None, time.monotonic() - start)

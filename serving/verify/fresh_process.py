@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 import serving
-from serving.verify.arrays import save_arrays
+from serving.verify.answers import save_arrays
 from tff_pdp.errors import ServingError
 
 TIMEOUT_SECONDS = 120.0

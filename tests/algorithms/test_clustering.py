@@ -4,11 +4,13 @@ import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, stack, weights
 from tff_pdp.algorithms.clustering import init_clusters
-from tff_pdp.algorithms.ifca import build_ifca
-from tff_pdp.algorithms.ifca_fed_avg import build_ifca_fed_avg
-from tff_pdp.algorithms.ifca_finetune import build_ifca_finetune
-from tff_pdp.algorithms.ifca_local import build_ifca_local
-from tff_pdp.algorithms.whole_models.ifca import build_ifca_mr_mtl
+from tff_pdp.algorithms.whole_models.ifca import (
+    build_ifca,
+    build_ifca_fed_avg,
+    build_ifca_finetune,
+    build_ifca_local,
+    build_ifca_mr_mtl,
+)
 
 CENTROIDS = (1.0, 3.0)
 

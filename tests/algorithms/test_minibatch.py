@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.registry import ALGORITHMS
-from tff_pdp.models.linear_regression import build_linear_regression
+from tff_pdp.models.dense import build_linear_regression
 from tff_pdp.processes.compose import compose
-from tff_pdp.runtime.engines import build_engine
 
 MODEL = build_linear_regression((2,))
 NO_SEED = np.zeros(2, np.int64)

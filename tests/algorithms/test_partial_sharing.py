@@ -9,12 +9,11 @@ import tensorflow as tf
 from tests.algorithms.algorithm_support import NO_DATA
 from tests.algorithms.two_part_support import HEAD, assert_values, hparams, product_to, two_weights, values
 from tff_pdp.algorithms.base import split
-from tff_pdp.algorithms.fed_rep import build_fed_rep
 from tff_pdp.algorithms.minibatch import build_minibatch
-from tff_pdp.algorithms.shared_parts.centaur import build_centaur
+from tff_pdp.algorithms.shared_parts.centaur import build_centaur, build_fed_rep
 from tff_pdp.algorithms.shared_parts.fed_per import build_fed_per
 from tff_pdp.errors import ConfigError
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 
 BUILDERS = {"centaur": build_centaur, "fed_rep": build_fed_rep, "fed_per": build_fed_per}
 IN_TURN = ("centaur", "fed_rep")
@@ -179,8 +178,8 @@ RATES = {"learning_rate": 0.1, "head_learning_rate": 0.2}
 
 @pytest.mark.parametrize("parallelism", ["loop", "vectorized"])
 def test_rounds_of_centaur_for_different_clients_against_numpy(parallelism):
+    from tff_pdp.engines.running import build_engine
     from tff_pdp.processes.compose import compose
-    from tff_pdp.runtime.engines import build_engine
 
     algorithm = build_centaur(head=MODEL.head, local_momentum=0.5)
     rng = np.random.default_rng(0)

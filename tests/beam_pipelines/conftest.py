@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from beam_pipelines.femnist import FemnistOptions
+from beam_pipelines.sources.leaf import FemnistOptions
 
 SHAPE = (2, 2, 1)
 

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from beam_pipelines.__main__ import build_parser, main
-from beam_pipelines.client_dataset_job import ClientDatasetOptions
-from beam_pipelines.femnist import FemnistOptions
-from beam_pipelines.nist import CLASS_CHOICES
+from beam_pipelines.options import ClientDatasetOptions
 from beam_pipelines.sources.celeba import CELEBA_SPLITS, CelebaOptions
+from beam_pipelines.sources.leaf import FemnistOptions
+from beam_pipelines.sources.nist import CLASS_CHOICES
 from tests.beam_pipelines.conftest import contents, make_leaf, make_user
 from tff_pdp.data.manifest import Manifest, Tally
 

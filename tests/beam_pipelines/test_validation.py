@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from beam_pipelines.records import Reason, UserRecord
-from beam_pipelines.validation import ExampleRule, user_problem
+from beam_pipelines.rules import ExampleRule, user_problem
 
 
 def features(*values):

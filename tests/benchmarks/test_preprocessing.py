@@ -12,7 +12,7 @@ from beam_pipelines.epidemic.population import PopulationOptions, generate_popul
 from benchmarks.measured import measure_command
 from benchmarks.preparing import polars_rows
 from benchmarks.preparing.leaf_files import write_leaf_files
-from benchmarks.preprocessing.plot import plot_costs
+from benchmarks.preparing.run import plot_costs
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.example_codec import decode_examples
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.serving import latency, protocols, run
+from benchmarks.serving import layouts as latency
+from benchmarks.serving import protocols, run
 from benchmarks.serving.layouts import LAYOUTS, build_models, client_id
 from serving.models import STACKED
 from serving.server.embedded import EmbeddedServer

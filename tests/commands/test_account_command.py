@@ -99,7 +99,7 @@ def test_noise_and_epsilon_exclude_each_other():
 
 def test_tensorflow_is_not_loaded():
     code = (
-        "import sys, tff_pdp.account_command, tff_pdp.privacy.ledger, tff_pdp.privacy.budgets\n"
+        "import sys, tff_pdp.commands.account, tff_pdp.privacy.accounting.ledger, tff_pdp.privacy.accounting.budgets\n"
         "assert 'tensorflow' not in sys.modules and 'tensorflow_federated' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,8 +18,8 @@ from tff_pdp.cli import main
 from tff_pdp.commands import doctor
 from tff_pdp.engines import base as devices
 from tff_pdp.engines.inprocess import stacked
+from tff_pdp.engines.running import running_engine
 from tff_pdp.errors import EngineError
-from tff_pdp.runtime.engines import running_engine
 
 KEYS = {"round", "engine", "device", "client_parallelism", "passed", "difference", "noise_stddev", "error"}
 NOTHING_TO_COMPARE = "there is nothing to compare with, the native engine has failed"

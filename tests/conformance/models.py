@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.production.image import CONFIG_FILE, MODELS_DIRECTORY
-from serving.production.kit_options import BATCHING_FILE, KitOptions, batching_parameters
-from serving.production.models_config import write_model_config_file
-from serving.production.tf_serving import docker_run
-from serving.tf_serving import ServedModel, Specific
+from serving.production.containers import BATCHING_FILE, KitOptions, batching_parameters
+from serving.production.exports import docker_run
+from serving.tf_serving import CONFIG_FILE, MODELS_DIRECTORY, ServedModel, Specific, write_model_config_file
 
 CLASSIFIER, REGRESSION = "conformance", "conformance_regression"
 CLIENT_IDS = ("alice", "bob", "é ü")
@@ -110,8 +108,7 @@ def _drawing(seed: int):
 def _export(base_path: Path, known: KnownModel, process) -> None:
     from serving.export.exporter import export_models
     from serving.models import PersonalModels
-    from tff_pdp.models.linear_regression import build_linear_regression
-    from tff_pdp.models.mlp import build_mlp
+    from tff_pdp.models.dense import build_linear_regression, build_mlp
 
     if known.name == REGRESSION:
         model = build_linear_regression((NUM_FEATURES,))

@@ -12,11 +12,12 @@ import pytest
 
 from serving.__main__ import build_parser as serving_parser
 from serving.client_ids import ClientIdHash
-from serving.production.kit_options import KitOptions
+from serving.production.containers import KitOptions
 from tests.conformance.models import CLASSIFIER, IMAGE_SHAPE
+from tests.places import ROOT
 from tff_pdp.cli import build_parser as tff_pdp_parser
 
-TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 REST_ADDRESS = f"127.0.0.1:{KitOptions().rest_port}"
 PARSERS = {"serving": serving_parser, "tff-pdp": tff_pdp_parser}
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.processes.compose import client_params_columns, compose

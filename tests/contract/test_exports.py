@@ -10,10 +10,10 @@ from serving.export.exporter import export_models
 from serving.models import CLUSTERS, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
 from tests.contract.contract_support import MODEL, SIZES, build, ready, run
+from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.personal_models.served import build_served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
-from tff_pdp.runtime.engines import build_engine
 
 IDS = [f"client {index}" for index in range(len(SIZES))]
 ALL, HEADS = sorted(MODEL.init(0)), sorted(MODEL.head)

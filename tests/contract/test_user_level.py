@@ -15,10 +15,10 @@ from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserMechanism
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.aggregation import UserSum, start_user_sum
+from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import client_params_columns, compose
-from tff_pdp.runtime.dry_run import num_released
 
 KEY = RunKey.from_test_seed(5)
 RATE, COHORT = 0.5, 2.0

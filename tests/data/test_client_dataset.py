@@ -9,12 +9,13 @@ import shutil
 import numpy as np
 import pytest
 
-from beam_pipelines.femnist import FemnistOptions, run_femnist
+from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
+from beam_pipelines.sources.partition import write_digits_leaf
 from tests.data.written_clients import write_clients
-from tff_pdp.data import shard_files, tfrecord
+from tff_pdp.data import shards as shard_files
+from tff_pdp.data import tfrecord
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import FORMAT_VERSION, FeatureSpec
-from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import DataError
 
 

@@ -1,15 +1,14 @@
 """Users on a small scale: raw data to served predictions; each has a model of its own, and no file names anyone."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from beam_pipelines.sources.partition import write_digits_leaf
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.server.embedded import EmbeddedServer
-from tff_pdp.data.sources import write_digits_leaf
+from tests.places import DEMO
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
@@ -64,7 +63,7 @@ def config_of(folder, name):
         "export.layout": LAYOUTS[name],
         "tuning": {},
     }
-    return load_config(Path(__file__).parents[2] / "configs" / "demo.yaml", settings)
+    return load_config(DEMO, settings)
 
 
 @pytest.mark.timeout(300)

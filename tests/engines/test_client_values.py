@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
-from tff_pdp.runtime.engines import build_engine
+from tff_pdp.engines.running import build_engine
 
 MEMBER = _tff.to_type(
     collections.OrderedDict(

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.places import ROOT
 from tff_pdp import _tff
+from tff_pdp.engines.native import build_native_engine
+from tff_pdp.engines.running import build_engine, running_engine
 from tff_pdp.errors import ConfigError, EngineError
-from tff_pdp.runtime.engines import build_engine, running_engine
-from tff_pdp.runtime.engines.native import build_native_engine
 
 pytestmark = pytest.mark.timeout(120)
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEATURES = _tff.TensorType(np.float32, [None, 4])
 
 

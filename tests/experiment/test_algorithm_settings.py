@@ -7,8 +7,8 @@ import tensorflow as tf
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns, read_epochs
 from tff_pdp.experiment.registry import ALGORITHMS
-from tff_pdp.models.mlp import build_mlp
-from tff_pdp.runtime.dry_run import initial_weights
+from tff_pdp.models.dense import build_mlp
+from tff_pdp.processes.client_work import initial_weights
 
 MODEL = build_mlp((2,), 3, (4,))
 WITH_HEADS = ("dp_fed_avg_ft", "pmtl_ft", "pp_sgd", "fed_per", "fed_rep", "centaur", "dp_pfed_dsu")

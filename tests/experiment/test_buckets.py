@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tff_pdp.data.buckets import bucket_sizes
+from tff_pdp.experiment.examples import bucket_sizes
 
 FEW_SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=9)
 MANY_SIZES = st.lists(st.integers(0, 100_000), min_size=1, max_size=60)

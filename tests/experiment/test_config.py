@@ -1,13 +1,11 @@
 import math
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.places import CONFIGS
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import load_config
-
-CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)

@@ -3,7 +3,7 @@
 import pytest
 
 from beam_pipelines.__main__ import main
-from beam_pipelines.femnist import run_femnist
+from beam_pipelines.sources.leaf import run_femnist
 from tests.beam_pipelines.conftest import make_leaf, make_user
 from tests.beam_pipelines.dataset.test_femnist import contents
 

@@ -5,9 +5,8 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.models.derived import over_fixed_weights
-from tff_pdp.models.mlp import build_mlp
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.models.dense import build_mlp
+from tff_pdp.models.derived import SCALE, SHIFT, over_fixed_weights, with_scaled_inputs
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.models.convolutional import build_lenet
 from tff_pdp.models.hypernetwork import Hypernetwork
-from tff_pdp.models.lenet import build_lenet
 
 # Names that end as those of heads do, and every rank from scalars up.
 SHAPES = {"conv/kernel": (3, 2, 1, 2), "conv/bias": (2,), "dense/kernel": (3, 4), "temperature": ()}

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.base import half_squared_error
-from tff_pdp.models.linear_regression import build_linear_regression
+from tff_pdp.models.dense import build_linear_regression
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
 WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}

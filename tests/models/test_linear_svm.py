@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.registry import MODELS
-from tff_pdp.models.linear_svm import hinge
+from tff_pdp.models.dense import hinge
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
 WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}

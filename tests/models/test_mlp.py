@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.models.mlp import build_linear, build_mlp
+from tff_pdp.models.dense import build_linear, build_mlp
 
 
 def test_forward_pass_by_hand():

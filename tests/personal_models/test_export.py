@@ -13,10 +13,11 @@ import yaml
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
-from serving.export.layouts import LayoutSize
+from serving.export.model_checks import LayoutSize
 from serving.saved_model import layout
 from serving.saved_model.servable import load_servable
 from serving.server.embedded import EmbeddedServer
+from tests.places import DEMO
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.algorithms.whole_models.local_only import build_local_only
 from tff_pdp.cli import main
@@ -24,8 +25,8 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
-from tff_pdp.models.linear_svm import build_linear_svm
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.models.dense import build_linear_svm
+from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.personal_models.export import export_experiment, exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
@@ -62,7 +63,7 @@ def config_of(folder, model, num_classes, **overrides):
         "algorithms": {"local_only": {"learning_rate": 0.1}, "mr_mtl": {"learning_rate": 0.1}},
         **overrides,
     }
-    return load_config(Path(__file__).parents[2] / "configs" / "demo.yaml", settings)
+    return load_config(DEMO, settings)
 
 
 def run(config):

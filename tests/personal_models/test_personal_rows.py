@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_pdp.runtime.personal_rows import PersonalRows
+from tff_pdp.personal_models.served import PersonalRows
 
 
 def weights(body, head):

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tff_pdp.algorithms.shared_parts.udp_hypernet import build_udp_hypernet
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.errors import ConfigError
-from tff_pdp.models.mlp import build_mlp
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT
+from tff_pdp.models.dense import build_mlp
+from tff_pdp.models.derived import SCALE, SHIFT
 from tff_pdp.personal_models import served as served_models
 from tff_pdp.personal_models import trained_clients
 from tff_pdp.personal_models.served import build_served_models

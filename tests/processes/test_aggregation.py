@@ -14,10 +14,10 @@ from tff_pdp import _tff
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.aggregation import (
     UserSum,
     build_plain_aggregation,
@@ -48,7 +48,7 @@ class Method:
 @pytest.fixture(scope="module")
 def engine():
     """One is enough here, but for the test that compares all of them."""
-    from tff_pdp.runtime.engines import build_engine
+    from tff_pdp.engines.running import build_engine
 
     engine = build_engine("inprocess", client_parallelism="loop")
     yield engine

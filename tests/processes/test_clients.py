@@ -15,8 +15,7 @@ from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_linear
+from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.processes.compose import compose
 

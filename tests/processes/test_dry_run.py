@@ -6,9 +6,8 @@ import tensorflow as tf
 
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.registry import ALGORITHMS
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_mlp
-from tff_pdp.runtime.dry_run import initial_weights, num_released, round_without_gradients
+from tff_pdp.models.dense import build_linear_regression, build_mlp
+from tff_pdp.processes.client_work import initial_weights, num_released, round_without_gradients
 
 # A body of 2 * 4 + 4 weights, a head of 4 * 3 + 3.
 MODEL = build_mlp((2,), 3, (4,))

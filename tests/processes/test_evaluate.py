@@ -13,9 +13,7 @@ from sklearn.metrics import average_precision_score
 from tests.contract.contract_support import SMALLER, compose_with_dp_sgd
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.average_precision import RANKING
-from tff_pdp.models.dense import build_logistic_regression
-from tff_pdp.models.linear_svm import build_linear_svm
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_linear_svm, build_logistic_regression, build_mlp
 
 MODEL = build_logistic_regression((2,), metric="average_precision")
 # With a body for those methods that share one, and a head that starts alive.

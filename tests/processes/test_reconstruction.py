@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.mechanisms.user_noise import UserMechanism
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.learning_process import build_reconstruction, client_batches
 
 MODEL = build_mlp((3,), 2, (4,))

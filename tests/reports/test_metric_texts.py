@@ -6,9 +6,9 @@ import pytest
 from tests.reports import report_samples as samples
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR
 from tff_pdp.reports import content, summary
-from tff_pdp.reports.client_words import SILOS, USERS
 from tff_pdp.reports.html import render_report
-from tff_pdp.reports.metric_texts import left_out_notes, metric_text, pooled_notes
+from tff_pdp.reports.summary import left_out_notes, metric_text, pooled_notes
+from tff_pdp.reports.words import SILOS, USERS
 
 
 def clients(*values, num_test=10):

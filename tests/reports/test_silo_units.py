@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.reports import report_samples as samples
-from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.privacy.facts import RECORDS, unit_of
 from tff_pdp.reports import html as report_html
 from tff_pdp.reports.statement import statement_text

@@ -11,10 +11,11 @@ import pytest
 from tests.reports import report_samples
 from tests.reports import user_samples as samples
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
-from tff_pdp.reports import content, plots, summary, summary_json
-from tff_pdp.reports.client_words import USERS
+from tff_pdp.reports import content, plots, summary
+from tff_pdp.reports import summary as summary_json
 from tff_pdp.reports.html import render_report
 from tff_pdp.reports.statement import statement_text
+from tff_pdp.reports.words import USERS
 
 
 def text_of(page):

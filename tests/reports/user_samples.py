@@ -4,9 +4,9 @@ import dataclasses
 
 from tests.reports import report_samples as samples
 from tff_pdp.models.metrics import ACCURACY
+from tff_pdp.privacy.facts import UserCosts, UserSums
 from tff_pdp.reports import content
-from tff_pdp.reports.user_facts import UserCosts, UserSums
-from tff_pdp.reports.user_statement import build_user_statement
+from tff_pdp.reports.statement import build_user_statement
 
 COSTS = UserCosts(
     epsilon_target=2.0,

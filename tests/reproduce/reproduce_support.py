@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tff_pdp.errors import BudgetError
 from tff_pdp.reproduce.jobs import Job, Reproduction
-from tff_pdp.reproduce.results import Outcome, result_row
+from tff_pdp.reproduce.sweep import Outcome, result_row
 
 # Made-up means: lower is better.
 _MEANS = {"local_only": 0.03, "fed_avg": 0.028, "mr_mtl": 0.026, "ditto": 0.029}

@@ -6,7 +6,7 @@ from matplotlib.image import imread
 from tests.reproduce.reproduce_support import build_reproduction, fake_row
 from tff_pdp.reproduce.figures import lambda_figure, privacy_overhead_figure, privacy_utility_figure, write_figures
 from tff_pdp.reproduce.report import build_report
-from tff_pdp.reproduce.results import Outcome, ResultStore
+from tff_pdp.reproduce.sweep import Outcome, ResultStore
 
 
 @pytest.fixture

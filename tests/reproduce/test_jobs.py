@@ -8,11 +8,10 @@ import yaml
 from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.cli import build_parser
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.reports.client_words import SILOS
-from tff_pdp.reproduce.inputs import digest_of, digest_of_data, find_input
+from tff_pdp.reports.words import SILOS
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.methods import GRID_METHODS, METHODS, SILO_METHODS
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
+from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, SILO_METHODS, digest_of, digest_of_data, find_input
 from tff_pdp.reproduce.settings import SETTINGS, deviations
 
 

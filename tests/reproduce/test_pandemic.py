@@ -14,9 +14,9 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.prepare import prepare_clients
-from tff_pdp.reproduce.inputs import MADE_UP, digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, planned_epsilon
+from tff_pdp.reproduce.setting import MADE_UP, digest_of_data, find_input
 from tff_pdp.reproduce.settings import SETTINGS
 
 PANDEMIC, NETWORKS = SETTINGS["pandemic"], SETTINGS["contact_networks"]

@@ -8,12 +8,12 @@ import scipy.io
 
 from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, planned_epsilon
+from tff_pdp.reproduce.setting import digest_of
 
 SIZES = (40, 25, 30)
 

@@ -12,10 +12,9 @@ from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.models.metrics import AVERAGE_PRECISION
 from tff_pdp.reproduce import jobs
-from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
-from tff_pdp.reproduce.setting import Variant
+from tff_pdp.reproduce.setting import Variant, digest_of
 from tff_pdp.reproduce.settings import SETTINGS
 
 SMALL = {

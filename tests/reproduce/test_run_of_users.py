@@ -11,9 +11,9 @@ from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.experiment.build import build_method
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise
 from tff_pdp.reproduce import jobs
-from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, _computations, planned_epsilon
+from tff_pdp.reproduce.setting import digest_of
 from tff_pdp.reproduce.settings import SETTINGS
 
 WRITERS, IMAGES_EACH = 12, 20

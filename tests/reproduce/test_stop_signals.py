@@ -4,7 +4,7 @@ from multiprocessing import connection
 
 import pytest
 
-from tff_pdp.reproduce.stop_signals import StopSignals
+from tff_pdp.reproduce.workers import StopSignals
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.places import ROOT
 from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction, fake_row
 from tff_pdp.errors import ConfigError
-from tff_pdp.reproduce.results import PARTIAL_FILE, ResultStore
-from tff_pdp.reproduce.sweep import FAILURES_FILE, _only_sweep_in, sweep
+from tff_pdp.reproduce.sweep import FAILURES_FILE, PARTIAL_FILE, ResultStore, _only_sweep_in, sweep
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, buil
         f"    runner = BuildFakeRunner(Path({str(runner.folder)!r}), slow=('mr_mtl',))\n"
         f"    sweep(build_reproduction(Path({str(output)!r})), runner, 2)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A session of its own: Ctrl-C is for all of its processes, and for none of the tests'.
     process = subprocess.Popen(
         [sys.executable, str(script)], start_new_session=True, stderr=subprocess.PIPE, env=environment

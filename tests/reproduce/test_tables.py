@@ -2,12 +2,9 @@ import pytest
 
 from tests.reproduce.reproduce_support import build_reproduction, fake_row
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
-from tff_pdp.reproduce.means import best_of_grid, holds, means_over_seeds
-from tff_pdp.reproduce.report import build_report
-from tff_pdp.reproduce.results import Outcome, ResultStore
+from tff_pdp.reproduce.report import best_of_grid, build_report, holds, means_over_seeds, report_text
 from tff_pdp.reproduce.setting import Statement
-from tff_pdp.reproduce.sweep import Failure
-from tff_pdp.reproduce.tables import report_text
+from tff_pdp.reproduce.sweep import Failure, Outcome, ResultStore
 
 
 def row(method, value, epsilon=6.0, **more):

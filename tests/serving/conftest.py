@@ -13,7 +13,7 @@ from serving.models import PersonalModels
 from serving.server.embedded import EmbeddedServer
 from serving.verify.fresh_process import FreshProcess
 from tff_pdp.models.base import Model
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 
 MODEL_NAME = "toy"
 MAX_BYTES = 1 << 16

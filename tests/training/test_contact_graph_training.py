@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from tff_pdp.data.manifest import Manifest
-from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.data.manifest import Manifest, RowInfluence
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import RELEASES_FILE
 from tff_pdp.experiment.build import build_method

@@ -11,13 +11,13 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from tests.places import DEMO
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.processes.compose import client_data_type
-from tff_pdp.runtime.pooled import client_scores, pooled_figures
-from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
+from tff_pdp.training.evaluate import client_scores, evaluate_experiment, load_trained, pooled_figures, summary_table
 from tff_pdp.training.rounds import evaluate_clients, first_state, ready_states
 from tff_pdp.training.train import read_metrics, train
 
@@ -74,7 +74,7 @@ def config_of(data_folder, output, **overrides):
         "algorithms": {"mr_mtl": {"learning_rate": 0.5}},
         **overrides,
     }
-    return load_config(Path(__file__).parents[2] / "configs" / "demo.yaml", settings)
+    return load_config(DEMO, settings)
 
 
 def by_scikit_learn(method, state, train_data=None):

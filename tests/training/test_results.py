@@ -11,10 +11,10 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.export import _privacy_report
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
 from tff_pdp.reports.words import upper
-from tff_pdp.runtime.user_results import user_sums
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.costs import all_releases
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
+from tff_pdp.training.privacy_facts import user_sums
 from tff_pdp.training.train import train
 
 ONE = {"algorithms": {"fed_avg": {}}, "export__algorithm": "fed_avg", "training__test_only_seed": None}

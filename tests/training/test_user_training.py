@@ -2,17 +2,17 @@
 
 import copy
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.places import DEMO
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.examples import Examples
-from tff_pdp.privacy.user_plan import USERS
+from tff_pdp.privacy.plans.user import USERS
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training import costs as releases
 from tff_pdp.training import train as training
@@ -21,7 +21,6 @@ from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.train import train
 
-DEMO = Path(__file__).parent.parent.parent / "configs" / "demo.yaml"
 NUM_USERS = 12
 ALGORITHMS = {
     "fed_avg": {"learning_rate": 0.1, "local_steps": 2},
@@ -35,7 +34,7 @@ ALGORITHMS = {
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
     """A prepared client dataset of twelve users of digits."""
-    from tff_pdp.data.sources import write_digits_leaf
+    from beam_pipelines.sources.partition import write_digits_leaf
     from tff_pdp.experiment.prepare import prepare_clients
 
     folder = tmp_path_factory.mktemp("users")

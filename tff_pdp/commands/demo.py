@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipelines.sources.leaf import list_sources
+from beam_pipelines.sources.partition import write_digits_leaf
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
-from serving.production.tf_serving import docker_command, write_models_config
+from serving.production.exports import docker_command, write_models_config
 from serving.server.embedded import EmbeddedServer
-from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_config
@@ -25,7 +25,7 @@ from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table, write_summary
 from tff_pdp.training.train import train
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 MARKER = ".tff_pdp_demo"
 NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.5, 0
 # Served and in-process answers may differ by the rounding of another order of additions, not by more.

@@ -15,10 +15,11 @@ from tff_pdp import _tff
 from tff_pdp.algorithms.whole_models.mr_mtl import build_mr_mtl
 from tff_pdp.engines import base as devices
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.options import ClientParallelism
+from tff_pdp.engines.running import running_engine
 from tff_pdp.errors import EngineError, UserError
-from tff_pdp.experiment.config import ClientParallelism
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.models.mlp import build_linear
+from tff_pdp.models.dense import build_linear
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.processes.compose import (
     PersonalizedProcess,
@@ -27,7 +28,6 @@ from tff_pdp.processes.compose import (
     client_params_type,
     compose,
 )
-from tff_pdp.runtime.engines import running_engine
 
 DISTRIBUTIONS = ("tff-pdp", "tensorflow", "tensorflow-federated", "tensorflow-privacy", "dp-accounting")
 TOLERANCE = 1e-5

@@ -73,7 +73,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Exports the experiment's chosen method."""
-    from serving.production.tf_serving import docker_command, write_models_config
+    from serving.production.exports import docker_command, write_models_config
     from tff_pdp.personal_models.export import export_experiment
 
     config = _config(options)
@@ -117,9 +117,9 @@ def export(options: argparse.Namespace) -> int:
 
 def personalize(options: argparse.Namespace) -> int:
     """Adds clients to the export, fitted to their own examples."""
+    from tff_pdp.personal_models.new_clients.fit import FitOptions
     from tff_pdp.personal_models.new_clients.personalize import personalize as add_clients
     from tff_pdp.personal_models.new_clients.personalize import personalized_content, personalized_text
-    from tff_pdp.runtime.fit_settings import FitOptions
 
     fit = FitOptions(
         steps=options.steps,

@@ -6,8 +6,7 @@ import numpy as np
 
 from tff_pdp.data.example_codec import record_extents, record_lengths
 from tff_pdp.data.manifest import FeatureSpec
-from tff_pdp.data.shard_files import ShardFiles
-from tff_pdp.data.shards import read_examples
+from tff_pdp.data.shards import ShardFiles, read_examples
 from tff_pdp.errors import ConfigError, DataError
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from beam_pipelines.epidemic.sources import promised_influence
-from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.engines.running import ENGINES, Engine, running_engine
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, release_before_training
 from tff_pdp.experiment.config import ExperimentConfig
@@ -22,17 +23,15 @@ from tff_pdp.experiment.method import Method, capped_weights
 from tff_pdp.experiment.registry import MODELS, PLANS, lookup
 from tff_pdp.experiment.search_space import build_search
 from tff_pdp.models.base import Model
-from tff_pdp.privacy.contact_graph_plan import check_suits_rows
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
-from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
-from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
+from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan, check_suits_rows
+from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
 from tff_pdp.processes.aggregation import UserSum
+from tff_pdp.processes.client_work import initial_weights, num_released
 from tff_pdp.processes.compose import compose
-from tff_pdp.runtime.dry_run import initial_weights, num_released
-from tff_pdp.runtime.engines import ENGINES, Engine, running_engine
 
 _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
 
@@ -40,7 +39,7 @@ _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public a
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
 
-    What silos release before training (`tff_pdp.runtime.silo_releases`) is released now, if it has not been.
+    What silos release before training (`tff_pdp.experiment.before_training`) is released now, if it has not been.
 
     Raises:
       ConfigError: the method, model or plan is unknown, or a hyper-parameter is.

@@ -1,64 +1,24 @@
 """Experiments as YAML: frozen dataclasses, unknown keys are errors, and the resolved form is saved with the run."""
 
-import contextlib
 import dataclasses
-import difflib
 import hashlib
-import inspect
 import json
 import re
-import types
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
+from beam_pipelines.options import DataConfig
+from tff_pdp.engines.options import CLIENT_PARALLELISMS
 from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.settings import UniqueKeyLoader, build_settings
 
-# Here and not at the engine: an experiment is read without importing TensorFlow.
-ClientParallelism = Literal["auto", "loop", "vectorized"]
 WEIGHTINGS = ("uniform", "num_examples", "paper_capped_num_examples")
-# As `data.input` of what is made up and not read.
-GENERATED = "generated"
-CLIENT_PARALLELISMS: tuple[ClientParallelism, ...] = typing.get_args(ClientParallelism)
 EXPORT_LAYOUTS = ("auto", "stacked", "clusters", "hypernetwork", "per_client")
 EXPORTED_CLIENT_IDS = ("hashed", "plain")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Where examples come from, and how they become a client dataset.
-
-    Attributes:
-      input: the raw data: a file or folder that `source` says how to read.
-      source: kind of the raw data, a name from `tff_pdp.registry.DATASETS`.
-      arguments: the source's own options; see its function in `tff_pdp.data.datasets` or `tff_pdp.data.user_datasets`.
-      input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
-      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
-      validation_fraction: share of each client's examples for choosing settings; where the source has test examples of
-        its own, share of the others.
-      test_fraction: share of each client's examples for the final figures only; not used where the source has its own.
-      exact_split: make each client's shares exact, rounded up to whole examples, instead of expected.
-      min_examples_per_client: smaller clients are left out, and counted.
-      num_shards: number of output files.
-      seed: decides the splits.
-      max_bad_fraction: preparing fails when more than this share of the examples cannot be used.
-    """
-
-    input: str
-    source: str = "leaf"
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    input_shape: tuple[int, ...] = (28, 28, 1)
-    num_classes: int = 62
-    validation_fraction: float = 0.2
-    test_fraction: float = 0.2
-    exact_split: bool = False
-    min_examples_per_client: int = 10
-    num_shards: int = 2
-    seed: int = 0
-    max_bad_fraction: float = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,48 +28,6 @@ class ModelConfig:
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivacyConfig:
-    """What is promised to whom.
-
-    Attributes:
-      plan: what is protected: `silo_example`, each example of a silo, inside the silo; `user`, each client as a whole,
-        from what the server releases; or `none` for a comparison without privacy, of users where `users_per_round` is
-        given.
-      batch_size: expected size of a Poisson batch; of users' plain batches, their size.
-      clip_norm: L2 bound on each example's gradient, or on all that a user releases in a round.
-      budgets: epsilon and delta for each silo, or for all users; forms in `tff_pdp.privacy.budgets`.
-      noise_multiplier: the same for all silos; each leaves when its budget is spent. Without it every silo stays to the
-        last round, with the noise its own budget asks for.
-      noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the more of
-        `tff_pdp.privacy.paper_calibration`, to compare with published figures.
-      selection_share: of a silo's epsilon, for each private selection of a cluster.
-      selection_loss_bound: the largest loss of one example that counts in a selection, for a regression.
-      num_examples: whether silos' numbers of training examples are public or noised; forms in
-        `tff_pdp.privacy.silo_statistics`.
-      feature_scaling: what features are shifted and scaled by; forms in `tff_pdp.privacy.feature_scaling`.
-      sampler: `poisson`, or `paper_shuffled`, for which no guarantee holds.
-      users_per_round: of a user-level plan, the expected number of users in a round.
-      num_users: of the population, a public constant; without it, the number of clients in the data counts as public.
-      user_noise: what a user-level plan adds to sums of updates; forms in `tff_pdp.privacy.user_noise`.
-    """
-
-    plan: str
-    batch_size: int
-    clip_norm: float = 1.0
-    budgets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    noise_multiplier: float | None = None
-    noise_calibration: str = "tightest"
-    selection_share: float = 0.03
-    selection_loss_bound: float = 0.1
-    num_examples: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "public"})
-    feature_scaling: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "none"})
-    sampler: str = "poisson"
-    users_per_round: float | None = None
-    num_users: int | None = None
-    user_noise: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "fixed_clip"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +42,7 @@ class TrainingConfig:
       weight_cap: the number of examples from which on a user counts as one.
       evaluate_every: validation metrics each so many rounds.
       checkpoint_every: a checkpoint each so many rounds.
-      engine: a name from `tff_pdp.runtime.engines.ENGINES`.
+      engine: a name from `tff_pdp.engines.running.ENGINES`.
       device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
       client_parallelism: `loop` calls once for each client, a few at a time, `vectorized` for many clients at once, and
         `auto` times both in the first round and keeps the faster. For the engine `inprocess`.
@@ -275,7 +193,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     path = Path(path)
     try:
-        content = yaml.load(path.read_text(), _UniqueKeyLoader)
+        content = yaml.load(path.read_text(), UniqueKeyLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -290,47 +208,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         if not isinstance(target, dict):
             raise ConfigError(f"{path}: there is no key {key!r} to set")
         target[last] = value
-    config = _build(ExperimentConfig, content, str(path), "")
+    config = build_settings(ExperimentConfig, content, str(path), "")
     _check_ranges(config, str(path))
     return config
-
-
-def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], source: str, key: str) -> dict[str, Any]:
-    """Checks a mapping of a configuration against the keyword-only parameters of the function that it is for.
-
-    Args:
-      function: what will be called with the result; its parameters have type hints.
-      given: the mapping at `key`.
-      source: who asks, the beginning of error messages.
-      key: dotted key of the mapping.
-
-    Raises:
-      ConfigError: a key is unknown, missing or of the wrong type.
-    """
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    _check_known(given, parameters, source, key)
-    for name, parameter in parameters.items():
-        if name not in given and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{source}: missing key {_join(key, name)!r}")
-    hints = typing.get_type_hints(function)
-    return {name: _convert(hints[name], value, source, _join(key, name)) for name, value in given.items()}
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a repeated key, of which YAML silently keeps the last: it may be a silo's budget."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} occurs more than once", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
 
 
 def _check_ranges(config: ExperimentConfig, source: str) -> None:
@@ -375,58 +255,3 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
 def _require(condition: bool, source: str, message: str) -> None:
     if not condition:
         raise ConfigError(f"{source}: {message}")
-
-
-def _build(kind: type, content: Any, source: str, key: str) -> Any:
-    """Builds a dataclass from a mapping, naming the full key in every error."""
-    place = f"{source}: {key or 'the file'}"
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{place} must be a mapping, not {content!r}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
-    _check_known(content, fields, source, key)
-    values = {}
-    for name, field in fields.items():
-        if name in content:
-            values[name] = _convert(hints[name], content[name], source, _join(key, name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{source}: missing key {_join(key, name)!r}")
-    return kind(**values)
-
-
-def _check_known(content: Mapping[str, Any], known: Collection[str], source: str, key: str) -> None:
-    for name in content:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known) or 'none'}"
-            raise ConfigError(f"{source}: unknown key {_join(key, name)!r}; {hint}")
-
-
-def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, source, key)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        *others, last = [option for option in arguments if option is not type(None)]
-        if value is None and type(None) in arguments:
-            return None
-        for option in others:
-            with contextlib.suppress(ConfigError):
-                return _convert(option, value, source, key)
-        return _convert(last, value, source, key)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(arguments[0], member, source, key) for member in value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
-        return value
-    if hint is bool and isinstance(value, bool):
-        return value
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return dict(value)
-    wanted = getattr(origin or hint, "__name__", str(hint)).lower()
-    raise ConfigError(f"{source}: {key!r} must be a {wanted}, not {value!r}")
-
-
-def _join(key: str, name: object) -> str:
-    return f"{key}.{name}" if key else str(name)

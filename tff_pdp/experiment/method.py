@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.engines.client_values import ClientValues
@@ -16,8 +16,8 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling
 from tff_pdp.privacy.plans.plan import PrivacyPlan
-from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.aggregation import UserSum
 from tff_pdp.processes.compose import PersonalizedProcess, client_params_columns, client_params_type
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
-from beam_pipelines.dataset.job import Summary
+from beam_pipelines.dataset.clients import run_client_dataset_job
+from beam_pipelines.options import ClientDatasetOptions, Summary
 from beam_pipelines.raw_data import RawData
-from tff_pdp.experiment.config import ExperimentConfig, check_arguments
+from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.registry import DATASETS, lookup
+from tff_pdp.settings import check_arguments
 
 # Under the experiment's output: what a kind of raw data has to write before the job reads it.
 _WORKSPACE = "raw"

@@ -8,38 +8,39 @@ from beam_pipelines.raw_data import PreparedSource, RawData
 from beam_pipelines.sources.builders import build_leaf, build_partitioned_images, build_rotated_mnist, build_silo_files
 from beam_pipelines.sources.user_builders import build_celeba, build_fed_emnist, build_mnist_writers, build_nist_sd19
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.algorithms.fed_rep import build_fed_rep
-from tff_pdp.algorithms.hypernet import build_hypernet
-from tff_pdp.algorithms.ifca import build_ifca
-from tff_pdp.algorithms.ifca_fed_avg import build_ifca_fed_avg
-from tff_pdp.algorithms.ifca_finetune import build_ifca_finetune
-from tff_pdp.algorithms.ifca_local import build_ifca_local
-from tff_pdp.algorithms.pmtl_ft import build_pmtl_ft
-from tff_pdp.algorithms.shared_parts.centaur import build_centaur
-from tff_pdp.algorithms.shared_parts.dp_fed_avg_ft import build_dp_fed_avg_ft
+from tff_pdp.algorithms.shared_parts.centaur import build_centaur, build_fed_rep
+from tff_pdp.algorithms.shared_parts.dp_fed_avg_ft import build_dp_fed_avg_ft, build_pmtl_ft
 from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import build_dp_pfed_dsu
 from tff_pdp.algorithms.shared_parts.fed_per import build_fed_per
 from tff_pdp.algorithms.shared_parts.pp_sgd import build_pp_sgd
-from tff_pdp.algorithms.shared_parts.udp_hypernet import build_udp_hypernet
+from tff_pdp.algorithms.shared_parts.udp_hypernet import build_hypernet, build_udp_hypernet
 from tff_pdp.algorithms.whole_models.ditto import build_ditto
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.algorithms.whole_models.finetune import build_finetune
-from tff_pdp.algorithms.whole_models.ifca import build_ifca_mr_mtl
+from tff_pdp.algorithms.whole_models.ifca import (
+    build_ifca,
+    build_ifca_fed_avg,
+    build_ifca_finetune,
+    build_ifca_local,
+    build_ifca_mr_mtl,
+)
 from tff_pdp.algorithms.whole_models.local_only import build_local_only
 from tff_pdp.algorithms.whole_models.mocha import build_mocha
 from tff_pdp.algorithms.whole_models.mr_mtl import build_mr_mtl
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.models.base import Model
-from tff_pdp.models.convolutional import build_cnn
-from tff_pdp.models.dense import build_logistic_regression
-from tff_pdp.models.lenet import build_lenet
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.linear_svm import build_linear_svm
-from tff_pdp.models.mlp import build_linear, build_mlp
+from tff_pdp.models.convolutional import build_cnn, build_lenet
+from tff_pdp.models.dense import (
+    build_linear,
+    build_linear_regression,
+    build_linear_svm,
+    build_logistic_regression,
+    build_mlp,
+)
 from tff_pdp.models.resnet import build_resnet20
 from tff_pdp.privacy.plans.contact_graph import build_contact_graph_plan
 from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
 from tff_pdp.privacy.plans.user import build_user_plan

@@ -16,7 +16,7 @@ from tff_pdp.experiment.hparams import AUTO, check_hparam, read_number
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.search import Search, parse_runs
-from tff_pdp.runtime.dry_run import initial_weights, round_without_gradients
+from tff_pdp.processes.client_work import initial_weights, round_without_gradients
 
 # The number of local steps decides how much noise they need; a client's index is who it is.
 _NOT_SEARCHED = ("local_steps", "client_index")

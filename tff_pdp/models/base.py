@@ -30,7 +30,7 @@ class Model:
     """A model as pure functions; weights are data and live wherever the caller keeps them.
 
     Attributes:
-      name: the model's name in `tff_pdp.registry.MODELS`.
+      name: the model's name in `tff_pdp.experiment.registry.MODELS`.
       input_shape: shape of one example, without the batch dimension.
       num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression of float32 labels.
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.
@@ -92,3 +92,18 @@ class Model:
     def num_parameters(self) -> int:
         """Number of scalar weights."""
         return sum(int(array.size) for array in self.init(0).values())
+
+
+def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
+    """`values [batch, ...]`, or one row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
+    if values.shape[0]:
+        return values
+    missing = tf.maximum(1 - tf.shape(values)[0], 0)
+    paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
+    return tf.pad(values, paddings)
+
+
+def shift_and_scale(x: tf.Tensor, shift: float, scale: float) -> tf.Tensor:
+    """`(x + shift) * scale`, by public constants; no operation where they change nothing."""
+    shifted = x + shift if shift != 0 else x
+    return shifted * scale if scale != 1 else shifted

@@ -1,5 +1,6 @@
 """Convolutional networks for small images (`cnn`): convolutions, pooling after each or the last, dense layers."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -9,9 +10,15 @@ import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
-from tff_pdp.models.base import InitialWeights, Model, Weights, half_squared_error, softmax_cross_entropy
-from tff_pdp.models.batches import shift_and_scale
-from tff_pdp.models.initializers import glorot_uniform
+from tff_pdp.models.base import (
+    InitialWeights,
+    Model,
+    Weights,
+    half_squared_error,
+    shift_and_scale,
+    softmax_cross_entropy,
+)
+from tff_pdp.models.layers import glorot_uniform
 
 PoolAfter = Literal["each", "last"]
 
@@ -155,3 +162,36 @@ def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
     if pool_after == "last":
         return 2 + depth * (kernel_size - 1)
     return 2**depth + (2**depth - 1) * (kernel_size - 1)
+
+
+def build_lenet(
+    input_shape: Sequence[int],
+    num_classes: int,
+    channels: Sequence[int] = (16, 32),
+    kernel_size: int = 5,
+    hidden_units: Sequence[int] = (120, 84),
+    *,
+    input_shift: float = 0.0,
+    input_scale: float = 1.0,
+) -> Model:
+    """Builds convolutions, each with 2x2 max pooling and ReLU, two dense layers with ReLU, and a dense layer.
+
+    The defaults are the target network of Shamsian et al. ("Personalized Federated Learning using Hypernetworks",
+    arXiv:2103.04628, ICML 2021): LeNet-5 (LeCun et al., "Gradient-Based Learning Applied to Document Recognition",
+    Proc. IEEE 1998) with more channels, ReLU and max pooling. Everything else is as in `build_cnn`, which it is a form
+    of.
+
+    Raises:
+      ConfigError: a size is not positive, or the input is too small (16 x 16 is enough for the defaults).
+    """
+    model = build_cnn(
+        input_shape,
+        num_classes,
+        channels,
+        kernel_size,
+        hidden_units,
+        pool_after="each",
+        input_shift=input_shift,
+        input_scale=input_scale,
+    )
+    return dataclasses.replace(model, name="lenet")

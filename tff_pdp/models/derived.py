@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.base import InitialWeights, Model, Weights
 from tff_pdp.models.layers import Layer, RecordingWeights
 
 
@@ -19,8 +19,8 @@ def over_fixed_weights(
 ) -> Model:
     """Returns the model over `make_weights({**fixed, **own})`, of which only `own` are its weights.
 
-    Layers that use own weights alone remain known to `tff_pdp.privacy.per_example`, so that clipping is as fast as
-    without fixed weights, and what is clipped is the gradient by the own weights.
+    Layers that use own weights alone remain known to `tff_pdp.privacy.mechanisms.per_example`, so that clipping is as
+    fast as without fixed weights, and what is clipped is the gradient by the own weights.
 
     Args:
       model: what predicts.
@@ -63,3 +63,22 @@ class _OwnOverFixed(RecordingWeights):
             # Of a layer with weights of both kinds the own ones are read by name, and so noted as untracked.
             return layer.apply(inputs, *(self[name] for name in names))
         return self._own.use(layer, names, inputs)
+
+
+SHIFT, SCALE = "input/shift", "input/scale"
+
+
+def with_scaled_inputs(model: Model) -> Model:
+    """Returns the model over `(x + shift) * scale`, where these two are weights of it, `[*input_shape]`.
+
+    They are called `input/shift` and `input/scale`. Not to be trained: a gradient would move the scaling, too.
+    """
+
+    def init(seed: int) -> InitialWeights:
+        unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
+        return {**unscaled, **model.init(seed)}
+
+    def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
+        return model.predict(weights, (x + weights[SHIFT]) * weights[SCALE])
+
+    return dataclasses.replace(model, init=init, predict=predict)

@@ -1,8 +1,8 @@
 """Layer functions over named weights, for a model's `predict`.
 
 Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`: what
-`tff_pdp.privacy.per_example` needs to find each example's gradient norm for the layer's weights from the cotangent of
-the layer's output. A layer's inputs and output hold one example in each row of axis 0.
+`tff_pdp.privacy.mechanisms.per_example` needs to find each example's gradient norm for the layer's weights from the
+cotangent of the layer's output. A layer's inputs and output hold one example in each row of axis 0.
 """
 
 import collections
@@ -12,10 +12,30 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pdp.models import example_norms
 from tff_pdp.models.base import Weights
+
+
+def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns float32 of variance `2 / (fan_in + fan_out)`, for a kernel `[..., in, out]`.
+
+    Glorot & Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS 2010.
+    """
+    window = math.prod(shape[:-2])
+    limit = math.sqrt(6.0 / (window * (shape[-2] + shape[-1])))
+    return rng.uniform(-limit, limit, shape).astype(np.float32)
+
+
+def he_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns float32 of variance `2 / fan_in`, for a kernel `[..., in, out]` whose inputs come out of a ReLU.
+
+    He et al., "Delving Deep into Rectifiers", ICCV 2015.
+    """
+    return rng.normal(0.0, math.sqrt(2.0 / math.prod(shape[:-1])), shape).astype(np.float32)
+
 
 # What is added to the gradients of a layer's weights, one for each of them.
 Pulls = Sequence[tf.Tensor | None]

@@ -8,9 +8,15 @@ import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
-from tff_pdp.models.base import InitialWeights, Model, Weights, half_squared_error, softmax_cross_entropy
-from tff_pdp.models.batches import shift_and_scale
-from tff_pdp.models.initializers import he_normal
+from tff_pdp.models.base import (
+    InitialWeights,
+    Model,
+    Weights,
+    half_squared_error,
+    shift_and_scale,
+    softmax_cross_entropy,
+)
+from tff_pdp.models.layers import he_normal
 
 
 def build_resnet20(

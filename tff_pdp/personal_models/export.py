@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.export.exporter import export_models
-from serving.export.layouts import LayoutSize, estimate
+from serving.export.model_checks import LayoutSize, estimate
 from serving.export.per_client import export_per_client, only_client
 from serving.export.versions import hold
 from tff_pdp.experiment.build import experiment_engine
@@ -16,17 +16,17 @@ from tff_pdp.experiment.method import Method
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
 from tff_pdp.personal_models.trained_clients import global_model_of
-from tff_pdp.privacy.contact_graph_plan import ContactGraphPlan
 from tff_pdp.privacy.facts import unit_of
-from tff_pdp.privacy.silo_example_plan import SiloExamplePlan
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.contact_graph import ContactGraphPlan
+from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.reports import silo_texts, user_texts
 from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.statement_parts import is_private
+from tff_pdp.reports.statement import is_private
 from tff_pdp.reports.words import plain
-from tff_pdp.runtime.user_results import user_costs
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import load_trained
+from tff_pdp.training.privacy_facts import user_costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Exported:
 
     Attributes:
       versions: folders of the new versions by the name of the model: one, or one for every client.
-      layout: how personal models lie in it; of `tff_pdp.config.EXPORT_LAYOUTS`, never `auto`.
+      layout: how personal models lie in it; of `tff_pdp.experiment.config.EXPORT_LAYOUTS`, never `auto`.
       size: about what one of the versions takes, as its manifest has it.
       sizes: about how many bytes weights take in each layout that is possible.
     """

@@ -10,7 +10,7 @@ from serving.models import Arrays
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.experiment.method import Method
 from tff_pdp.models.base import Model, Weights
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.training.client_store.states import places_in_parts
 from tff_pdp.training.rounds import ready_states_of
 

@@ -13,7 +13,7 @@ from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserMechanism, UserNoise
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 
 # Of a client's seed, a place that no gradient estimator draws from.
 _NOISE_SHARE = 2**22

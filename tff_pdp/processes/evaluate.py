@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
-from tff_pdp.models.base import Model, Weights
-from tff_pdp.models.batches import at_least_one_row
+from tff_pdp.models.base import Model, Weights, at_least_one_row
 from tff_pdp.models.metrics import Ranking
 from tff_pdp.processes.client_work import build_adapt_work
 from tff_pdp.processes.vectorizable import vectorizable

@@ -15,7 +15,7 @@ import tensorflow_privacy
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import split
 from tff_pdp.models.base import Model
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 
 
 def build_reconstruction(
@@ -47,7 +47,7 @@ def build_reconstruction(
       reconstruction_epochs: how often a client goes through its examples for the head.
       server_learning_rate: of the server.
       plan: for user-level privacy; without it, the plain mean and TFF's own metrics.
-      seeds: int64 `[2, 2]` of the noise, as of `tff_pdp.runtime.run_key.RunKey.server_seeds`; with a plan.
+      seeds: int64 `[2, 2]` of the noise, as of `tff_pdp.experiment.run_key.RunKey.server_seeds`; with a plan.
 
     Raises:
       ValueError: there is a plan and no seeds, or one whose noise users add by themselves.

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from tff_pdp import errors
 from tff_pdp.models.metrics import Metric
-from tff_pdp.reports.client_words import SILOS, USERS, ClientWords
-from tff_pdp.reports.user_facts import UserCosts
+from tff_pdp.privacy.facts import UserCosts
+from tff_pdp.reports.words import SILOS, USERS, ClientWords
 
 # JSON has no infinities and no NaN; a budget without bound must not turn into an unreadable file.
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -12,7 +12,7 @@ import markupsafe
 from tff_pdp.files import replace_text
 from tff_pdp.reports import content, plots, privacy_texts, summary
 from tff_pdp.reports import words as numbers
-from tff_pdp.reports.metric_texts import metric_text
+from tff_pdp.reports.summary import metric_text
 
 _TEMPLATE = "report.html.jinja"
 # A page with more rows is no longer read.

@@ -1,16 +1,84 @@
 """The report's figures, as SVG text: learning curves, the metric per silo or user, privacy spent per silo."""
 
+import html
+import io
 import math
+import re
+import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from tff_pdp.models.metrics import Metric
-from tff_pdp.reports import content, summary, svg
-from tff_pdp.reports.client_words import SILOS, ClientWords
-from tff_pdp.reports.metric_texts import metric_text
+from tff_pdp.reports import content, summary
+from tff_pdp.reports.summary import metric_text
+from tff_pdp.reports.words import SILOS, ClientWords
+
+# Drawn in this colour, replaced by `currentColor`: text and axes then follow the page, light or dark.
+INK = "#010203"
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # Text stays text: searchable, small, in the reader's own font.
+    "text.parse_math": False,  # A silo called "$x$" is a name, not a formula.
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+
+
+def style(salt: str) -> AbstractContextManager[None]:
+    """Context manager with the report's look; figures must be built and rendered inside it.
+
+    Args:
+      salt: makes the identifiers inside the SVG repeatable, and different from those of the page's other figures.
+    """
+    return matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt})
+
+
+def render(figure: Figure, description: str) -> str:
+    """The figure as one `<svg>` element, without anything that refers to the outside.
+
+    Args:
+      figure: the finished figure.
+      description: what a reader who cannot see the figure is told.
+    """
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # Text stays text, so a letter that matplotlib's own font lacks is still drawn by the browser.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    return _inline(buffer.getvalue(), description)
+
+
+def _inline(document: str, description: str) -> str:
+    element = document[document.index("<svg") :]
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r"<!--.*?-->", "", element, flags=re.DOTALL)
+    element = re.sub(r' xmlns(:xlink)?="[^"]*"', "", element)
+    # Group identifiers ("axes_1") recur in every figure, and nothing refers to them.
+    element = re.sub(r'<g id="[^"]*"', "<g", element)
+    element = element.replace(INK, "currentColor")
+    label = html.escape(description, quote=True)
+    return element.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
 
 # Okabe and Ito's colours: told apart under every common colour blindness, and readable on white and on black.
 # Each series also has its own marker or line, so that the figures survive a black-and-white print.
@@ -30,7 +98,7 @@ def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric
     drawn = [algorithm for algorithm in algorithms if algorithm.history]
     if not drawn:
         return ""
-    with svg.style("history"):
+    with style("history"):
         figure, axes = _figure(3.4)
         for index, algorithm in enumerate(drawn):
             rounds, values = zip(*algorithm.history, strict=True)
@@ -50,7 +118,7 @@ def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric
         _legend(axes)
         names = ", ".join(algorithm.title for algorithm in drawn)
         what = f"Validation {metric_text(metric).label} per round, mean over {words.many}, of {names}."
-        return svg.render(figure, what)
+        return render(figure, what)
 
 
 def metric_figure(
@@ -73,14 +141,14 @@ def metric_figure(
     if not series:
         return ""
     text = metric_text(metric)
-    with svg.style("metric"):
+    with style("metric"):
         is_named = len(clients) <= _MOST_NAMED
         figure = _by_name(clients, series, metric) if is_named else _curves(series, metric, words)
         what = ", ".join(f"{label} {text.value(summary.mean_over_silos(values))}" for label, values in series)
         # Those without a result are not in the means.
         count = sum(not math.isnan(value) for value in summary.personal_values(clients, algorithm.name))
         over = f"{count} {words.many} under {algorithm.title}"
-        return svg.render(figure, f"Test {text.label} over {over}; means: {what}.")
+        return render(figure, f"Test {text.label} over {over}; means: {what}.")
 
 
 def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
@@ -93,7 +161,7 @@ def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
         return ""
     spent = np.array([silo.epsilon_spent for silo in protected])
     targets = np.array([silo.epsilon_target for silo in protected])
-    with svg.style("epsilon"):
+    with style("epsilon"):
         if len(protected) <= _MOST_NAMED:
             figure, axes = _named_figure([silo.id for silo in protected])
             places = np.arange(len(protected))
@@ -114,7 +182,7 @@ def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
             else:
                 axes.set_ylim(bottom=0)
         _legend(axes)
-        return svg.render(figure, f"ε spent and target of {len(protected)} silos; most spent {spent.max():.3g}.")
+        return render(figure, f"ε spent and target of {len(protected)} silos; most spent {spent.max():.3g}.")
 
 
 def _by_name(clients: Sequence[content.ClientScores], series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
@@ -128,7 +196,7 @@ def _by_name(clients: Sequence[content.ClientScores], series: list[tuple[str, li
         places[filled],
         np.nanmin(table[:, filled], axis=0),
         np.nanmax(table[:, filled], axis=0),
-        color=svg.INK,
+        color=INK,
         alpha=0.25,
     )
     # The personal model is drawn last, on top: it is what the reader looks for.
@@ -143,7 +211,7 @@ def _by_name(clients: Sequence[content.ClientScores], series: list[tuple[str, li
 
 def _curves(series: list[tuple[str, list[float]]], metric: Metric, words: ClientWords) -> Figure:
     figure, axes = _figure(3.8)
-    axes.axvspan(0, 10, color=svg.INK, alpha=0.08, linewidth=0)
+    axes.axvspan(0, 10, color=INK, alpha=0.08, linewidth=0)
     axes.text(1, 0.97, "worst tenth", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
     for index, (label, values) in enumerate(series):
         ordered = summary.worst_first(values, metric)

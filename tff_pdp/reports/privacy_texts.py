@@ -6,7 +6,7 @@ from typing import Any
 
 from tff_pdp.reports import content
 from tff_pdp.reports import words as numbers
-from tff_pdp.reports.client_words import ClientWords
+from tff_pdp.reports.words import ClientWords
 
 # From the strongest claim to the weakest.
 CLAIMS: dict[str, str] = {

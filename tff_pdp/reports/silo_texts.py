@@ -7,8 +7,8 @@ from typing import Any
 from tff_pdp.privacy.facts import RECORDS, SiloUnit
 from tff_pdp.reports import content
 from tff_pdp.reports import words as numbers
-from tff_pdp.reports.client_words import SILOS
 from tff_pdp.reports.privacy_texts import NO_GUARANTEE, PSEUDONYMS, bounds_text, not_private_text, simulation_row
+from tff_pdp.reports.words import SILOS
 
 SAMPLERS: dict[str, str] = {
     "poisson": "In every step each record of a silo takes part independently with the silo's sampling rate, drawn "

@@ -6,10 +6,108 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pdp import errors
-from tff_pdp.data.row_influence import RowInfluence
-from tff_pdp.privacy.facts import unit_of
-from tff_pdp.reports import content, privacy_texts, silo_texts, statement_parts
-from tff_pdp.reports.client_words import SILOS
+from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.privacy.facts import UserCosts, UserSums, unit_of
+from tff_pdp.reports import content, privacy_texts, silo_texts, user_texts
+from tff_pdp.reports.words import SILOS, USERS, ClientWords
+
+
+def covered_methods(algorithms: Sequence[content.AlgorithmResult]) -> list[content.AlgorithmResult]:
+    """The methods a claim is about: the exported ones, or all where none was exported."""
+    return [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
+
+
+def claim_of(covered: Sequence[content.AlgorithmResult], known_seed: bool, without_noise: str = "") -> tuple[str, str]:
+    """The claim and its reason: the weakest of the methods', or none.
+
+    Args:
+      covered: the methods that it is about.
+      known_seed: a run's noise follows from a fixed seed.
+      without_noise: who trained without noise, as a sentence, if anyone did.
+    """
+    unknown = [algorithm.claim for algorithm in covered if algorithm.claim not in privacy_texts.CLAIMS]
+    if unknown:
+        raise errors.ConfigError(f'Unknown privacy claim "{unknown[0]}"; known: {", ".join(privacy_texts.CLAIMS)}.')
+    if known_seed:
+        return "none", "Test mode: all noise follows from a fixed seed, so anyone can subtract it."
+    if without_noise:
+        return "none", without_noise
+    weakest = max(covered, key=lambda algorithm: list(privacy_texts.CLAIMS).index(algorithm.claim))
+    return weakest.claim, _sentence(weakest.claim_reason)
+
+
+def is_private(claim: str) -> bool:
+    """Whether a claim is a guarantee."""
+    return claim in ("formal", "formal-conditional")
+
+
+def composed_costs(
+    algorithms: Sequence[content.AlgorithmResult],
+    words: ClientWords,
+    *,
+    spent: float,
+    delta: float,
+    composed_epsilon: float | None,
+    composed_delta: float | None,
+    recorded_runs: int | None,
+    known_seed: bool,
+) -> dict[str, Any]:
+    """What the models of all compared methods cost together, and where that figure comes from.
+
+    Args:
+      algorithms: the compared methods.
+      words: for the clients.
+      spent: the most that one method spent.
+      delta: the largest of one method.
+      composed_epsilon: from a ledger; without it the sum over methods, which is always an upper bound.
+      composed_delta: the delta of `composed_epsilon`.
+      recorded_runs: how many training runs `composed_epsilon` covers; default: one a method.
+      known_seed: a run's noise follows from a fixed seed.
+    """
+    runs = recorded_runs or len(algorithms)
+
+    def without_bound(source: str) -> dict[str, Any]:
+        return {"methods": runs, "epsilon": math.inf, "delta": 0.0, "source": source}
+
+    if known_seed:
+        return without_bound("the fixed test seed")
+    if any(not is_private(algorithm.claim) for algorithm in algorithms):
+        return without_bound("a method without a proof")
+    if composed_epsilon is not None and composed_delta is not None:
+        if not math.isfinite(composed_epsilon):
+            return without_bound("a run without noise, under a fixed test seed, or with another kind of guarantee")
+        return {"methods": runs, "epsilon": composed_epsilon, "delta": composed_delta, "source": "ledger"}
+    if not math.isfinite(spent):
+        return without_bound(f"{words.many} without noise")
+    methods = len(algorithms)
+    return {"methods": runs, "epsilon": methods * spent, "delta": methods * delta, "source": "sum over methods"}
+
+
+def tuning_facts(
+    tuned: Sequence[str],
+    configurations_tried: int,
+    if_charged: Mapping[str, float] | None,
+    search: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What was chosen by looking at results, as data."""
+    return {
+        "tuned": list(tuned),
+        "configurations_tried": configurations_tried,
+        "search": dict(search) if search else None,
+        "if_charged": dict(if_charged) if if_charged else None,
+        # Whether all tuning that is known of is paid for.
+        "in_epsilon": bool(search) and not tuned,
+    }
+
+
+def titled(paragraphs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """Paragraphs as a statement holds them."""
+    return [{"heading": heading, "text": text} for heading, text in paragraphs]
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def build_privacy_statement(
@@ -69,13 +167,13 @@ def build_privacy_statement(
     if not algorithms or not silos:
         raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
     unit = unit_of(row_influence)
-    covered = statement_parts.covered_methods(algorithms)
-    claim, reason = statement_parts.claim_of(covered, known_seed, _without_noise(silos))
-    if not statement_parts.is_private(claim):
+    covered = covered_methods(algorithms)
+    claim, reason = claim_of(covered, known_seed, _without_noise(silos))
+    if not is_private(claim):
         if_charged = None
     spent = [silo.epsilon_spent for silo in silos]
     largest_delta = max(silo.delta for silo in silos)
-    composed = statement_parts.composed_costs(
+    composed = composed_costs(
         algorithms,
         SILOS,
         spent=max(spent),
@@ -96,7 +194,7 @@ def build_privacy_statement(
             (unit.several_heading, silo_texts.several_text(spent, unit)),
             ("Mechanism", silo_texts.mechanism_text(silos, clip, steps, sampler, unit)),
             ("What it cost", silo_texts.cost_text(silos, other_releases, num_examples_are_noised)),
-            ("Personal models", silo_texts.export_text(statement_parts.is_private(claim), unit)),
+            ("Personal models", silo_texts.export_text(is_private(claim), unit)),
             ("If all compared methods are released", privacy_texts.composed_text(composed, SILOS)),
             ("Tuning", tuning),
             ("What is treated as public", silo_texts.public_text(num_examples_are_noised, unit)),
@@ -110,7 +208,7 @@ def build_privacy_statement(
         "row_influence": None if row_influence is None else dataclasses.asdict(row_influence),
         "claim": claim,
         "claim_reason": reason,
-        "private": statement_parts.is_private(claim),
+        "private": is_private(claim),
         "known_seed": known_seed,
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": sampler,
@@ -121,9 +219,9 @@ def build_privacy_statement(
         "delta_maximum": largest_delta,
         "silos": [_silo_costs(silo) for silo in silos],
         "composed": composed,
-        "tuning": statement_parts.tuning_facts(tuned, configurations_tried, if_charged, search),
+        "tuning": tuning_facts(tuned, configurations_tried, if_charged, search),
         "who_sees": silo_texts.who_sees(claim, unit),
-        "paragraphs": statement_parts.titled(paragraphs),
+        "paragraphs": titled(paragraphs),
     }
     return content.json_safe(statement)
 
@@ -153,3 +251,119 @@ def _silo_costs(silo: content.SiloResult) -> dict[str, Any]:
         "noise_multiplier": silo.noise_multiplier,
         "sampling_rate": silo.sampling_rate,
     }
+
+
+def build_user_statement(
+    *,
+    algorithms: Sequence[content.AlgorithmResult],
+    sums: UserSums,
+    tuned: Sequence[str] = (),
+    configurations_tried: int = 1,
+    if_charged: Mapping[str, float] | None = None,
+    composed_epsilon: float | None = None,
+    composed_delta: float | None = None,
+    recorded_runs: int | None = None,
+    known_seed: bool = False,
+) -> dict[str, Any]:
+    """Builds the statement for user-level privacy.
+
+    The claim in the headline is the weakest over the exported methods, or over all methods where none was exported. It
+    falls to `none` in test mode and where any of these methods was trained without noise on what users release.
+
+    Args:
+      algorithms: the compared methods with their own claims and `user_costs`.
+      sums: how what users release is summed and noised.
+      tuned: names of the settings that were chosen by looking at results.
+      configurations_tried: how many configurations were looked at for that choice, the chosen one included.
+      if_charged: `epsilon` at `delta`, if every configuration tried were charged as a release.
+      composed_epsilon: epsilon if the models of all compared methods are released, from a ledger; without it the sum
+        over methods is stated, which is always an upper bound.
+      composed_delta: the delta of `composed_epsilon`.
+      recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
+      known_seed: a run's noise follows from a fixed seed; such a run is not private.
+
+    Returns:
+      A JSON-able dict with the keys of `privacy_statement.build_privacy_statement`. As all users share one epsilon,
+      `users` is one entry in place of the list `silos`, with the keys of one of its entries and the parameters of the
+      noised sums; `noise_to_signal` is by method.
+    """
+    costs = {algorithm.name: algorithm.user_costs for algorithm in algorithms if algorithm.user_costs is not None}
+    if not algorithms or len(costs) < len(algorithms):
+        raise errors.ConfigError("A privacy statement of users needs at least one method, and what each cost users.")
+    covered = covered_methods(algorithms)
+    is_bare = any(costs[algorithm.name].is_bare for algorithm in covered)
+    without_noise = f"{user_texts.NO_NOISE.capitalize()}." if is_bare else ""
+    claim, reason = claim_of(covered, known_seed, without_noise)
+    if not is_private(claim):
+        if_charged = None
+    worst = max(costs.values(), key=lambda own: own.epsilon_spent)
+    composed = composed_costs(
+        algorithms,
+        USERS,
+        spent=worst.epsilon_spent,
+        delta=worst.delta,
+        composed_epsilon=composed_epsilon,
+        composed_delta=composed_delta,
+        recorded_runs=recorded_runs,
+        known_seed=known_seed,
+    )
+    paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, user_texts.guarantee_text(worst)))]
+    if all(own.is_bare for own in costs.values()):
+        paragraphs.append(("What is protected", user_texts.unprotected_text()))
+    else:
+        tuning = privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), if_charged, USERS)
+        paragraphs += [
+            ("Unit of protection", user_texts.unit_text(sums)),
+            ("One person who is several users", user_texts.several_text(worst)),
+            ("Who is trusted", user_texts.trust_text()),
+            *_mechanism(algorithms, sums, is_released=any(own.num_noised for own in costs.values())),
+            ("What it cost", user_texts.cost_text(algorithms, worst)),
+            ("Personal models", user_texts.personal_text()),
+            ("If all compared methods are released", privacy_texts.composed_text(composed, USERS)),
+            ("Tuning", tuning),
+            ("What is treated as public", user_texts.public_text(sums)),
+            ("What is not private", user_texts.held_out_text()),
+            ("Limits of the implementation", privacy_texts.limits_text()),
+        ]
+    is_tree = sums.rounds_per_tree is not None
+    statement = {
+        "unit": "user",
+        "adjacency": "one user's contributions replaced by zero" if is_tree else "add or remove one user",
+        "protected": "users",
+        "claim": claim,
+        "claim_reason": reason,
+        "private": is_private(claim),
+        "known_seed": known_seed,
+        "covered_methods": [algorithm.name for algorithm in covered],
+        "sampler": "epochs" if is_tree else "poisson",
+        "clip": sums.clip_norm,
+        "steps": sums.rounds,
+        "users": _user_costs(worst, sums),
+        "noise_to_signal": {name: own.noise_to_signal for name, own in costs.items()},
+        "composed": composed,
+        "tuning": tuning_facts(tuned, configurations_tried, if_charged),
+        "who_sees": user_texts.who_sees(claim),
+        "paragraphs": titled(paragraphs),
+    }
+    return content.json_safe(statement)
+
+
+def _mechanism(
+    algorithms: Sequence[content.AlgorithmResult], sums: UserSums, *, is_released: bool
+) -> list[tuple[str, str]]:
+    if not is_released:
+        return [("Mechanism", user_texts.nothing_released_text())]
+    return [
+        ("Mechanism", user_texts.mechanism_text(sums)),
+        ("Noise and signal", user_texts.noise_text(algorithms, sums)),
+    ]
+
+
+def _user_costs(costs: UserCosts, sums: UserSums) -> dict[str, Any]:
+    """What every user paid for the costliest method, and the parameters of the sums."""
+    # The noise to signal is by method.
+    own = {
+        key: value for key, value in dataclasses.asdict(costs).items() if key not in ("num_noised", "noise_to_signal")
+    }
+    names = ("sampling_rate", "num_users", "expected_cohort")
+    return {**own, **{name: getattr(sums, name) for name in names}}

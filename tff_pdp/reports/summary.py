@@ -7,12 +7,15 @@ everywhere.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tff_pdp.models.metrics import Metric
+from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports import content
+from tff_pdp.reports import words as numbers
+from tff_pdp.reports.words import ClientWords
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,3 +194,127 @@ def _towards_better(value: float, metric: Metric) -> float:
 
 def _present(values: Iterable[float]) -> list[float]:
     return [float(value) for value in values if not math.isnan(value)]
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricText:
+    """A metric for a reader.
+
+    Attributes:
+      label: its name inside a sentence.
+      axis: its name on an axis, with the direction where that is not plain.
+      value: writes one value.
+      gain: writes how much better one value is than another, negative where it is worse.
+      gain_unit: of what `gain` writes; empty where it is that of the values.
+      undefined: of what a client has none among its examples, if they have no value.
+    """
+
+    label: str
+    axis: str
+    value: Callable[[float | None], str]
+    gain: Callable[[float | None], str]
+    gain_unit: str
+    undefined: str = "finite results"
+
+    @property
+    def title(self) -> str:
+        """The name as a heading."""
+        return self.label[0].upper() + self.label[1:]
+
+
+_TEXTS = {
+    ACCURACY.name: MetricText("accuracy", "accuracy", numbers.percent, numbers.points, "points"),
+    AVERAGE_PRECISION.name: MetricText(
+        "average precision", "average precision", numbers.percent, numbers.points, "points", "positive test examples"
+    ),
+    MEAN_SQUARED_ERROR.name: MetricText(
+        "mean squared error", "mean squared error (lower is better)", numbers.plain, numbers.signed, ""
+    ),
+}
+
+
+def metric_text(metric: Metric) -> MetricText:
+    """Returns how a metric is shown."""
+    return _TEXTS[metric.name]
+
+
+def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:
+    """How many clients have no figure, and why, as a sentence; nothing where everyone has one."""
+    text = metric_text(metric)
+    counts = zip(left_out(clients), ("test examples", text.undefined), strict=True)
+    missing = [f"{count} without {what}" for count, what in counts if count]
+    if not missing:
+        return []
+    return [f"Left out of all figures of test {text.label}: of {len(clients)} {words.many}, {' and '.join(missing)}."]
+
+
+def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], words: ClientWords) -> list[str]:
+    """The figures of all clients' test examples together as a sentence; nothing where there are none.
+
+    Args:
+      metric: what is reported.
+      pooled: by title of the method, what `runtime.pooled.pooled_figures` returned.
+      words: what the clients are.
+    """
+    text = metric_text(metric)
+    figures = [f"{title} {text.value(value)}" for title, own in pooled.items() for value in own.values()]
+    if not figures:
+        return []
+    return [
+        f"{text.title} of all {words.many}' test examples ranked together, each scored by the personal model of its "
+        f"{words.one}: {', '.join(figures)}. Not private."
+    ]
+
+
+# Of more users, quantiles say enough, and a file of all of them would name every one.
+MOST_USERS = 5000
+_QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+# What it repeats of the report's privacy statement.
+_PRIVACY_KEYS = ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
+_ELSEWHERE = ("name", "history", "title", "user_costs")
+
+
+def summary_content(report: content.Report) -> dict[str, Any]:
+    """Returns plain data for `json.dumps`.
+
+    Of silos, `silos` has one row each. Of users, every method's row says what it cost, `num_users` is their number,
+    `users` has one row each, or is None where there are more than 5000, and `quantiles` has, for every method and each
+    of its models, quantiles of the test metric over users, by their share in percent. `notes` are those of the report.
+    """
+    start = {
+        "title": report.title,
+        "metric": report.metric.name,
+        "higher_is_better": report.metric.higher_is_better,
+        "algorithms": {algorithm.name: _algorithm_row(algorithm) for algorithm in report.algorithms},
+        "notes": list(report.notes),
+    }
+    if not report.users:
+        privacy = {key: report.privacy[key] for key in _PRIVACY_KEYS}
+        return {**start, "silos": [silo.to_dict() for silo in report.silos], "privacy": privacy}
+    return {
+        **start,
+        "num_users": len(report.users),
+        "users": [user.to_dict() for user in report.users] if len(report.users) <= MOST_USERS else None,
+        "quantiles": {algorithm.name: _quantiles(report.users, algorithm.name) for algorithm in report.algorithms},
+        "privacy": {key: report.privacy[key] for key in (*_PRIVACY_KEYS, "users")},
+    }
+
+
+def _algorithm_row(algorithm: content.AlgorithmResult) -> dict[str, Any]:
+    row = algorithm.to_dict()
+    return {**{key: value for key, value in row.items() if key not in _ELSEWHERE}, **(row["user_costs"] or {})}
+
+
+def _quantiles(users: Sequence[content.ClientScores], algorithm: str) -> dict[str, dict[str, float] | None]:
+    return {
+        "personal": _quantiles_of(personal_values(users, algorithm)),
+        "shared": _quantiles_of(shared_values(users, algorithm)),
+    }
+
+
+def _quantiles_of(values: Sequence[float]) -> dict[str, float] | None:
+    """None where no user has a value."""
+    present = np.array([value for value in values if not np.isnan(value)])
+    if not len(present):
+        return None
+    return {f"{100 * share:g}": float(np.quantile(present, share)) for share in _QUANTILES}

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from tff_pdp.privacy.facts import UserCosts, UserSums
 from tff_pdp.reports import content
 from tff_pdp.reports import words as numbers
-from tff_pdp.reports.client_words import USERS
 from tff_pdp.reports.privacy_texts import NO_GUARANTEE, PSEUDONYMS, bounds_text, not_private_text, simulation_row
-from tff_pdp.reports.user_facts import UserCosts, UserSums
+from tff_pdp.reports.words import USERS
 
 _JOINT_DP = (
     "The guarantee is joint differential privacy: it covers everything that others get of a user, and all that a "

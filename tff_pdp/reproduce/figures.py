@@ -9,13 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pdp.files import replacing
-from tff_pdp.reports import svg
-from tff_pdp.reports.metric_texts import metric_text
+from tff_pdp.reports import plots as svg
 from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
+from tff_pdp.reports.summary import metric_text
 from tff_pdp.reports.words import plain
-from tff_pdp.reproduce.means import Mean
-from tff_pdp.reproduce.methods import METHODS, OVERHEAD_METHODS
-from tff_pdp.reproduce.report import Reported, VariantReport
+from tff_pdp.reproduce.report import Mean, Reported, VariantReport
+from tff_pdp.reproduce.setting import METHODS, OVERHEAD_METHODS
 
 _WIDTH, _HEIGHT = 7.6, 5.4
 _BESIDE = 3.6

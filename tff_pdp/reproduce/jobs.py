@@ -11,9 +11,7 @@ from typing import Any
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig, load_config
-from tff_pdp.reproduce.inputs import digest_of_sources
-from tff_pdp.reproduce.methods import GRID_METHODS, METHODS
-from tff_pdp.reproduce.setting import Scale, Setting, Variant
+from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, Scale, Setting, Variant, digest_of_sources
 from tff_pdp.reproduce.settings import SETTINGS
 
 # Of an experiment, what is computed does not depend on them.

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_pdp.models.metrics import AVERAGE_PRECISION
-from tff_pdp.reproduce.inputs import MADE_UP, Inputs
-from tff_pdp.reproduce.setting import Overrides, Scale, Setting, Variant
+from tff_pdp.reproduce.setting import MADE_UP, Inputs, Overrides, Scale, Setting, Variant
 
 _EPSILONS = (2.0, 8.0, math.inf)
 _METHODS = ("local_only", "fed_avg", "mr_mtl")

@@ -7,9 +7,8 @@ Client Updates", section VI, tables II and III.
 from collections.abc import Mapping
 
 from tff_pdp.models.metrics import ACCURACY
-from tff_pdp.reports.client_words import USERS
-from tff_pdp.reproduce.inputs import CIFAR10, MNIST, Inputs
-from tff_pdp.reproduce.setting import Published, Scale, Setting, Statement, Variant
+from tff_pdp.reports.words import USERS
+from tff_pdp.reproduce.setting import CIFAR10, MNIST, Inputs, Published, Scale, Setting, Statement, Variant
 from tff_pdp.reproduce.user_settings import SEEDS
 
 _PAPER = "the paper of DP-pFedDSU"

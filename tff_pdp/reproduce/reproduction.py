@@ -10,13 +10,11 @@ from typing import Any
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
-from tff_pdp.reproduce.inputs import digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job, Reproduction
-from tff_pdp.reproduce.report import Reported, build_report
-from tff_pdp.reproduce.results import Outcome
+from tff_pdp.reproduce.report import Reported, build_report, report_text
+from tff_pdp.reproduce.setting import digest_of_data, find_input
 from tff_pdp.reproduce.settings import SETTINGS
-from tff_pdp.reproduce.sweep import FAILURES_FILE, sweep
-from tff_pdp.reproduce.tables import report_text
+from tff_pdp.reproduce.sweep import FAILURES_FILE, Outcome, sweep
 from tff_pdp.reproduce.workers import BuildRunner
 
 DEFAULT_OUTPUT = Path("runs") / "reproduce"

@@ -22,12 +22,12 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.privacy.plans.plan import PrivacyPlan
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.compose import PersonalizedProcess
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
-from tff_pdp.reproduce.results import Outcome, result_row
-from tff_pdp.runtime.pooled import pooled_figures
+from tff_pdp.reproduce.sweep import Outcome, result_row
+from tff_pdp.training.evaluate import pooled_figures
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 
 # Of the methods' settings, those that rows repeat.

@@ -1,20 +1,159 @@
 """What a setting of a published experiment consists of: its data, its variants, its scales, and what was published."""
 
 import dataclasses
+import functools
+import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tff_pdp.errors import ConfigError
+import beam_pipelines
+import tff_pdp
+from beam_pipelines.options import GENERATED
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.models.metrics import MEAN_SQUARED_ERROR, Metric
-from tff_pdp.reports.client_words import SILOS, USERS, ClientWords
-from tff_pdp.reproduce.inputs import Inputs
-from tff_pdp.reproduce.methods import METHODS, RELEASE_NOTHING, SILO_METHODS
+from tff_pdp.reports.words import SILOS, USERS, ClientWords
 
-CONFIGS = Path(__file__).parent.parent.parent / "configs" / "reproduce"
+DATA_VARIABLE = "TFF_PDP_DATA"
+_BLOCK = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Raw data.
+
+    Attributes:
+      paths: where they may lie under the data folder, the best first; none for data that are made up.
+      origin: where they come from.
+      beside: what lies in the same folder and is read as well, where it is there.
+    """
+
+    paths: tuple[str, ...]
+    origin: str
+    beside: tuple[str, ...] = ()
+
+
+MADE_UP = Inputs((), "made up when they are prepared")
+CIFAR10 = Inputs(
+    ("cifar10/cifar-10-python.tar.gz", "cifar10/cifar-10-batches-py", "cifar10/cifar-10-python-subset.tar.gz"),
+    "the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
+)
+MNIST = Inputs(("mnist",), "the four idx.gz files of MNIST")
+MNIST_WRITERS = Inputs(
+    ("mnist",),
+    "the four idx.gz files of MNIST, and in it or in mnist_writers beside it QMNIST's qmnist-train-labels-idx2-int.gz",
+    beside=("mnist_writers",),
+)
+
+
+def find_input(inputs: Inputs, folder: str | None) -> Path:
+    """Returns where raw data lie, or the word for data that are made up.
+
+    Args:
+      inputs: which data.
+      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
+        need none.
+
+    Raises:
+      DataError: no folder is named, or it does not hold the data.
+    """
+    if not inputs.paths:
+        return Path(GENERATED)
+    named = folder or os.environ.get(DATA_VARIABLE)
+    if not named:
+        raise DataError(f"give the folder that holds {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
+    for name in inputs.paths:
+        path = Path(named) / name
+        if path.exists():
+            return path.absolute()
+    raise DataError(f"{named} holds none of: {', '.join(inputs.paths)} ({inputs.origin})")
+
+
+def digest_of_data(inputs: Inputs, path: Path) -> str:
+    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
+
+    Of data that are made up, of the modules that make them.
+    """
+    if not inputs.paths:
+        return digest_of(Path(beam_pipelines.__file__).parent, "*.py")
+    parts = [path, *filter(Path.exists, (path.parent / name for name in inputs.beside))]
+    digests = [digest_of(part) for part in parts]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def digest_of(path: Path, pattern: str = "*") -> str:
+    """A sha256 of a file, or of the names and contents of those of a folder's files that match the pattern."""
+    digest = hashlib.sha256()
+    files = sorted(file for file in path.rglob(pattern) if file.is_file()) if path.is_dir() else [path]
+    for file in files:
+        digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
+        with open(file, "rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """A sha256 of the modules that prepare data and train: a result of other ones is not a result of these."""
+    packages = (tff_pdp, beam_pipelines)
+    digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class SweptMethod:
+    """A row of the results: a method of the configuration, perhaps with other settings of its own."""
+
+    title: str
+    algorithm: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_LOCAL = {"local_only": SweptMethod("Local", "local_only")}
+_SILO_METHODS = {
+    **_LOCAL,
+    "fed_avg": SweptMethod("FedAvg", "fed_avg"),
+    "finetune": SweptMethod("Fine-tuning", "finetune"),
+    "mr_mtl": SweptMethod("MR-MTL", "mr_mtl"),
+    "mr_mtl_auto": SweptMethod("MR-MTL, automatic λ", "mr_mtl", {"prox_weight": "auto"}),
+    "ditto": SweptMethod("Ditto", "ditto"),
+    "mocha": SweptMethod("Mocha", "mocha"),
+    "ifca": SweptMethod("IFCA, every round", "ifca"),
+    "ifca_fed_avg": SweptMethod("IFCA, first rounds", "ifca_fed_avg"),
+    "ifca_mr_mtl": SweptMethod("IFCA, then MR-MTL", "ifca_mr_mtl"),
+    "ifca_local": SweptMethod("IFCA, then local", "ifca_local"),
+    "ifca_finetune": SweptMethod("IFCA, then fine-tuning", "ifca_finetune"),
+}
+_USER_METHODS = {
+    **_LOCAL,
+    "dp_fed_avg_ft": SweptMethod("DP-FedAvg, tuned heads", "dp_fed_avg_ft"),
+    "pp_sgd": SweptMethod("PP-SGD", "pp_sgd"),
+    "pmtl_ft": SweptMethod("PMTL, tuned heads", "pmtl_ft"),
+    "centaur": SweptMethod("CENTAUR", "centaur"),
+    "dp_pfed_dsu": SweptMethod("DP-pFedDSU", "dp_pfed_dsu"),
+    "udp_hypernet": SweptMethod("UDP-Alg", "udp_hypernet"),
+    "udp_hypernet_ft": SweptMethod(
+        "UDP-Alg, fine-tuned", "udp_hypernet", {"fine_tune": True, "adapt_steps": "5 epochs"}
+    ),
+}
+METHODS = {**_SILO_METHODS, **_USER_METHODS}
+# By whose privacy is protected.
+SILO_METHODS = tuple(_SILO_METHODS)
+USER_METHODS = tuple(_USER_METHODS)
+# Nothing leaves a client: where users are protected from what the server releases, no epsilon matters.
+RELEASE_NOTHING = ("local_only",)
+# Whose figures are drawn against lambda.
+GRID_METHODS = ("mr_mtl", "ditto")
+# What selecting clusters and touching the data twice costs is seen in these.
+OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", "ifca")
+
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "reproduce"
 LAMBDA_GRID = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-# Values of an experiment by dotted key, as `tff_pdp.config.load_config` takes them.
+# Values of an experiment by dotted key, as `tff_pdp.experiment.config.load_config` takes them.
 Overrides = Mapping[str, Any]
 # A test metric by method and epsilon.
 Published = Mapping[tuple[str, float], float]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tff_pdp.reports.client_words import USERS
+from tff_pdp.reports.words import USERS
 from tff_pdp.reproduce.pandemic_settings import PANDEMIC_SETTINGS
 from tff_pdp.reproduce.pfed_dsu_settings import PFED_DSU_SETTINGS
 from tff_pdp.reproduce.setting import Scale, Setting, Variant

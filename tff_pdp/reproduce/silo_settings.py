@@ -8,8 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
-from tff_pdp.reproduce.inputs import CIFAR10, MNIST, Inputs
-from tff_pdp.reproduce.setting import Overrides, Scale, Setting, Statement, Variant
+from tff_pdp.reproduce.setting import CIFAR10, MNIST, Inputs, Overrides, Scale, Setting, Statement, Variant
 
 _PAPER = "the thesis"
 _PAPER_FORMS = {

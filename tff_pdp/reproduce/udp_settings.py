@@ -8,9 +8,8 @@ open: local steps, batch size, size of the descriptors.
 import math
 
 from tff_pdp.models.metrics import ACCURACY
-from tff_pdp.reports.client_words import USERS
-from tff_pdp.reproduce.inputs import CIFAR10, MNIST_WRITERS, Inputs
-from tff_pdp.reproduce.setting import Scale, Setting, Variant
+from tff_pdp.reports.words import USERS
+from tff_pdp.reproduce.setting import CIFAR10, MNIST_WRITERS, Inputs, Scale, Setting, Variant
 from tff_pdp.reproduce.user_settings import SEEDS
 
 _PAPER = "the paper of UDP-Alg"

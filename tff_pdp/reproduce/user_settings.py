@@ -1,9 +1,8 @@
 """Our own experiment with users, and what settings of user-level privacy have in common."""
 
 from tff_pdp.models.metrics import ACCURACY
-from tff_pdp.reports.client_words import USERS
-from tff_pdp.reproduce.inputs import MNIST_WRITERS
-from tff_pdp.reproduce.setting import Scale, Setting, Variant
+from tff_pdp.reports.words import USERS
+from tff_pdp.reproduce.setting import MNIST_WRITERS, Scale, Setting, Variant
 
 SEEDS = "seeds: batches, cohorts and noise are drawn from small test-only seeds, so these figures are NOT private"
 _METHODS = ("local_only", "dp_fed_avg_ft", "centaur", "dp_pfed_dsu", "udp_hypernet", "udp_hypernet_ft")

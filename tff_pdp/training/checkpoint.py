@@ -35,8 +35,8 @@ class Checkpoint:
       ledger: what has been spent; None without privacy.
       run_key: the run's secret.
       config_hash: of the settings the run was started with.
-      auto_prox: nest of arrays, what is known for setting lambda (`tff_pdp.algorithms.auto_prox`); empty where it is
-        given.
+      auto_prox: nest of arrays, what is known for setting lambda (`tff_pdp.algorithms.auto_prox.lambdas`); empty where
+        it is given.
     """
 
     round_number: int

@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
 from tff_pdp.files import sync
-from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.accounting.accountants import EpsilonBounds
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.ledger import Ledger, compose_worst_case
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 
@@ -130,3 +135,58 @@ def _runs_in(folder: Path) -> list[tuple[Checkpoint, Ledger]]:
     # A search that was stopped while its result was saved is there twice, under one key.
     runs = {saved.run_key: saved for saved in started.values()}
     return [(run, run.ledger) for run in runs.values() if run.ledger is not None]
+
+
+Trained = tuple[Method, Checkpoint]
+
+
+def epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, float]:
+    """Budget and spending under the names that reports give them; infinite without privacy."""
+    if budget is None or bounds is None:
+        names = ("epsilon_target", "epsilon_spent", "epsilon_rdp", "epsilon_pld")
+        return {**dict.fromkeys(names, math.inf), "delta": 0.0}
+    return {
+        "epsilon_target": budget.epsilon,
+        "epsilon_spent": bounds.best,
+        "epsilon_rdp": math.nan if bounds.rdp is None else bounds.rdp,
+        "epsilon_pld": math.nan if bounds.pld is None else bounds.pld,
+        "delta": budget.delta,
+    }
+
+
+def recorded_costs(
+    config: ExperimentConfig, trained: Sequence[Trained], scopes: Sequence[str], *, only_budgets_hold: bool = False
+) -> dict[str, Any]:
+    """What a privacy statement is told of all recorded runs: the largest epsilon of a scope, delta, how many runs.
+
+    Args:
+      config: whose folder to look in.
+      trained: the methods that are reported on; where one has no ledger, nothing is known of their union.
+      scopes: of their ledgers.
+      only_budgets_hold: whether what was spent says nothing of what could have been.
+    """
+    releases = all_releases(Path(config.output), about=scopes) if all(state.ledger for _, state in trained) else []
+    if not releases:
+        return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
+    ledgers = [release.ledger for release in releases]
+    delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())
+    if why_without_bound(releases):
+        epsilon = math.inf
+    elif only_budgets_hold:
+        # Budgets hold whatever number was released, and so does their sum.
+        budgets = [ledger.budgets for ledger in ledgers]
+        epsilon = max(sum(own[scope].epsilon for own in budgets if scope in own) for scope in scopes)
+        delta *= len(ledgers)
+    else:
+        epsilon = max(compose_worst_case(ledgers, scope).best for scope in scopes)
+    return {"composed_epsilon": epsilon, "composed_delta": delta, "recorded_runs": len(ledgers)}
+
+
+def epsilon_if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> float | None:
+    """What a scope would have spent, had every configuration tried been a release; None where that says nothing."""
+    tried = config.tuning.configurations_tried
+    ledgers = [state.ledger for _, state in trained if state.ledger]
+    if tried < 2 or not ledgers:
+        return None
+    costliest = max(ledgers, key=lambda ledger: ledger.epsilon(scope).best)
+    return compose_worst_case([costliest] * tried, scope).best

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
-from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method

@@ -13,20 +13,19 @@ from benchmarks.rounds import contender
 from benchmarks.rounds.workloads import MrMtlWorkload
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.examples import padded_sizes
 from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.convolutional import build_cnn
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_linear_regression, build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.user_noise import UserMechanism
-from tff_pdp.privacy.user_plan import UserPlan
+from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.aggregation import UserSum, start_user_sum
+from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import client_data_type, client_params_columns, client_params_type, compose
-from tff_pdp.runtime.dry_run import num_released
-from tff_pdp.runtime.engines import build_engine
 
 PACKAGES = ["tff_pdp", "tensorflow-federated", "tensorflow", "numpy"]
 

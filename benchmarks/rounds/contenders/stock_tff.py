@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 from benchmarks.rounds import contender
 from benchmarks.rounds.contenders.tf_models import batch_loss, predict
 from benchmarks.rounds.workloads import FedAvgWorkload
-from tff_pdp.runtime.engines import running_engine
+from tff_pdp.engines.running import running_engine
 
 
 def build(workload: FedAvgWorkload) -> contender.Rounds:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
-from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
+from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.errors import ConfigError
 
 LEARNING_RATE = 0.05

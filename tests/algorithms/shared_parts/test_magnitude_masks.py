@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import split
-from tff_pdp.algorithms.magnitude_masks import apply_masks, magnitude_masks, mask_size, masked_names
+from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import apply_masks, magnitude_masks, mask_size, masked_names
 from tff_pdp.models.convolutional import build_cnn
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.models.resnet import build_resnet20
 
 

@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA, pull_to, weights
 from tests.algorithms.two_part_support import HEAD, assert_values, hparams, product_to, two_weights
-from tff_pdp.algorithms.pmtl_ft import build_pmtl_ft
-from tff_pdp.algorithms.shared_parts.dp_fed_avg_ft import build_dp_fed_avg_ft
+from tff_pdp.algorithms.shared_parts.dp_fed_avg_ft import build_dp_fed_avg_ft, build_pmtl_ft
 
 ALGORITHM = build_pmtl_ft(head=("w",))
 

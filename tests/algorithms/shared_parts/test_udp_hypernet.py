@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA
 from tests.algorithms.two_part_support import hparams
-from tff_pdp.algorithms.hypernet import build_hypernet
-from tff_pdp.algorithms.shared_parts.udp_hypernet import build_udp_hypernet
+from tff_pdp.algorithms.shared_parts.udp_hypernet import build_hypernet, build_udp_hypernet
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.hypernetwork import Hypernetwork
 

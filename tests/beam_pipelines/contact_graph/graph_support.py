@@ -18,9 +18,8 @@ from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_gr
 from beam_pipelines.dataset.accounting import Counts, add_up
 from beam_pipelines.dataset.job import DatasetJob
 from beam_pipelines.dataset.staging import INDEX_FOLDER
-from beam_pipelines.stages import Stage, TaskContext
-from tff_pdp.data.example_codec import decode_examples
-from tff_pdp.data.example_layout import record_layouts
+from beam_pipelines.engine.stages import Stage, TaskContext
+from tff_pdp.data.example_codec import decode_examples, record_layouts
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER
 
 SILOS = ("east", "west")

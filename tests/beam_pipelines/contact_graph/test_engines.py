@@ -18,6 +18,7 @@ from tests.beam_pipelines.contact_graph.graph_support import (
     run_in_memory,
     small_town,
 )
+from tests.places import ROOT
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest
 
@@ -112,7 +113,7 @@ def kill(options, stage, number, moment):
             *(sys.executable, "-m", "tests.beam_pipelines.contact_graph.killed_job"),
             *(str(options.input), str(output), stage, str(number), moment),
         ],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         capture_output=True,
         timeout=100,
     )

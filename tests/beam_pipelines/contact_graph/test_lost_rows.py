@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from beam_pipelines.contact_graph.people import PEOPLE_FOLDER, People
-from beam_pipelines.stages import Piece, Stage, TaskContext, Work
+from beam_pipelines.engine.stages import Piece, Stage, TaskContext, Work
 from tests.beam_pipelines.contact_graph.graph_support import (
     contents,
     job_of,

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_pipelines.femnist import FemnistOptions, run_femnist
+from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
 from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user
+from tests.places import ROOT
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, Tally
 from tff_pdp.errors import DataError
@@ -297,7 +298,7 @@ def test_killed_job_leaves_nothing_that_looks_complete(write_leaf, options, tmp_
     job = subprocess.Popen(
         [sys.executable, "-m", "beam_pipelines", "femnist", *arguments],
         stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     staging = tmp_path / ".clients.unfinished"
     deadline = time.monotonic() + 60

@@ -6,8 +6,8 @@ import time
 
 import pyarrow
 
-from beam_pipelines.io.reports import REPORT_FOLDER
-from beam_pipelines.stages import Piece, Stage, partition_stage
+from beam_pipelines.engine.stages import Piece, Stage, partition_stage
+from beam_pipelines.engine.tasks import REPORT_FOLDER
 from tff_pdp.errors import DataError
 
 NUM_READERS, NUM_PARTITIONS = 6, 4

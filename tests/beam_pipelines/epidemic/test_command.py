@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
+from beam_pipelines.commands import add_epidemic_commands
 from beam_pipelines.contact_graph.tables import read_batches, read_observed_days
-from beam_pipelines.epidemic.command import add_epidemic_commands
 from beam_pipelines.epidemic.outbreak import OutbreakOptions
 from beam_pipelines.epidemic.population import PopulationOptions
 from tff_pdp.errors import ConfigError

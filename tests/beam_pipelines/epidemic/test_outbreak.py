@@ -9,8 +9,14 @@ import pyarrow.parquet
 import pytest
 
 from beam_pipelines.contact_graph.tables import write_about
-from beam_pipelines.epidemic.contacts import read_contacts
-from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate, simulate_outbreak, transmission_rate, uniform
+from beam_pipelines.epidemic.outbreak import (
+    OutbreakOptions,
+    read_contacts,
+    simulate,
+    simulate_outbreak,
+    transmission_rate,
+    uniform,
+)
 from tff_pdp.errors import ConfigError, DataError
 
 # Not a range, not in order, and far apart: places are not ids.

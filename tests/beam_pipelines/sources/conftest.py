@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.places import CONFIGS
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture

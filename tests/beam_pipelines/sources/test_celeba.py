@@ -10,9 +10,17 @@ import pytest
 from PIL import Image
 
 from beam_pipelines.records import Reason
-from beam_pipelines.sources.celeba import IMAGE_FOLDER, CelebaOptions, celeba_images
+from beam_pipelines.sources.celeba import (
+    ATTRIBUTE_FILE,
+    IDENTITY_FILE,
+    IMAGE_FOLDER,
+    PARTITION_FILE,
+    CelebaOptions,
+    celeba_images,
+    read_partitions,
+    read_people,
+)
 from beam_pipelines.sources.images import hash_images
-from tff_pdp.data.celeba_texts import ATTRIBUTE_FILE, IDENTITY_FILE, PARTITION_FILE, read_partitions, read_people
 from tff_pdp.data.manifest import Tally
 from tff_pdp.errors import ConfigError, DataError
 

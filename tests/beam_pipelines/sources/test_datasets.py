@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipelines.client_dataset_job import run_client_dataset_job
+from beam_pipelines.dataset.clients import run_client_dataset_job
+from beam_pipelines.options import DataConfig
 from beam_pipelines.sources.leaf import leaf_images
+from beam_pipelines.sources.partition import write_digits_leaf
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from tests.beam_pipelines.sources.raw_images import (
     write_cifar10,
@@ -18,9 +20,7 @@ from tests.beam_pipelines.sources.raw_images import (
 )
 from tff_pdp.cli import RAW_DATA
 from tff_pdp.data.manifest import Tally
-from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import DataConfig
 from tff_pdp.experiment.registry import DATASETS
 
 ROTATED = {

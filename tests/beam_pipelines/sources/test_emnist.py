@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from beam_pipelines.sources.mnist import read_emnist
 from tests.beam_pipelines.sources.raw_images import write_emnist, write_idx
-from tff_pdp.data.emnist import read_emnist
 from tff_pdp.errors import DataError
 
 # Columns where MNIST has rows: the first four bytes are the left edge.

@@ -10,8 +10,13 @@ import pytest
 import tensorflow as tf
 
 from beam_pipelines.records import Reason
-from beam_pipelines.sources.fed_emnist import FedEmnistReader, decompress_database, find_splits
-from tff_pdp.data.fed_emnist_h5 import list_h5_files, read_h5_users
+from beam_pipelines.sources.fed_emnist import (
+    FedEmnistReader,
+    decompress_database,
+    find_splits,
+    list_h5_files,
+    read_h5_users,
+)
 from tff_pdp.errors import DataError
 
 SCHEMA = """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_pdp.data.images import shrunk, shrunken_shape
+from beam_pipelines.sources.images import shrunk, shrunken_shape
 from tff_pdp.errors import ConfigError
 
 

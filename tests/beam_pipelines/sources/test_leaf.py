@@ -2,9 +2,7 @@
 
 import pytest
 
-from beam_pipelines.femnist import run_femnist
-from beam_pipelines.leaf_split import pair_files
-from beam_pipelines.sources.leaf import list_sources
+from beam_pipelines.sources.leaf import list_sources, pair_files, run_femnist
 from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import Tally

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.mnist import MNIST_CLASSES, MNIST_TRAIN_FILES, read_labelled_images
+from beam_pipelines.sources.images import Images
+from beam_pipelines.sources.mnist import (
+    MNIST_CLASSES,
+    MNIST_TRAIN_FILES,
+    WRITERS_FILE,
+    find_writers,
+    mnist_writers,
+    read_labelled_images,
+    read_writers,
+)
 from tests.beam_pipelines.sources.raw_images import write_idx, write_writers
-from tff_pdp.data.images import Images
-from tff_pdp.data.mnist_writers import WRITERS_FILE, find_writers, mnist_writers, read_writers
 from tff_pdp.errors import DataError
 
 IMAGES = Images(np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.array([3, 1, 4, 1, 5, 9]))

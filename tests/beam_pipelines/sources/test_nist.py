@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
-from beam_pipelines.nist import class_numbers, nist_images
+from beam_pipelines.dataset.clients import run_client_dataset_job
+from beam_pipelines.options import ClientDatasetOptions
+from beam_pipelines.sources.nist import class_numbers, nist_images
 from tests.beam_pipelines.conftest import contents, dead_letters
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import RecordCounts, Tally

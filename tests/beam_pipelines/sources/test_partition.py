@@ -15,8 +15,8 @@ from beam_pipelines.sources.partition import (
     partition_by_class_mixes,
     partition_by_shares,
     uniform_partition,
+    write_digits_leaf,
 )
-from tff_pdp.data.sources import write_digits_leaf
 from tff_pdp.errors import DataError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from beam_pipelines.sources.cifar import read_cifar10
 from beam_pipelines.sources.divided import PartitionOptions, partitioned_images
-from tff_pdp.data.images import ImageDataset, Images
+from beam_pipelines.sources.images import ImageDataset, Images
 from tff_pdp.errors import ConfigError
 
 

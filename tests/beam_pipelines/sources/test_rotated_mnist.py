@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tff_pdp.data.images import Images
-from tff_pdp.data.rotated_mnist import RotatedMnistOptions, patch_mask, rotated_mnist
+from beam_pipelines.sources.divided import RotatedMnistOptions, patch_mask, rotated_mnist
+from beam_pipelines.sources.images import Images
 from tff_pdp.errors import ConfigError
 
 OPTIONS = RotatedMnistOptions(num_silos=8, num_rotations=4, mask_fraction=0.0, train_per_silo=3, test_per_silo=1)

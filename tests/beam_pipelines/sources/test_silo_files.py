@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from beam_pipelines.client_dataset_job import ClientDatasetOptions, run_client_dataset_job
+from beam_pipelines.dataset.clients import run_client_dataset_job
+from beam_pipelines.options import ClientDatasetOptions
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from beam_pipelines.sources.silo_files import SiloFileReader, list_silo_files

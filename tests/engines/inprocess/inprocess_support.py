@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.engines.engine_equality import assert_same
 from tff_pdp import _tff
-from tff_pdp.runtime.engines import build_engine
+from tff_pdp.engines.running import build_engine
 
 MODES = ("loop", "vectorized")  # How clients are computed: one by one, or as stacks.
 VECTOR = _tff.TensorType(np.float32, [3])

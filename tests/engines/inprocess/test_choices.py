@@ -9,9 +9,8 @@ from tests.engines.engine_equality import assert_same
 from tests.engines.inprocess.inprocess_support import SEQUENCE, VECTOR, double, inprocess, vectors
 from tff_pdp import _tff
 from tff_pdp.engines.inprocess.clients import ClientWork
-from tff_pdp.engines.inprocess.program import lower
+from tff_pdp.engines.inprocess.program import fingerprint, lower
 from tff_pdp.processes.vectorizable import vectorizable
-from tff_pdp.runtime.engines.inprocess.fingerprint import fingerprint
 
 pytestmark = pytest.mark.timeout(120)
 

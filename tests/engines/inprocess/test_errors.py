@@ -11,8 +11,8 @@ from tests.engines.engine_equality import assert_same
 from tests.engines.inprocess.inprocess_support import OPEN, SEQUENCE, VECTOR, inprocess, next_round, square, vectors
 from tff_pdp import _tff
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.running import build_engine
 from tff_pdp.errors import EngineError
-from tff_pdp.runtime.engines import build_engine
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.processes.compose import client_data_type, client_params_columns, client_params_type, compose
-from tff_pdp.runtime.engines import build_engine
 
 CLIENTS, ROUNDS, WARM_UP = 100, 300, 20
 MODEL = build_mlp((8,), 3, (16,))

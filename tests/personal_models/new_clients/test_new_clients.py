@@ -5,8 +5,7 @@ import pytest
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import DataError
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_linear
+from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
 
 MODEL = build_linear((2,), 3)

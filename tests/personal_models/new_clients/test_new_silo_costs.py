@@ -7,11 +7,11 @@ import pytest
 from dp_accounting import pld
 
 from tff_pdp.errors import BudgetError, ConfigError, DataError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.costs import EARLIER, all_releases

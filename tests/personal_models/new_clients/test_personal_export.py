@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +10,18 @@ import pytest
 from serving.export.exporter import export_models
 from serving.models import PersonalModels
 from serving.saved_model import layout
+from tests.places import DEMO
 from tff_pdp.errors import ConfigError, ServingError
 from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.registry import MODELS
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.personal_models.export import exported_ids
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, ids_and_settings
 from tff_pdp.personal_models.new_clients.version import adding_to_export, publish_with_clients
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 CLIENTS = ("alice", "bob")
 HYPERNETWORK = {"learning_rate": 0.3, "descriptor_size": 4, "hidden_units": [16], "head_scale": 1.0}
 

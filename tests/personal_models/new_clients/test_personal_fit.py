@@ -10,10 +10,9 @@ from serving.models import HYPERNETWORK, PersonalModels
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import ConfigError
+from tff_pdp.models.dense import build_linear, build_linear_regression, build_mlp
+from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.models.hypernetwork import Hypernetwork
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_linear, build_mlp
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.personal_models.new_clients.gradient_fit import Fit, fit_rows, fitted_names, measure_rows, model_of_rows
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 

@@ -14,6 +14,7 @@ from serving.client.rest_client import RestClient
 from serving.client_ids import ClientIdHash
 from serving.export.stored_models import read_models
 from serving.server.embedded import EmbeddedServer
+from tests.places import DEMO
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.experiment.build import build_model
@@ -22,6 +23,7 @@ from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows
 from tff_pdp.personal_models.new_clients.costs import RecordedCost
+from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import (
     AddedClient,
     Personalized,
@@ -29,14 +31,12 @@ from tff_pdp.personal_models.new_clients.personalize import (
     personalized_content,
     personalized_text,
 )
-from tff_pdp.runtime.fit_settings import FitOptions
 from tff_pdp.training.costs import EARLIER, all_releases
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.train import train
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_fresh_process")]
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 NAMES = ("east", "north", "south", "west")
 # Of 120 examples. Where batches are of all examples, and rounds of all users, noise follows from a formula; for
 # samples it takes seconds to work out.

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.budget_distributions import draw_epsilons
+from tff_pdp.privacy.accounting.budgets import draw_epsilons
 
 MIXTURE = {
     "kind": "normal_mixture",

@@ -1,7 +1,7 @@
 import pytest
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.budget_entries import BudgetEntry, mapping_entries, read_budget_file
+from tff_pdp.privacy.accounting.budgets import BudgetEntry, mapping_entries, read_budget_file
 
 
 def write(folder, name, text):

@@ -3,8 +3,7 @@ import math
 import pytest
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
-from tff_pdp.privacy.budget_distributions import draw_epsilons
+from tff_pdp.privacy.accounting.budgets import SiloBudget, draw_epsilons, parse_budgets
 
 SILOS = ["silo_b", "silo_a", "silo_c"]
 

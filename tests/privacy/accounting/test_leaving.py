@@ -11,8 +11,8 @@ from tff_pdp.privacy.accounting.accountants import (
     poisson_gaussian_event,
 )
 from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.calibration import rounds_within_budget
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.leaving import rounds_within_budget
 
 ROUND = poisson_gaussian_event(0.2, 2.0, 2)
 FIXED = [dp_accounting.GaussianDpEvent(8.0), dp_accounting.LaplaceDpEvent(10.0)]

@@ -4,11 +4,11 @@ import dp_accounting
 import pytest
 
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.calibration import paper_epsilon, paper_noise_multiplier
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 
 

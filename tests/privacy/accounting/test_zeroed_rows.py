@@ -9,8 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds
-from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
-from tff_pdp.privacy.zeroed_rows import _Mixture, zeroed_rows_pld
+from tff_pdp.privacy.accounting.row_influence import _Mixture, calibrate_rows_noise, poisson_rows_event, zeroed_rows_pld
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.01, 0.8), (1.0, 2.0)])

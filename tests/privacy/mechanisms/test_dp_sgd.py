@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData
-from tff_pdp.models.mlp import build_mlp
-from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
+from tff_pdp.models.dense import build_mlp
+from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism, build_dp_sgd
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
-from tff_pdp.privacy.silo_example_plan import SiloMechanism
 
 MODEL = build_mlp((3, 3, 1), 4, (5,))
 # Noise of this one is drawn step by step.

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_linear, build_mlp
+from tff_pdp.models.dense import build_linear, build_linear_regression, build_mlp
 from tff_pdp.privacy.mechanisms import per_example
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
@@ -195,7 +194,7 @@ def test_a_model_without_closed_form_is_named_once(caplog, monkeypatch):
     monkeypatch.setattr(per_example, "_models_logged", set())
     model = MODELS["not in closed form"]
     x, y = draw_examples(model)
-    with caplog.at_level(logging.INFO, logger="tff_pdp.privacy.per_example"):
+    with caplog.at_level(logging.INFO, logger="tff_pdp.privacy.mechanisms.per_example"):
         clip(MODELS["linear"], weights_of(MODELS["linear"]), *draw_examples(MODELS["linear"]))
         assert not caplog.records
         for _ in range(2):

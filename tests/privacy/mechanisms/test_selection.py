@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_linear
+from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.privacy.mechanisms.selection import NOTHING, build_selector
 
 CLASSIFIER = build_linear((1,), 2)

@@ -7,14 +7,13 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import BudgetError, ConfigError, DataError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds
 from tff_pdp.privacy.accounting.row_influence import PoissonRowsDpEvent
-from tff_pdp.privacy.contact_graph_plan import check_suits_rows
 from tff_pdp.privacy.plans.contact_graph import build_contact_graph_plan
-from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.plan import PlannedTraining, check_suits_rows
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
 

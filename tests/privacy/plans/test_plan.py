@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
 

@@ -10,15 +10,15 @@ import pytest
 from dp_accounting import dp_event
 
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.search import Search, parse_runs
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
-from tff_pdp.privacy.search_costs import search_costs
+from tff_pdp.training.search.tune import search_costs
 
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}

@@ -14,7 +14,6 @@ from dp_accounting import dp_event
 from scipy import stats
 
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import SiloBudget
@@ -22,9 +21,9 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.search import Search
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
-from tff_pdp.privacy.plans.user import build_unprotected_user_plan, build_user_plan
-from tff_pdp.privacy.user_plan import USERS, UserPlan
+from tff_pdp.privacy.plans.user import USERS, UserPlan, build_unprotected_user_plan, build_user_plan
 
 CONFIG = PrivacyConfig(
     plan="user", batch_size=10, clip_norm=0.5, budgets={"epsilon": 1.0, "delta": 1e-5}, users_per_round=20.0

@@ -18,9 +18,8 @@ from serving.saved_model.checks import check_export
 from serving.saved_model.servable import load_servable
 from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
+from tff_pdp.models.dense import build_linear_regression, build_mlp
 from tff_pdp.models.hypernetwork import Hypernetwork
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_mlp
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from serving.export.image_inputs import MAX_PIXELS, decode_images, takes_images
+from serving.export.signatures import MAX_PIXELS, decode_images, takes_images
 
 RANDOM = np.random.default_rng(0)
 

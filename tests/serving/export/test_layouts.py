@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 
-from serving.export.layouts import LayoutSize, estimate
+from serving.export.model_checks import LayoutSize, estimate
 from serving.models import HYPERNETWORK
 
 

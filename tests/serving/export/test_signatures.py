@@ -12,7 +12,7 @@ from PIL import Image
 from serving.errors import RequestError
 from serving.export.signatures import signature_names
 from serving.saved_model.servable import load_servable
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 
 SHAPE = (4, 6, 3)
 IDS = ["b", "", "a", "nobody"]

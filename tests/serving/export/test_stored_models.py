@@ -6,7 +6,8 @@ import pytest
 
 from serving.export.stored_models import read_models, with_clients
 from serving.models import CLUSTERS, HYPERNETWORK
-from serving.saved_model import layout, manifest
+from serving.saved_model import layout
+from serving.saved_model import layout as manifest
 from tff_pdp.errors import ServingError
 
 

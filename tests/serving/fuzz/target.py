@@ -16,7 +16,7 @@ import tensorflow as tf
 from serving.export.exporter import export_models
 from serving.models import PersonalModels
 from tests.serving.fuzz.cases import ServedModel
-from tff_pdp.models.mlp import build_mlp
+from tff_pdp.models.dense import build_mlp
 
 MODEL_NAME = "toy"
 _INPUT_SHAPE = (4, 4, 1)

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
-from serving.production.tf_serving import docker_command, write_models_config
+from serving.production.exports import docker_command, write_models_config
 from tests.serving.production.fake_exports import write_export
 from tff_pdp.errors import ServingError
 

@@ -10,7 +10,8 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
-from serving.saved_model import layout, manifest
+from serving.saved_model import layout
+from serving.saved_model import layout as manifest
 from serving.saved_model.checks import ALLOWED_OPS, check_export
 from serving.saved_model.graph_checks import MAX_GRAPH_BYTES
 from serving.saved_model.servable import Servable

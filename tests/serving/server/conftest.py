@@ -12,7 +12,7 @@ from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_p
 from serving.server.embedded import EmbeddedServer
 from serving.tf_serving import ServedModel
 from tests.serving.conftest import MAX_BYTES, MAX_ELEMENTS, MODEL_NAME, Exporter
-from tff_pdp.models.linear_regression import build_linear_regression
+from tff_pdp.models.dense import build_linear_regression
 
 TIMEOUT_SECONDS = 1.0
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.errors import RequestError
-from serving.server.batcher import Batcher
+from serving.server.loaded_version import Batcher
 from serving.server.options import BatchingOptions
 from tests.serving.server.fake_servable import FakeServable, write_version
 

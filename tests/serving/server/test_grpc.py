@@ -11,7 +11,7 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from serving.server import prediction_service
+from serving.server import grpc_server as prediction_service
 from tests.serving.conftest import MAX_BYTES
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serving.errors import RequestError
-from serving.server.json_outputs import format_outputs
+from serving.server.json_documents import format_outputs
 
 
 def test_one_output_has_no_key_and_several_have():

@@ -11,8 +11,8 @@ from serving.client.rest_client import RestClient
 from serving.errors import invalid_argument
 from serving.server import metrics as metrics_module
 from serving.server.embedded import EmbeddedServer
-from serving.server.http_body import BodyError
 from serving.server.metrics import Metrics
+from serving.server.rest_server import BodyError
 
 
 def _samples(page):

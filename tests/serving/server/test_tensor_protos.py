@@ -9,8 +9,7 @@ from tensorflow.core.framework import tensor_pb2
 
 from serving.errors import RequestError
 from serving.server import tensors as tensor_protos
-from serving.server.off_loop import LARGE_ELEMENTS
-from serving.server.tensors import fill, to_array, to_arrays
+from serving.server.tensors import LARGE_ELEMENTS, fill, to_array, to_arrays
 
 # Each with values that other types of the same width would read differently.
 ARRAYS = [

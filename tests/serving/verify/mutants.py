@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from serving.saved_model import layout, manifest
+from serving.saved_model import layout
+from serving.saved_model import layout as manifest
 from serving.saved_model.checks import ALLOWED_OPS
 
 HUGE_VARINT = b"\xff" * 9 + b"\x01"

@@ -1,6 +1,6 @@
 import numpy as np
 
-from serving.verify.arrays import load_arrays, save_arrays
+from serving.verify.answers import load_arrays, save_arrays
 
 
 def test_arrays_come_back_as_they_were(tmp_path):

@@ -200,7 +200,7 @@ def test_closing_ends_the_process():
 def test_modules_of_the_training_are_not_imported():
     program = (
         "import sys\n"
-        "import serving.verify.trial\n"
+        "import serving.verify.worker\n"
         "print([name for name in sys.modules if name.startswith(('tensorflow_federated', 'tff_pdp.runtime'))])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -16,8 +16,7 @@ from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.models.linear_regression import build_linear_regression
-from tff_pdp.models.mlp import build_linear
+from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.training.costs import all_releases
@@ -482,6 +481,6 @@ def test_training_all_methods_leaves_out_the_one_that_is_searched(searched, tmp_
         trained.append(name)
         return dataclasses.make_dataclass("State", ["round_number"])(3)
 
-    monkeypatch.setattr("tff_pdp.runtime.train.train", fake)
+    monkeypatch.setattr("tff_pdp.training.train.train", fake)
     assert main(["train", "--config", str(path)]) == 0
     assert trained == ["local_only", "fed_avg"]

@@ -6,7 +6,7 @@ Assumes: every silo's weights after every round are covered by that silo's ledge
   values of `SiloParameters` are public. All silos take part in every round, pulled to the plain mean of their weights
   (to a weighted one, what is corrected for a silo's own noise in the mean is approximate).
 
-The rule is MR-MTL's closed form, lambda_k = s_k / tau^2 (`tff_pdp.algorithms.mr_mtl_theory`), carried over from one
+The rule is MR-MTL's closed form, lambda_k = s_k / tau^2 (`tff_pdp.algorithms.auto_prox.theory`), carried over from one
 noisy mean to noisy SGD. Write u_k for silo k's weights less the mean of all silos' (its offset), and take the prox term
 out of a round's movement, divide by the learning rate and centre it across silos. What is left is the pull of the data:
 
@@ -50,6 +50,7 @@ from typing import Any
 import numpy as np
 
 from tff_pdp.algorithms.auto_prox.estimates import (
+    SiloParameters,
     State,
     curvature_from,
     estimate_curvature_and_variance,
@@ -61,7 +62,6 @@ from tff_pdp.algorithms.auto_prox.estimates import (
     noise_of_pull,
 )
 from tff_pdp.algorithms.auto_prox.theory import optimal_prox_weights_of_silos
-from tff_pdp.algorithms.auto_prox_parameters import SiloParameters
 
 Weights = Mapping[str, np.ndarray]
 

@@ -5,6 +5,7 @@ In a round a client first trains its head with the body frozen, then the body wi
 the body moved. Without privacy it is FedRep (Collins et al., ICML 2021), which has a name of its own.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
@@ -38,3 +39,8 @@ def build_centaur(
         train=head_then_body(head, local_momentum),
         optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
     )
+
+
+def build_fed_rep(*, head: Sequence[str], local_momentum: float = 0.0) -> Algorithm:
+    """Builds FedRep: `build_centaur` with a server that adds the mean update as it is."""
+    return dataclasses.replace(build_centaur(head=head, local_momentum=local_momentum), name="fed_rep", title="FedRep")

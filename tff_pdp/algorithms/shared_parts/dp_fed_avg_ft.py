@@ -5,6 +5,7 @@ Private Recurrent Language Models", ICLR 2018). Tuning the head is the baseline 
 partial sharing: nothing of it leaves the client.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -67,4 +68,23 @@ def build_dp_fed_avg_ft(
         adapt=adapt,
         personalise=lambda broadcast, adapted: merge(broadcast["weights"], adapted["head"]),
         global_model=lambda state: state["weights"],
+    )
+
+
+def build_pmtl_ft(
+    *,
+    head: Sequence[str],
+    server_optimizer: str = "sgd",
+    server_learning_rate: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    """Builds it: `build_dp_fed_avg_ft` with `prox_weight`, which is twice lambda; the published code has lambda = 1."""
+    tuned = build_dp_fed_avg_ft(
+        head=head,
+        server_optimizer=server_optimizer,
+        server_learning_rate=server_learning_rate,
+        server_momentum=server_momentum,
+    )
+    return dataclasses.replace(
+        tuned, name="pmtl_ft", title="PMTL, tuned heads", hparams={**tuned.hparams, "prox_weight": 2.0}
     )

@@ -8,6 +8,7 @@ Jacobian times it. Its descriptor moves in the same direction and never leaves i
 is the model made of it, which post-processing of phi alone does not cover.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -118,4 +119,15 @@ def build_udp_hypernet(
         # A tuned model is no function of the descriptor.
         served_from_state=not fine_tune,
         condition=_TRUSTED_SERVER if paper_server_descriptors else "",
+    )
+
+
+def build_hypernet(
+    *, descriptor_size: int = 8, hidden_units: Sequence[int] = (100, 100, 100), head_scale: float = 0.1
+) -> Algorithm:
+    """Builds it: `build_udp_hypernet` with a server that adds the mean update as it is."""
+    return dataclasses.replace(
+        build_udp_hypernet(descriptor_size=descriptor_size, hidden_units=hidden_units, head_scale=head_scale),
+        name="hypernet",
+        title="Hypernetwork",
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
 from tff_pdp.algorithms.clustering import (
+    build_clustered_fed_avg,
     build_move_centroids,
     centroid_of,
     cluster_of,
@@ -18,6 +19,100 @@ from tff_pdp.algorithms.clustering import (
     release_to_cluster,
 )
 from tff_pdp.algorithms.local_sgd import local_sgd
+
+
+def build_ifca(*, rounds: int, num_clusters: int = 4, init_stddev: float = 0.1) -> Algorithm:
+    """Builds IFCA; states and releases as `build_clustered_fed_avg`.
+
+    Args:
+      rounds: of the whole training.
+      num_clusters: how many clusters.
+      init_stddev: how far the clusters' first models lie apart.
+    """
+    return build_clustered_fed_avg(
+        name="ifca",
+        title="IFCA",
+        num_clusters=num_clusters,
+        init_stddev=init_stddev,
+        rounds=rounds,
+        selection_rounds=rounds,
+        federated_rounds=rounds,
+    )
+
+
+def build_ifca_fed_avg(
+    *, rounds: int, num_clusters: int = 4, selection_fraction: float = 0.1, init_stddev: float = 0.1
+) -> Algorithm:
+    """Builds the method; states and releases as `build_clustered_fed_avg`.
+
+    Args:
+      rounds: of the whole training.
+      num_clusters: how many clusters.
+      selection_fraction: share of the rounds, from the first, in which clients select their cluster.
+      init_stddev: how far the clusters' first models lie apart.
+    """
+    return build_clustered_fed_avg(
+        name="ifca_fed_avg",
+        title="IFCA, then FedAvg",
+        num_clusters=num_clusters,
+        init_stddev=init_stddev,
+        rounds=rounds,
+        selection_rounds=rounds_of(selection_fraction, rounds),
+        federated_rounds=rounds,
+    )
+
+
+def build_ifca_finetune(
+    *,
+    rounds: int,
+    num_clusters: int = 4,
+    selection_fraction: float = 0.1,
+    federated_fraction: float = 0.5,
+    init_stddev: float = 0.1,
+) -> Algorithm:
+    """Builds the method; states and releases as `build_clustered_fed_avg`.
+
+    Args:
+      rounds: of the whole training.
+      num_clusters: how many clusters.
+      selection_fraction: share of the rounds, from the first, in which clients select their cluster.
+      federated_fraction: share of the rounds, these included, that train the clusters' models; then every client
+        fine-tunes alone.
+      init_stddev: how far the clusters' first models lie apart.
+    """
+    selection_rounds = rounds_of(selection_fraction, rounds)
+    return build_clustered_fed_avg(
+        name="ifca_finetune",
+        title="IFCA, then fine-tuning",
+        num_clusters=num_clusters,
+        init_stddev=init_stddev,
+        rounds=rounds,
+        selection_rounds=selection_rounds,
+        federated_rounds=max(selection_rounds, rounds_of(federated_fraction, rounds)),
+    )
+
+
+def build_ifca_local(
+    *, rounds: int, num_clusters: int = 4, selection_fraction: float = 0.1, init_stddev: float = 0.1
+) -> Algorithm:
+    """Builds the method; states and releases as `build_clustered_fed_avg`.
+
+    Args:
+      rounds: of the whole training.
+      num_clusters: how many clusters.
+      selection_fraction: share of the rounds, from the first, in which clients select and train clusters.
+      init_stddev: how far the clusters' first models lie apart.
+    """
+    selection_rounds = rounds_of(selection_fraction, rounds)
+    return build_clustered_fed_avg(
+        name="ifca_local",
+        title="IFCA, then local",
+        num_clusters=num_clusters,
+        init_stddev=init_stddev,
+        rounds=rounds,
+        selection_rounds=selection_rounds,
+        federated_rounds=selection_rounds,
+    )
 
 
 def build_ifca_mr_mtl(

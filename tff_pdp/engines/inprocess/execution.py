@@ -12,10 +12,10 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
-from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, LaneOutcome, Mode, arrange
+from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, LaneOutcome, Lanes, Mode, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
-from tff_pdp.engines.inprocess.program import lower, without_placement
+from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
 from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.engines.inprocess.steps import (
     ClientStep,
@@ -25,8 +25,6 @@ from tff_pdp.engines.inprocess.steps import (
     build_merge_step,
     build_server_step,
 )
-from tff_pdp.runtime.engines.inprocess.fingerprint import fingerprint
-from tff_pdp.runtime.engines.inprocess.lanes import Lanes
 
 _logger = logging.getLogger(__name__)
 # Enough clients to tell the two apart; a first round with more is not much longer for it.

@@ -1,6 +1,6 @@
 """What fitting new silos costs them: the mechanism a budget asks for, on record before anything is computed with it.
 
-The record is the one of `tff_pdp.runtime.releases`: whoever sums up what was released of a silo finds these fits there.
+The record is the one of `tff_pdp.training.costs`: whoever sums up what was released of a silo finds these fits there.
 """
 
 import dataclasses
@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger, compose_worst_case
 from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.plan import PlannedTraining
-from tff_pdp.privacy.plans.silo_example import build_silo_example_plan, check_delta
-from tff_pdp.privacy.silo_example_plan import SELECTION, SiloExamplePlan
+from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExamplePlan, build_silo_example_plan, check_delta
 from tff_pdp.training.costs import PERSONALIZE, Release, all_releases, enter, why_without_bound
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
-from tff_pdp.data.row_influence import RowInfluence
+from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import DataError
 from tff_pdp.models.base import Model
 

@@ -13,12 +13,11 @@ import tensorflow as tf
 from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
 from tff_pdp.algorithms.base import ClientData, GradientEstimator, LocalSteps
 from tff_pdp.algorithms.local_sgd import local_sgd
-from tff_pdp.data.buckets import bucket_sizes
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.examples import bucket_sizes
 from tff_pdp.models.base import Model
-from tff_pdp.models.derived import over_fixed_weights
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT
+from tff_pdp.models.derived import SCALE, SHIFT, over_fixed_weights
 
 Arrays = dict[str, np.ndarray]
 # How many clients are done.

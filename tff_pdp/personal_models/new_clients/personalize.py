@@ -18,13 +18,12 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.new_clients.costs import RecordedCost
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
-from tff_pdp.personal_models.new_clients.fit import Metrics, fit_new_rows, measure
+from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
 from tff_pdp.privacy.accounting.budgets import SiloBudget
-from tff_pdp.privacy.contact_graph_plan import check_suits_rows
+from tff_pdp.privacy.plans.plan import check_suits_rows
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
-from tff_pdp.runtime.fit_settings import FitOptions, fit_budget, fit_settings
 
 # More clients are not listed one by one in text.
 _MOST_LISTED = 20

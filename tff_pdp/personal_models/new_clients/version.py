@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,64 @@ from serving.verify.fresh_process import Expectation
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.errors import ConfigError, ServingError
 from tff_pdp.experiment.build import build_model
-from tff_pdp.experiment.config import ExperimentConfig, PrivacyConfig
+from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
-from tff_pdp.models.scaled_inputs import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, read_json, served_ids
 from tff_pdp.personal_models.new_clients.costs import RecordedCost
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
 from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling
-from tff_pdp.runtime.added_documents import card_with, report_with
+from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.reports.content import json_safe
+
+_SILOS_ADDED = (
+    "rows of silos that were added after training are made by DP-SGD on, or a private selection by, the silo's own "
+    "examples alone; their epsilon is that of everything on record of the silo"
+)
+_NOT_PROTECTED = (
+    "rows of clients that were added after training are made of the client's own examples without noise: whoever sees "
+    "such a row can learn about its own client from it, and about nobody else more than before"
+)
+
+
+def report_with(before: Mapping[str, Any], costs: Mapping[str, RecordedCost]) -> dict[str, Any]:
+    """The report with the new silos' costs in it, beside the others'; of other clients, what protects them."""
+    if not costs:
+        return {**before, "clients_added_after_training": _NOT_PROTECTED}
+    new = [
+        {
+            "id": client_id,
+            "epsilon": cost.epsilon,
+            "delta": cost.delta,
+            "releases_on_record": cost.releases,
+            "added_after_training": True,
+            **({"epsilon_reason": cost.why_infinite} if cost.why_infinite else {}),
+        }
+        for client_id, cost in costs.items()
+    ]
+    others = [silo for silo in before.get("silos", []) if silo["id"] not in costs]
+    return json_safe({**before, "silos": [*others, *new], "clients_added_after_training": _SILOS_ADDED})
+
+
+def card_with(before: Mapping[str, Any], version: Path, fitted: Collection[str], *, num_clients: int) -> dict[str, Any]:
+    """The model card of the version that is made from another.
+
+    Args:
+      before: the card of that one.
+      version: its folder.
+      fitted: ids of the clients that were fitted.
+      num_clients: how many clients there are now.
+    """
+    num_new = num_clients - before["clients"]
+    return {
+        **before,
+        "clients": num_clients,
+        "clients_not_in_training": before.get("clients_not_in_training", 0) + num_new,
+        "clients_fitted_after_training": before.get("clients_fitted_after_training", 0) + len(fitted),
+        "made_from_version": int(version.name),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What was released, as `dp_accounting.DpEvent` values: builders, additions the library lacks, and a stable text form.
 
-Events carry no data and no adjacency of their own; `tff_pdp.privacy.accountants` turns them into epsilon.
+Events carry no data and no adjacency of their own; `tff_pdp.privacy.accounting.accountants` turns them into epsilon.
 """
 
 import math
@@ -45,8 +45,8 @@ class CustomDpEvent(dp_accounting.DpEvent):
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
         """One that dominates one application against another on data in which what differs counts for nothing.
 
-        Both of two neighbours are that far from the same zeroed data; see `tff_pdp.privacy.through_zeros`. None where
-        there is none.
+        Both of two neighbours are that far from the same zeroed data; see `tff_pdp.privacy.accounting.accountants`.
+        None where there is none.
         """
         return None
 

@@ -40,7 +40,7 @@ class Ledger:
     adjacency; noise multipliers, sampling rates, counts and budgets are public and fixed without looking at the data,
     so that refusing a step is a stop rule known in advance.
 
-    >>> from tff_pdp.privacy.accountants import poisson_gaussian_event
+    >>> from tff_pdp.privacy.accounting.accountants import poisson_gaussian_event
     >>> ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"clinic": SiloBudget(1.0, 1e-5)})
     >>> ledger.append("clinic", poisson_gaussian_event(0.1, 4.0, 1), 50, "DP-SGD training")
     >>> round(ledger.epsilon("clinic").best, 2)

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
@@ -13,7 +13,28 @@ from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
-from tff_pdp.privacy.silo_example_plan import Sampler, SiloMechanism
+
+Sampler = Literal["poisson", "paper_shuffled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloMechanism:
+    """The public parameters of one silo's DP-SGD, as the computation and the accountant both use them.
+
+    The rate is a multiple of 2**-23 and the noise multiplier a float32, the grids on which they are computed with.
+
+    Attributes:
+      clip_norm: L2 bound C on each example's gradient.
+      noise_multiplier: z, standard deviation of the noise on the sum over C.
+      sampling_rate: q, the probability that an example is in a batch.
+      expected_batch_size: the constant the noised sum is divided by.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    sampling_rate: float
+    expected_batch_size: float
+
 
 # Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
 # step, which saves memory.

@@ -14,8 +14,7 @@ import logging
 
 import tensorflow as tf
 
-from tff_pdp.models.base import Model, Weights
-from tff_pdp.models.batches import at_least_one_row
+from tff_pdp.models.base import Model, Weights, at_least_one_row
 from tff_pdp.models.layers import RecordingWeights, Use
 
 _logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.mechanisms.random_bits import draw_bits
 
-# Far from the places of a round's batches and noise (`tff_pdp.privacy.dp_sgd`).
+# Far from the places of a round's batches and noise (`tff_pdp.privacy.mechanisms.dp_sgd`).
 _PLACE = 2**22
 # What `selected` is where nothing is selected.
 NOTHING = -1

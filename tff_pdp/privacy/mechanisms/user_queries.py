@@ -2,7 +2,7 @@
 
 The library's own Gaussian draws come from TensorFlow's global generator, and the seeds of its trees from the clock: a
 run could not be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the
-query's state, made by the generator of `tff_pdp.privacy.random_bits`, whose tails are longer, too.
+query's state, made by the generator of `tff_pdp.privacy.mechanisms.random_bits`, whose tails are longer, too.
 
 A record is one flat tensor, float32 `[values]`: all that one user releases in a round. The state of a query holds every
 number that decides privacy, so one compiled computation serves any clip norm and noise.

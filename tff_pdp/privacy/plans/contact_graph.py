@@ -1,21 +1,57 @@
 """Builds the plan of node- or edge-level DP in silos whose rows are made of a contact graph."""
 
-from tff_pdp.data.row_influence import RowInfluence
+import dataclasses
+
+import dp_accounting
+
+from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.accounting.accountants import Adjacency, next_float32
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.accounting.calibration import rounds_within_budget
 from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
-from tff_pdp.privacy.contact_graph_plan import ContactGraphPlan, changed_rows, checked_promise
-from tff_pdp.privacy.leaving import rounds_within_budget
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining
+from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, checked_promise
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import (
+    SiloExamplePlan,
     check_delta,
     check_silo_settings,
     check_some_silo_trains,
     silo_mechanism,
     silo_sampling_rate,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContactGraphPlan(SiloExamplePlan):
+    """Protects one person of a contact graph, or all contacts of one pair of people, in place of one example.
+
+    Silos train as under `SiloExamplePlan`; what a gradient costs is another event, which counts every row that the
+    person, or the pair, is in.
+
+    Guarantee: with claim `formal-conditional`, everything that leaves silo k, and its personal model, is (epsilon_k,
+      delta_k)-DP for the people of silo k (`node`) or for each pair's contacts (`edge`), where the ledger built here
+      bounds epsilon_k.
+    Assumes: what `row_influence` promises of the rows, and what `claim_reason` says. What one person's disease does to
+      others' states is not a contact nor one's own value: neighbouring graphs have the same states of all others.
+
+    Attributes:
+      row_influence: what is protected, and S, the most rows that change with it.
+    """
+
+    row_influence: RowInfluence
+
+    def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
+        """The event of one gradient computation in a silo."""
+        mechanism = self.mechanisms[client_id]
+        changed = changed_rows(self.row_influence, self.num_examples[client_id])
+        return poisson_rows_event(mechanism.sampling_rate, mechanism.noise_multiplier, changed, 1)
+
+
+def changed_rows(row_influence: RowInfluence, num_rows: int) -> int:
+    """How many rows of a silo differ between neighbouring graphs: S, and of fewer rows all."""
+    return min(row_influence.num_rows, num_rows)
+
 
 _NOT_PROTECTED = {
     "node": "",

@@ -1,6 +1,6 @@
 """The privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
 
-Builders such as those of `tff_pdp.privacy.silo_example_builder` make it from a `PlannedTraining`. The runtime takes its
+Builders such as those of `tff_pdp.privacy.plans.silo_example` make it from a `PlannedTraining`. The runtime takes its
 sampler and its noise from the plan, and the ledger takes its events from the same plan, so what runs and what is
 accounted cannot drift apart.
 """
@@ -9,13 +9,13 @@ import abc
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import dp_accounting
 import numpy as np
 
-from tff_pdp.data.row_influence import RowInfluence
-from tff_pdp.errors import BudgetError
+from tff_pdp.data.manifest import RowInfluence, Unit
+from tff_pdp.errors import BudgetError, ConfigError, DataError
 from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
@@ -192,3 +192,54 @@ class PrivacyPlan(abc.ABC):
         for scope, events in charges.items():
             for event, count, reason in events:
                 ledger.append(scope, event, count, reason)
+
+
+_ADJACENCIES = {"node": ("replace_one", "replace_special"), "edge": ("add_or_remove_one",)}
+
+
+def check_suits_rows(plan: str, row_influence: RowInfluence | None) -> None:
+    """Checks that a plan protects what the rows of a data set are made of.
+
+    Args:
+      plan: its name in a configuration.
+      row_influence: of the data set.
+
+    Raises:
+      ConfigError: it does not; the message names the plan that does.
+      DataError: the data set promises something that means nothing.
+    """
+    if plan == "contact_graph":
+        checked_promise(row_influence)
+    elif plan != "none" and row_influence is not None:
+        raise ConfigError(
+            f"privacy.plan {plan} is for examples that are independent. The examples of this data set are rows made of "
+            f"a contact graph, and one {row_influence.unit} is in up to {row_influence.num_rows} of them: to protect "
+            "single rows would not protect people. Set privacy.plan to contact_graph"
+        )
+
+
+def checked_promise(row_influence: RowInfluence | None) -> RowInfluence:
+    """Returns what a data set promises of its rows.
+
+    Raises:
+      ConfigError: it promises nothing.
+      DataError: the promise means nothing.
+    """
+    if row_influence is None:
+        raise ConfigError(
+            "privacy.plan contact_graph is for rows made of a contact graph, and this data set's manifest has no "
+            "row_influence: its examples are independent. Set privacy.plan to silo_example, or to user"
+        )
+    # A manifest is a file that can be edited.
+    unit, least = row_influence.unit, 1 if row_influence.unit == "node" else 0
+    if unit not in get_args(Unit) or row_influence.adjacency not in _ADJACENCIES[unit]:
+        raise DataError(
+            f"manifest.json: row_influence has unit {unit!r} and adjacency {row_influence.adjacency!r}; known are node "
+            "with replace_one or replace_special, and edge with add_or_remove_one: prepare the data again"
+        )
+    if not isinstance(row_influence.num_rows, int) or row_influence.num_rows < least:
+        raise DataError(
+            f"manifest.json: row_influence has num_rows {row_influence.num_rows!r}, which must be a whole number, at "
+            f"least {least}: prepare the data again"
+        )
+    return row_influence

@@ -1,7 +1,7 @@
 """Builds the plan of training without privacy: of users where their cohorts are given, of silos otherwise."""
 
-from tff_pdp.experiment.config import PrivacyConfig
 from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_unprotected_silo_plan
 from tff_pdp.privacy.plans.user import build_unprotected_user_plan
 

@@ -17,7 +17,7 @@ Places = Sequence[int] | np.ndarray
 
 
 class StateStore(Protocol):
-    """States of many clients by their places: `tff_pdp.runtime.client_store.ClientStore`, or this in memory."""
+    """States of many clients by their places: `tff_pdp.training.client_store.store.ClientStore`, or this in memory."""
 
     @property
     def num_clients(self) -> int:

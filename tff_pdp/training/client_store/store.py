@@ -19,9 +19,8 @@ import numpy as np
 
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync
-from tff_pdp.runtime.client_store_database import Database
 from tff_pdp.training.client_store.layout import StateLayout
-from tff_pdp.training.client_store.shard import Shard, checked, with_checksum
+from tff_pdp.training.client_store.shard import Database, Shard, checked, with_checksum
 
 Places = Sequence[int] | np.ndarray
 

@@ -1,0 +1,207 @@
+"""Describes jobs without starting Beam: section `data` of an experiment, options and rules of a job, its summary."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from beam_pipelines.rules import ExampleRule, SplitRule
+from tff_pdp.data.manifest import (
+    DEAD_LETTER_FOLDER,
+    SPLITS,
+    FeatureSpec,
+    Manifest,
+)
+from tff_pdp.errors import DataError
+
+# As `data.input` of what is made up and not read.
+GENERATED = "generated"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where examples come from, and how they become a client dataset.
+
+    Attributes:
+      input: the raw data: a file or folder that `source` says how to read.
+      source: kind of the raw data, a name from `tff_pdp.experiment.registry.DATASETS`.
+      arguments: the source's own options; see its function in `beam_pipelines.sources.builders` or
+        `beam_pipelines.sources.user_builders`.
+      input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
+      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
+      validation_fraction: share of each client's examples for choosing settings; where the source has test examples of
+        its own, share of the others.
+      test_fraction: share of each client's examples for the final figures only; not used where the source has its own.
+      exact_split: make each client's shares exact, rounded up to whole examples, instead of expected.
+      min_examples_per_client: smaller clients are left out, and counted.
+      num_shards: number of output files.
+      seed: decides the splits.
+      max_bad_fraction: preparing fails when more than this share of the examples cannot be used.
+    """
+
+    input: str
+    source: str = "leaf"
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    input_shape: tuple[int, ...] = (28, 28, 1)
+    num_classes: int = 62
+    validation_fraction: float = 0.2
+    test_fraction: float = 0.2
+    exact_split: bool = False
+    min_examples_per_client: int = 10
+    num_shards: int = 2
+    seed: int = 0
+    max_bad_fraction: float = 0.01
+
+
+EXCHANGES = ("files", "runner")
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """What every job is told.
+
+    Attributes:
+      input: where the raw data lie, as the user named it; for messages.
+      output: folder to write; every worker must see it under this name.
+      seed: keys whatever the job decides by hash.
+      max_bad_fraction: the job fails if more than this share of the input cannot be used.
+      dead_letters: where a failing job keeps its dead letters; default: `<output>.dead_letters`.
+      overwrite: replace a finished dataset that was prepared differently.
+      exchange: how what one stage makes gets to the next: `files`, stage after stage, in bounded memory, and a job that
+        was killed goes on where it was; or `runner`, all stages as one pipeline, for a cluster.
+      runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
+      pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
+
+    Raises:
+      DataError: a value is out of range.
+    """
+
+    input: str | os.PathLike[str]
+    output: str | os.PathLike[str]
+    seed: int = 0
+    max_bad_fraction: float = 0.01
+    dead_letters: str | os.PathLike[str] | None = None
+    overwrite: bool = False
+    exchange: str = "files"
+    runner: str = "FnApiRunner"
+    pipeline_args: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        self._require(self.seed >= 0, "seed must be at least 0")
+        self._require(0 <= self.max_bad_fraction <= 1, "max_bad_fraction must lie in [0, 1]")
+        self._require(self.exchange in EXCHANGES, f"exchange must be one of {', '.join(EXCHANGES)}")
+
+    def parameters(self) -> dict[str, Any]:
+        """The options that decide what the dataset holds, as JSON has them; where and how it is computed does not."""
+        elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
+        parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
+        return json.loads(json.dumps(parameters))
+
+    def _require(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise DataError(f"{rule}; got {self.parameters()}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a job did. `skipped` means that the output already held exactly this dataset."""
+
+    output: Path
+    manifest: Manifest
+    skipped: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts and the folder, flat, for printing or JSON."""
+        manifest = self.manifest
+        held_out = sum(not counts["train"] for counts in manifest.clients.values())
+        return {
+            "clients": manifest.kept.users,
+            **({"clients_without_train_examples": held_out} if held_out else {}),
+            **{f"{split}_examples": manifest.num_examples[split] for split in SPLITS},
+            "examples_read": manifest.read.examples,
+            **{f"dropped ({reason})": tally.examples for reason, tally in sorted(manifest.dropped.items())},
+            **{
+                f"{table} {what}": number
+                for table, counts in sorted(manifest.rows.items())
+                for what, number in (
+                    ("read", counts.read),
+                    ("kept", counts.kept),
+                    *((f"dropped ({reason})", dropped) for reason, dropped in sorted(counts.dropped.items())),
+                )
+            },
+            "dead_letters": str(self.output / DEAD_LETTER_FOLDER),
+            "output": str(self.output),
+            "skipped": self.skipped,
+        }
+
+    def table(self) -> str:
+        """The same as aligned lines of text."""
+        return "\n".join(f"{key:<48} {value}" for key, value in self.as_dict().items())
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientRules:
+    """What decides how users become clients.
+
+    Attributes:
+      features: of the examples written.
+      examples: which examples are valid.
+      splits: which of them are for training, validation and test.
+      min_examples: clients with fewer valid examples are dropped.
+      num_shards: of the dataset.
+    """
+
+    features: FeatureSpec
+    examples: ExampleRule
+    splits: SplitRule
+    min_examples: int
+    num_shards: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientDatasetOptions(JobOptions):
+    """What to prepare, and how.
+
+    Attributes:
+      input_shape: shape of one example: `(height, width, channels)` of an image, `(d,)` of a feature vector.
+      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are any finite numbers.
+      test_fraction: expected share of each client's examples in `test`; not used where the raw data have test examples.
+      validation_fraction: expected share in `validation` (of the others, where the raw data have test examples); not
+        used where they have validation examples, too. The rest is `train`.
+      exact_split: make the shares of every client exact, rounded up to whole examples; see
+        `beam_pipelines.rules.SplitRule`.
+      min_examples_per_client: clients with fewer valid examples are dropped and counted.
+      num_shards: number of shard files. One worker holds the users of one shard in memory.
+      split_by: `sample`, every client's examples are divided; or `user`, all of a client's examples are in one split,
+        so that tests are about people that training has not seen.
+
+    Raises:
+      DataError: a value is out of range.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    test_fraction: float = 0.2
+    validation_fraction: float = 0.2
+    exact_split: bool = False
+    split_by: str = "sample"
+    min_examples_per_client: int = 10
+    num_shards: int = 8
+
+    def __post_init__(self):
+        super().__post_init__()
+        fractions = (self.test_fraction, self.validation_fraction)
+        self._require(bool(self.input_shape) and min(self.input_shape) >= 1, "input_shape needs positive sizes")
+        self._require(self.num_classes >= 0, "num_classes must be at least 0")
+        self._require(
+            min(fractions) >= 0 and sum(fractions) < 1,
+            "test_fraction and validation_fraction must leave room for train",
+        )
+        self._require(self.split_by in ("sample", "user"), "split_by must be sample or user")
+        self._require(
+            not (self.exact_split and self.split_by == "user"), "exact_split is for split_by sample: users go by hash"
+        )
+        self._require(self.min_examples_per_client >= 1, "min_examples_per_client must be at least 1")
+        self._require(self.num_shards >= 1, "num_shards must be at least 1")

@@ -1,0 +1,166 @@
+"""Runs small experiments of every kind with fixed seeds and prints a digest of all they write.
+
+A change that moves code, or makes it faster, must not change a number: run this before and after on one machine, and
+compare.
+
+    .venv/bin/python tools/digests.py --data DIR > before.json
+    .venv/bin/python tools/digests.py --data DIR --checkout ../other > after.json
+
+Digests depend on the processor, as sums of floats do: they compare two versions on one machine, not two machines.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from sklearn.datasets import load_digits
+
+# Of the same run, these say when and where it ran, or which files the code has.
+VOLATILE = ("seconds", "time", "created", "started", "finished", "path", "folder", "input", "output", "source_digest")
+# One thread an operation: how many there are decides the order of some sums.
+ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "MPLBACKEND": "Agg"}
+SEEDED = ("--set", "training.test_only_seed=1", "--set", "training.client_parallelism=loop")
+
+
+def main() -> int:
+    """Prints a JSON document: for each experiment, each file it wrote and its digest."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with school, mnist and mnist_writers")
+    parser.add_argument("--checkout", type=Path, default=Path(), help="whose code runs; default: this one's")
+    parser.add_argument("--only", action="append", choices=sorted(EXPERIMENTS), help="one experiment; default: all")
+    options = parser.parse_args()
+    found: dict[str, dict[str, str]] = {}
+    for name in options.only or EXPERIMENTS:
+        with tempfile.TemporaryDirectory() as folder:
+            EXPERIMENTS[name](Run(options.checkout.resolve(), Path(folder), options.data.resolve()))
+            found[name] = dict(digests(Path(folder)))
+    json.dump(found, sys.stdout, indent=1, sort_keys=True)
+    print()
+    return 0
+
+
+class Run:
+    """Calls the command of one checkout in a folder of its own."""
+
+    def __init__(self, checkout: Path, folder: Path, data: Path):
+        self.checkout, self.folder, self.data = checkout, folder, data
+
+    def config(self, name: str) -> str:
+        """Path of a configuration of the checkout."""
+        (found,) = (path for path in self.checkout.glob(f"**/configs/{name}") if ".venv" not in path.parts)
+        return str(found)
+
+    def __call__(self, command: str, *arguments: str) -> None:
+        """Runs one command of `tff-pdp`.
+
+        Raises:
+          SystemExit: the command failed.
+        """
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(self.checkout)}
+        done = subprocess.run(
+            [sys.executable, "-m", "tff_pdp.cli", command, *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"tff-pdp {command} {' '.join(arguments)}: exit status {done.returncode}\n{done.stdout}")
+
+
+def demo(run: Run) -> None:
+    """The demo's digits and configuration, from raw data to an export."""
+    digits = load_digits()
+    images, labels = digits.images / 16, digits.target
+    users = {f"silo_{k:02}": np.arange(k, len(labels), 10) for k in range(10)}
+    leaf = {
+        "users": list(users),
+        "num_samples": [len(rows) for rows in users.values()],
+        "user_data": {
+            user: {"x": images[rows].reshape(len(rows), -1).tolist(), "y": labels[rows].tolist()}
+            for user, rows in users.items()
+        },
+    }
+    (run.folder / "leaf").mkdir()
+    (run.folder / "leaf" / "digits.json").write_text(json.dumps(leaf))
+    config = ("--config", run.config("demo.yaml"), "--set", "output=run", "--set", "data.input=leaf", *SEEDED)
+    for command in ("prepare", "train", "evaluate", "export"):
+        run(command, *config)
+
+
+def school(run: Run, *options: str) -> None:
+    """School: one seed, one budget, every method."""
+    run("reproduce", "school", "--data", str(run.data), "--seeds", "1", "--epsilons", "6", "--output", "run", *options)
+
+
+def users(run: Run) -> None:
+    """Writers of MNIST under user-level privacy: states, cohorts, a shared part, a hypernetwork, an export."""
+    config = ("--config", run.config("reproduce/mnist_writers.yaml"), "--set", "output=run", *SEEDED)
+    config += ("--set", f"data.input={run.data / 'mnist'}", "--set", "training.rounds=2")
+    run("prepare", *config)
+    for name in ("centaur", "udp_hypernet"):
+        run("train", *config, "--algorithm", name)
+        run("evaluate", *config, "--algorithm", name)
+    run("export", *config)
+
+
+def contact_graph(run: Run) -> None:
+    """A made-up outbreak: tables, rows of people, node-level privacy, an export."""
+    text = yaml.safe_load(Path(run.config("reproduce/pandemic.yaml")).read_text())
+    text["output"] = "run"
+    text["data"]["arguments"]["population"]["num_people"] = 8000
+    text["training"] |= {"rounds": 4, "test_only_seed": 1, "client_parallelism": "loop"}
+    (run.folder / "pandemic.yaml").write_text(yaml.safe_dump(text))
+    for command in ("prepare", "train", "evaluate", "export"):
+        run(command, "--config", "pandemic.yaml")
+
+
+EXPERIMENTS = {
+    "demo": demo,
+    "school": school,
+    "school_paper": lambda run: school(run, "--paper"),
+    "users": users,
+    "contact_graph": contact_graph,
+}
+
+
+def digests(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields each file below a folder and the digest of its content, without what is different in each run."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            name = str(path.relative_to(folder))
+            yield name, hashlib.sha256(_content(path)).hexdigest()[:16]
+
+
+def _content(path: Path) -> bytes:
+    match path.suffix:
+        case ".json":
+            return json.dumps(_lasting(json.loads(path.read_text())), sort_keys=True).encode()
+        case ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return b"".join(
+                    f"{key} {array.dtype} {array.shape}".encode() + array.tobytes() for key, array in arrays.items()
+                )
+        case _:
+            return path.read_bytes()
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lasting(item) for key, item in value.items() if not any(part in key for part in VOLATILE)}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
