@@ -100,8 +100,22 @@ def demo(run: Run) -> None:
 
 
 def school(run: Run, *options: str) -> None:
-    """School: one seed, one budget, every method."""
-    run("reproduce", "school", "--data", str(run.data), "--seeds", "1", "--epsilons", "6", "--output", "run", *options)
+    """School: one seed, one budget, three methods."""
+    methods = ("--methods", "local_only", "fed_avg", "mr_mtl")
+    run(
+        "reproduce",
+        "school",
+        "--data",
+        str(run.data),
+        "--seeds",
+        "1",
+        "--epsilons",
+        "6",
+        *methods,
+        "--output",
+        "run",
+        *options,
+    )
 
 
 def users(run: Run) -> None:

@@ -1,0 +1,100 @@
+"""A pytest plugin: the largest difference that each comparison of floats in the tests saw, beside its bound.
+
+    .venv/bin/python -m pytest -p tools.bounds_seen --bounds-seen=seen.jsonl
+
+Each line of the file has the place of a comparison, the largest difference, and the largest share of its bound that a
+difference took. Bounds follow from arithmetic, so a share near 1 is no fault; the file tells how much room a bound
+leaves on this machine. Processes of pytest-xdist append to one file; `python tools/bounds_seen.py FILE...` sums up.
+"""
+
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+_TESTS = str(Path(__file__).resolve().parents[1] / "tests") + os.sep
+_SEEN: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+
+def pytest_addoption(parser):
+    """Adds the option that names the file."""
+    parser.addoption("--bounds-seen", metavar="FILE", help="where to append what was seen")
+
+
+def pytest_configure(config):
+    """Watches `numpy.testing.assert_allclose` and `pytest.approx` from here on."""
+    from _pytest import python_api
+
+    allclose, scalar = np.testing.assert_allclose, python_api.ApproxScalar.__eq__
+
+    def watched_allclose(actual, desired, rtol=1e-7, atol=0, *args, **kwargs):
+        _note(actual, desired, rtol, atol)
+        return allclose(actual, desired, rtol, atol, *args, **kwargs)
+
+    def watched_scalar(self, actual):
+        if isinstance(self.expected, int | float | np.floating) and isinstance(actual, int | float | np.floating):
+            _note(actual, self.expected, 0.0, self.tolerance)
+        return scalar(self, actual)
+
+    np.testing.assert_allclose = watched_allclose
+    python_api.ApproxScalar.__eq__ = watched_scalar
+
+
+def pytest_sessionfinish(session):
+    """Appends what this process has seen."""
+    path = session.config.getoption("--bounds-seen")
+    if path and _SEEN:
+        lines = [json.dumps([file, line, *seen]) for (file, line), seen in _SEEN.items()]
+        with open(path, "a") as file:
+            file.write("\n".join(lines) + "\n")
+
+
+def note(difference: float, share: float) -> None:
+    """Takes down one comparison of the test that calls this, for comparisons with a function of their own."""
+    place = _place()
+    if place:
+        seen = _SEEN[place]
+        seen[0], seen[1] = max(seen[0], difference), max(seen[1], share)
+
+
+def _note(actual, desired, rtol: float, atol) -> None:
+    try:
+        actual, desired = np.asarray(actual, np.float64), np.asarray(desired, np.float64)
+        with np.errstate(all="ignore"):
+            differences = np.abs(actual - desired)
+            bounds = np.asarray(atol + rtol * np.abs(desired), np.float64)
+            differences = np.where(np.isfinite(differences), differences, 0.0)
+            shares = np.where(differences == 0, 0.0, differences / bounds)
+        if differences.size:
+            note(float(differences.max()), float(np.nanmax(shares)))
+    except (TypeError, ValueError):
+        return
+
+
+def _place() -> tuple[str, int] | None:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_TESTS):
+            return frame.f_code.co_filename[len(_TESTS) :], frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def main() -> int:
+    """Prints, for each comparison in the files named, its largest difference and share of its bound."""
+    largest: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for name in sys.argv[1:]:
+        for text in Path(name).read_text().splitlines():
+            file, line, difference, share = json.loads(text)
+            seen = largest[file, line]
+            seen[0], seen[1] = max(seen[0], difference), max(seen[1], share)
+    for (file, line), (difference, share) in sorted(largest.items()):
+        print(f"{file}:{line}\t{difference:.3g}\t{share:.3g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
