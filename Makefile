@@ -45,9 +45,11 @@ demo: setup  ## Raw data to served personal models; DATA=<folder of LEAF JSON> f
 
 test: lint types unit  ## Every gate: lint, types, doctests and tests
 
-lint: setup  ## ruff: style and format
+lint: setup  ## ruff: style and format; import-linter: layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@echo $(BIN)/lint-imports
+	@told=$$($(BIN)/lint-imports --no-cache --no-logo) || { echo "$$told"; exit 1; }
 
 types: setup  ## basedpyright
 	$(BIN)/basedpyright
