@@ -13,6 +13,8 @@ share of sqrt(n) u (Higham and Mary, "A new approach to probabilistic rounding e
 layers after one another the n add up.
 """
 
+from decimal import Decimal
+
 import numpy as np
 from scipy import stats
 
@@ -60,3 +62,12 @@ def standard_errors(comparisons: int = 1, alarm: float = 1e-6) -> float:
     (4.89, 5.73)
     """
     return float(stats.norm.isf(alarm / comparisons / 2))
+
+
+def half_a_digit(printed: str) -> float:
+    """Returns half a unit of a printed number's last digit, which is how far rounding may have moved the number.
+
+    >>> half_a_digit("13.2855") == 5e-5, half_a_digit("4.4235e-4") == 5e-9
+    (True, True)
+    """
+    return float(Decimal(5).scaleb(Decimal(printed).as_tuple().exponent - 1))

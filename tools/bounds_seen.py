@@ -8,6 +8,7 @@ leaves on this machine. Processes of pytest-xdist append to one file; `python to
 """
 
 import json
+import math
 import os
 import sys
 from collections import defaultdict
@@ -35,7 +36,9 @@ def pytest_configure(config):
         return allclose(actual, desired, rtol, atol, *args, **kwargs)
 
     def watched_scalar(self, actual):
-        if isinstance(self.expected, int | float | np.floating) and isinstance(actual, int | float | np.floating):
+        numbers = int | float | np.floating
+        # The tolerance of an expected NaN is an error, and one's own question would be the first.
+        if isinstance(self.expected, numbers) and isinstance(actual, numbers) and math.isfinite(self.expected):
             _note(actual, self.expected, 0.0, self.tolerance)
         return scalar(self, actual)
 
