@@ -1,4 +1,4 @@
-"""The commands of `python -m beam_pipelines` that turn images of users into client datasets, and what jobs share."""
+"""Defines the commands of `python -m beam_pipelines`: jobs on images and on contact graphs, and populations made up."""
 
 import argparse
 import dataclasses

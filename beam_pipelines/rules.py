@@ -1,4 +1,7 @@
-"""Which of a client's examples are for training, validation and test."""
+"""Decides which users and examples are usable, and which examples are for training, validation and test.
+
+Each check returns the reason why a user or an example is not usable, and what to quote for it.
+"""
 
 import dataclasses
 import fractions

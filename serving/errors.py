@@ -1,4 +1,7 @@
-"""How one request fails: a gRPC status code, the HTTP status it maps to, and a message of bounded length."""
+"""Defines how one request fails: a gRPC status code, its HTTP status, and a message of bounded length.
+
+For faults of the server itself, the log says where, and nobody is told the values of a request.
+"""
 
 import logging
 import traceback

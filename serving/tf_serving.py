@@ -1,4 +1,7 @@
-"""Which models are served, from which folders and in which versions: TensorFlow Serving's `models.config`."""
+"""Reads and writes TensorFlow Serving's `models.config`: which models it serves, from where, in which versions.
+
+Here is also what its image expects of files and arguments, and as whom it should run.
+"""
 
 import dataclasses
 import logging

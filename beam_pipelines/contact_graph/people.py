@@ -1,4 +1,9 @@
-"""Everybody in a population, in the order of the rows they become: arrays in files that all tasks look into."""
+"""Holds everybody in a population, in the order of the rows they become: arrays in files that all tasks look into.
+
+`PeopleRules` decides what people are like, and where they belong. `person_features` describes a person in bytes, each
+of which stands for a number between 0 and 1. Its ranges are public constants, beyond which values are cut off. They are
+no statistics of the population, but the same whoever is in the data.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""The stages that make `People` of the tables about people: read, join to households and places, describe, order."""
+"""Makes `People` of the tables about people, in stages: read, join to households and places, describe, order.
+
+The last stage puts everybody in the order of the rows they become, for all tasks to look into.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping

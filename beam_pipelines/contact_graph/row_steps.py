@@ -1,4 +1,4 @@
-"""What is done to rows of tables: counted, made unique, looked up, left out."""
+"""Handles rows of tables: counts them, makes them unique, looks them up, leaves them out, sends them as pieces."""
 
 import hashlib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,7 @@
-"""The stages from raw data to shards: read and judge users, then divide and write the clients of each shard."""
+"""Runs the job for any raw data: users in, a client dataset out (`tff_pdp.data.manifest` describes its folder).
+
+Its stages read and judge users, then divide and write the clients of each shard.
+"""
 
 import dataclasses
 import hashlib

@@ -1,7 +1,10 @@
-"""Stages one after the other, each a Beam pipeline of its own; between them, pieces lie in files.
+"""Adds stages to Beam pipelines: all of them to one, or each to a pipeline of its own.
 
-A task holds what is for its own partition in memory and nothing else, so memory is bounded by the largest partition
-whatever the size of the input. What is done stays done: a job that was killed goes on with the tasks that are left.
+In one pipeline, Beam's engine groups pieces by partition between the stages.
+
+One after the other, pieces lie in files between the pipelines. A task holds what is for its own partition in memory and
+nothing else, so memory is bounded by the largest partition whatever the size of the input. Finished tasks stay
+finished: a job that was killed goes on with those that are left.
 """
 
 import shutil

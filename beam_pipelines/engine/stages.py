@@ -1,8 +1,11 @@
-"""Pieces as bytes, between the steps of one pipeline, and in files, between pipelines.
+"""Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later one.
 
-The bytes of a piece are an Arrow IPC stream of one batch, whose schema says which table it belongs to and where it was
-made. A file has the pieces of one task, then a table of contents `int64 [pieces, 4]` (number of the table in the
-stage's `gives`, partition, offset, length), then the number of pieces as int64.
+The rest of this room runs stages, in one Beam pipeline or one after the other. Their work is the same in both.
+
+Pieces travel as bytes between the steps of one pipeline, and in files between pipelines. The bytes of a piece are an
+Arrow IPC stream of one batch, whose schema says which table it belongs to and where it was made. A file has the pieces
+of one task, then a table of contents `int64 [pieces, 4]` (number of the table in the stage's `gives`, partition,
+offset, length), then the number of pieces as int64.
 """
 
 import dataclasses

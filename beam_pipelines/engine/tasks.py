@@ -1,4 +1,7 @@
-"""Runs one task, in a worker."""
+"""Runs one task in a worker, and writes and reads the reports of tasks.
+
+A report is a small file in the staging folder. Together they also tell how far a job has come.
+"""
 
 import dataclasses
 import json

@@ -2,8 +2,10 @@
 
 Everyone is susceptible (S), infectious (I) or recovered (R), and a contact with someone infectious infects with
 probability 1 - exp(-rate * hours of contact that day), independently of other contacts. So someone who spends h hours
-in all with infectious people is infected with probability 1 - exp(-rate * h): one draw a person and day. That draw is a
+in all with infectious people is infected with probability 1 - exp(-rate * h): one draw a person and day. The draw is a
 function of seed, person and day, and hours are summed as whole seconds, so that nothing depends on the order of rows.
+
+`Contacts` holds in memory for how long any two people of a population meet.
 """
 
 import contextlib

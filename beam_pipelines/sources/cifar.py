@@ -1,4 +1,7 @@
-"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python version of their archives, or TensorFlow Datasets."""
+"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python version of their archives, or TensorFlow Datasets.
+
+The archives hold pickles. They are unpickled to plain values and arrays of bytes, and to nothing that could run code.
+"""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""Pooled images divided among artificial clients, the train and the test side in the same way.
+"""Divides pooled images among artificial clients, the train and the test side in the same way.
 
 | partition | clients | source |
 |---|---|---|
@@ -10,6 +10,11 @@ Shamsian et al., "Personalized Federated Learning using Hypernetworks"; Liu, "On
 Learning", CMU-RI-TR-23-17; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification"; McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data".
 Unlike in the published code of the first, no image is left over by rounding.
+
+Rotated and masked MNIST has silos in clusters that are known, with as much difference inside a cluster as one likes
+(Liu, appendix B.1). The images are shuffled and divided evenly; groups of silos of equal size get rotations of their
+own; and each silo lays a mask of its own over all its images: patches of 2 x 2 white pixels, each there with a given
+probability.
 """
 
 import dataclasses

@@ -7,6 +7,10 @@ it: `emnist_all.sqlite.lzma`, a database with two tables,
     client_metadata  client_id TEXT, split_name TEXT, num_examples INTEGER
 
 where each example is a `tf.train.Example` of `pixels`, float32 `[28, 28]`, background 1 and ink 0, and `label`, int64.
+
+The form that it was distributed in before is read too: two HDF5 files, such as `fed_emnist_digitsonly_train.h5` and
+`fed_emnist_digitsonly_test.h5`, each with `/examples/<client>/pixels`, float32 `[n, 28, 28]`, background 1 and ink 0,
+and `/examples/<client>/label`, int32 `[n]`.
 """
 
 import contextlib

@@ -1,4 +1,8 @@
-"""Reads single image files: pixels, or why there are none, and one hash of many files."""
+"""Reads labelled images: single files, and data sets with a train and a test side.
+
+A single file gives pixels, or why there are none, and many files give one hash. Data sets are as they are published,
+and can be made smaller.
+"""
 
 import dataclasses
 import hashlib

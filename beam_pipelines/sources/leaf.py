@@ -1,4 +1,13 @@
-"""Reads LEAF's JSON format: `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`."""
+"""Reads LEAF's JSON format, whole or split into `train` and `test`, and runs the FEMNIST job on it.
+
+A file is `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`.
+
+In the split form, the files of folders `train` and `test` say which of a user's examples are test examples. Where LEAF
+divided each user's examples (`-t sample`), `<file>_train_<share>.json` and `<file>_test_<share>.json` have the same
+users. Where it divided users (`-t user`), each user is in one of the folders, and has no examples in the other.
+
+Source: `data/utils/split_data.py` of Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
+"""
 
 import dataclasses
 import gzip

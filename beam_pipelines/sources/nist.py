@@ -1,4 +1,13 @@
-"""The stages that join NIST's images by class with those by writer, and give the writers as users.
+"""Reads NIST Special Database 19 by the people who wrote it: images with a writer, joined with their classes.
+
+Source: Grother, "NIST Special Database 19", 1995; joined and scaled as in Caldas et al., "LEAF: A Benchmark for
+Federated Settings", 2018 (`data/femnist/preprocess`). The second edition has every image twice, as PNG files of 128 x
+128 pixels:
+
+    by_class/<class>/hsf_<part>/*.png                   what it shows: 30 is 0, 41 is A, 61 is a, as in ASCII
+    by_write/hsf_<part>/f<writer>_<form>/<kind>/*.png   who wrote it
+
+Which two belong together is told by their content alone. Background 1, ink 0. The stages:
 
 | stage | tasks | gives |
 |---|---|---|

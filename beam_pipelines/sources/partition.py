@@ -1,4 +1,4 @@
-"""Ways to divide pooled examples among simulated clients."""
+"""Divides pooled examples among simulated clients, and writes handwritten digits so divided, which need no download."""
 
 import gzip
 import json

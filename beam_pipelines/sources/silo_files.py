@@ -2,9 +2,12 @@
 
 | file | silos | examples |
 |---|---|---|
-| `.mat` | `silo_000`, ... in the file's order | cells X, Y; see `beam_pipelines.sources.silo_files` |
+| `.mat` | `silo_000`, ... in the file's order | cells X, Y |
 | `.json`, `.json.gz` | the users' names | as LEAF's; labels may be nested: `[[-1], [1]]` |
 | `.npz` | as the file names them | `<silo>/x`, `<silo>/y`; see `beam_pipelines.sources.silo_arrays` |
+
+The cells X and Y of a MATLAB file have the shape (1, m) or (m, 1), and hold features (n_i, d) and labels (n_i, 1).
+School, Vehicle and GLEAM are published in this form.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What preparing data costs, by size and engine, beside a script of one process; `make bench-beam`.
+"""Measures what preparing data costs, by size and engine, beside a script of one process; `make bench-beam`.
 
 Inputs are generated once and kept. Writes `benchmarks/results/beam.json`, a row for each run, and a figure of cost by
 size, `docs/images/beam.png`.

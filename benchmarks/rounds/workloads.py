@@ -1,7 +1,9 @@
-"""What the contenders are timed on: models' sizes, hyperparameters, and data that are the same in every process.
+"""Defines the work contenders are timed on: sizes of models, hyperparameters, data that are the same in every process.
 
 NumPy only: every contender's environment imports this module. All arrays are float32 and labels int32; the same
 arguments give the same arrays everywhere, which the check round verifies.
+
+Silos are those of the School data (ILEA exam scores of 139 schools), or synthetic ones of the same shape.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""One call over an unreliable network: how it fails, its deadline, and when it is tried again."""
+"""Makes one call over an unreliable network: how it fails, its deadline, and when it is tried again.
+
+Over HTTP, a connection's time-out is for a whole answer, head and body, not for each of the reads it takes.
+"""
 
 import functools
 import http.client

@@ -1,4 +1,4 @@
-"""The client of the REST API. It needs no TensorFlow."""
+"""Asks a server over REST: the client, and the JSON documents that it sends and is answered. It needs no TensorFlow."""
 
 import base64
 import http.client

@@ -1,4 +1,7 @@
-"""Checks on personal models before anything is written of them."""
+"""Checks personal models before anything is written of them, and estimates how large their export is.
+
+Sizes are those on disk and in a server.
+"""
 
 import collections
 import dataclasses

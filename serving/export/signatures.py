@@ -1,4 +1,7 @@
-"""What can be called: one function over the served module, in the forms that TensorFlow Serving's APIs take."""
+"""Builds what can be called: one function over the served module, in the forms that TensorFlow Serving's APIs take.
+
+Images are sent as PNG or JPEG bytes, and become what the model was trained on in the graph.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The server in containers: its arguments, a Compose file, and Kubernetes manifests."""
+"""Writes what runs servers in containers: their arguments and option files, a Compose file, and Kubernetes manifests.
+
+`KitOptions` are what can be chosen about a deployment.
+"""
 
 import dataclasses
 from collections.abc import Sequence

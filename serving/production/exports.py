@@ -1,4 +1,7 @@
-"""Which models lie below a folder, and how large their versions are."""
+"""Finds the models below a folder and the size of their versions, and serves them by one command.
+
+The command starts TensorFlow Serving with a configuration that lies beside the versions.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""The production kit: one folder with everything that TensorFlow Serving needs to serve exports."""
+"""Writes the production kit: one folder with everything that TensorFlow Serving needs to serve exports.
+
+Its README says how to start the servers, ask them, and change versions.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

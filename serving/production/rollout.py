@@ -1,4 +1,7 @@
-"""Rolling a version out: on a running server, and in the `models.config` that servers start with."""
+"""Rolls a version out: on a running server, and in the `models.config` that servers start with.
+
+Callers ask for `stable` or `canary`, and a rollout moves these labels between versions.
+"""
 
 import dataclasses
 import time

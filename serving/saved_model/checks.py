@@ -1,4 +1,7 @@
-"""Checks on an export that run before any of its graph does: a SavedModel is a program, and assets name files."""
+"""Checks an export before any of its graph runs: a SavedModel is a program, and assets name files.
+
+It may have no files but those that a server expects, and its documents must be JSON.
+"""
 
 import json
 from pathlib import Path

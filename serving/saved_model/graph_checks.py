@@ -1,4 +1,8 @@
-"""Checks on `saved_model.pb` before any of it runs: a SavedModel is a program, and what it may do is on a list."""
+"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and what it may do is on a list.
+
+Attributes of nodes are checked because TensorFlow takes some values on trust, and hangs or dies of them. Effects beside
+computing are checked as well: who reads and writes which files, and sets variables.
+"""
 
 import functools
 import math

@@ -1,4 +1,7 @@
-"""Where things are inside an export: names of files and directories, and which versions a base path holds."""
+"""Says where things are inside an export, which versions a base path holds, and what an export's manifest promises.
+
+The manifest names what an export holds, and the SHA-256 of every file, so that a damaged copy is not served.
+"""
 
 import hashlib
 import json

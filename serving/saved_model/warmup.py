@@ -1,4 +1,8 @@
-"""Warm-up requests: stored with an export, replayed by a server before the version takes its first real request."""
+"""Writes and reads warm-up requests, which a server replays before a version takes its first real request.
+
+They are stored with the export. Their file is read record by record, and refused if a server would not load it, or not
+for long.
+"""
 
 import dataclasses
 import math

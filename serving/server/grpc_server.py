@@ -1,4 +1,8 @@
-"""Runs TensorFlow Serving's gRPC services on an asyncio loop."""
+"""Runs TensorFlow Serving's gRPC services on an asyncio loop.
+
+`PredictionService` runs signatures and describes them; `ModelService` tells the states of models, and sets which are
+served. A method reads bytes as its request, and what it raises becomes the status of the call.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,7 @@
-"""JSON bodies: parsed as TensorFlow Serving's parser does, quoted in error messages, written back."""
+"""Reads and writes JSON as TensorFlow Serving does: bodies parsed, quoted in error messages, and written back.
+
+Answers to predict requests have the format of the request.
+"""
 
 import base64
 import json

@@ -1,4 +1,7 @@
-"""Inputs of a predict request over REST: rows (`instances`) or columns (`inputs`) of JSON values, made into arrays."""
+"""Makes arrays of the inputs of a request over REST: rows (`instances`), columns (`inputs`) or examples.
+
+Requests to classify and regress have examples, which are objects of features.
+"""
 
 import base64
 import binascii

@@ -1,4 +1,7 @@
-"""One version in memory: runs its requests off the event loop, and is freed when the last of them has ended."""
+"""Holds one version in memory: runs its requests off the event loop, and frees it when the last of them has ended.
+
+Requests that arrive while the model is busy are merged and leave together, so no request waits for a clock.
+"""
 
 import asyncio
 import collections

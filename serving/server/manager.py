@@ -1,4 +1,7 @@
-"""Which model and version answers a request: loads, watches and replaces versions while requests run."""
+"""Decides which model and version answers a request: loads, watches and replaces versions while requests run.
+
+It makes the messages about models that both protocols send: the state of versions, and their signatures.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,7 @@
-"""How requests are merged into batches: the options, and TensorFlow Serving's file of them."""
+"""Defines the server's options: how much one request may ask, and how requests are merged into batches.
+
+TensorFlow Serving has a file of the latter, which is read here.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The REST API without HTTP: what each route answers, in TensorFlow Serving's bodies and errors."""
+"""Answers the REST API without HTTP: finds the route of a path, and gives TensorFlow Serving's bodies and errors."""
 
 import dataclasses
 import re

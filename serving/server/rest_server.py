@@ -1,4 +1,7 @@
-"""Serves the REST API and the metrics over HTTP/1.1, by aiohttp on an asyncio loop."""
+"""Serves the REST API and the metrics over HTTP/1.1, by aiohttp on an asyncio loop.
+
+Bodies are read in bounded time and memory, and unpacked in bounded memory.
+"""
 
 import asyncio
 import contextlib

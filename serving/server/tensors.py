@@ -1,4 +1,8 @@
-"""TensorProto messages to arrays and back, without TensorFlow's general converters, which take most of a request."""
+"""Turns TensorProto messages and examples into arrays and back.
+
+TensorFlow's general converters, which take most of a request, are not used. Large requests are worked on in a thread,
+so that the event loop answers others meanwhile.
+"""
 
 import asyncio
 import math

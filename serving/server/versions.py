@@ -1,4 +1,8 @@
-"""Bringing up the versions that a policy asks for: loads what is missing, remembers what did not load."""
+"""Brings up the versions that a policy asks for, and knows what became of each and which take requests.
+
+The loader loads what is missing, and remembers what did not load. The table of models and versions that take requests
+at one moment is immutable, and replaced as a whole. States of versions are those that TensorFlow Serving reports.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""Comparing what an export answers with what its model answers."""
+"""Compares what an export answers with what its model answers, and brings arrays from process to process.
+
+Arrays are one `.npz` file that holds no pickle: strings travel as bytes and their lengths.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,9 +1,12 @@
-"""The process behind `FreshProcess`: reads jobs, a line of JSON each, and answers each with a line of JSON.
+"""Runs the process behind `FreshProcess`: reads jobs, a line of JSON each, and answers each with a line of JSON.
 
 A job has `export_dir`, `scratch` (a directory for temporary files), `timeout_seconds` and `expectations`, each with a
 `signature_name` and the files of its `inputs` and `outputs`. The answer is `{"refused": reason}`, or what was found:
-`signatures` (dtypes and shapes of inputs and outputs), `ops` (all that the graph uses) and `warmup_requests` (how
-many were replayed).
+`signatures` (dtypes and shapes of inputs and outputs), `ops` (all that the graph uses) and `warmup_requests` (how many
+were replayed).
+
+With an export it does three things: it checks it, loads it as a server does, and compares its answers. TensorFlow's
+`saved_model_cli` runs inside this process, as each command of its own would import TensorFlow again.
 """
 
 import contextlib
