@@ -1,5 +1,6 @@
 # make demo   sets up, then goes from raw data to served personal models
 # make test   sets up, then runs every gate
+# make test-all   sets up, then runs every gate with the tests that are too long for every change
 # make bench  sets up, then measures seconds per round
 # make test-flink  sets up, then runs the Beam jobs on a real Flink cluster on this machine
 # make table-user-level  sets up, then compares methods of user-level DP on real writers
@@ -9,10 +10,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 DATA ?=
 PEERS := .venv-bench
+# Groups of tests begin in the order of tests/budget.py: the heaviest first.
+TWO_WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock demo test lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers bench-serving table-user-level clean
+.PHONY: help setup lock demo test test-all test-hurt lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers bench-serving table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -43,7 +46,13 @@ lock: setup  ## Resolve requirements.in again into the pinned, hashed requiremen
 demo: setup  ## Raw data to served personal models; DATA=<folder of LEAF JSON> for your own
 	$(BIN)/tff-pdp demo $(if $(DATA),--data "$(DATA)")
 
-test: lint types unit  ## Every gate: lint, types, doctests and tests
+test: lint types unit  ## Every gate: lint, types, doctests and tests; ten minutes on two cores
+
+test-all: lint types  ## Every gate, with the tests that are too long for every change
+	$(BIN)/python -m pytest -q $(TWO_WORKERS) -m "not hurt" --budget=enforce
+
+test-hurt: setup  ## Only the tests that kill, damage and flood; hours
+	$(BIN)/python -m pytest -q -m hurt --timeout 3600
 
 lint: setup  ## ruff: style and format; import-linter: layers
 	$(BIN)/ruff check .
@@ -55,7 +64,7 @@ types: setup  ## basedpyright
 	$(BIN)/basedpyright
 
 unit: setup  ## doctests and tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q $(TWO_WORKERS) -m "not all and not hurt"
 
 flink-up: setup  ## Start a Flink cluster on this machine and print the Beam flags; FLINK_PORT=<first of five ports>
 	@$(BIN)/python tools/flink/cluster.py up
