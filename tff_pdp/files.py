@@ -1,4 +1,7 @@
-"""Files that are never half-written: replaced in one move, and flushed where a power cut must not undo a promise."""
+"""Writes files that are whole or not there, also where two processes try at once, and flushes what a promise rests on.
+
+A file is replaced in one move. It is flushed where a power cut must not undo a promise.
+"""
 
 import contextlib
 import os

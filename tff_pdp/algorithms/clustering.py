@@ -1,10 +1,12 @@
-"""What clustered methods share: one model for each cluster, private selection among them, sums by cluster.
+"""Builds what clustered methods share: one model for each cluster, private selection among them, sums by cluster.
 
 IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) and HypCluster (Mansour et
 al., arXiv:2002.10619, 2020): in every round each client selects the cluster whose model fits its data best, trains that
 model, and the server averages what the members of a cluster release. Here the selection is private (the exponential
 mechanism, `tff_pdp.privacy.mechanisms.selection`), and may stop after the first rounds, each of which costs budget;
 from then on a client stays in the cluster it is in ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
+
+The IFCA methods other than MR-MTL have FedAvg within clusters in common, followed or not by local training.
 """
 
 import collections

@@ -1,4 +1,7 @@
-"""Reads a client dataset: any client's examples by positioned reads, alone or stacked with other clients'."""
+"""Reads a client dataset: any client's examples by positioned reads, alone or stacked with other clients'.
+
+`ClientIndex` says where in the shards each client's examples lie.
+"""
 
 import dataclasses
 import os

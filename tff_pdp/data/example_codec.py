@@ -1,4 +1,12 @@
-"""Writes and reads many examples at once: framed `tf.Example` records, filled in and taken apart by NumPy."""
+"""Writes and reads many examples at once: framed `tf.Example` records, filled in and taken apart by NumPy.
+
+A record's bytes are those of `tf.train.Example(...).SerializeToString(deterministic=True)` with the features
+`example_id` (32 hex characters), `x` and `y`. Fields of one size stand at one place in every record, so a record is a
+template in which three ranges of bytes are filled in. Only the varint of an integer label changes its size: there is a
+template for each size it can have.
+
+Layout of the messages: tensorflow/core/example/example.proto and protobuf.dev/programming-guides/encoding.
+"""
 
 import dataclasses
 import functools

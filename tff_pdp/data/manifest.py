@@ -1,4 +1,4 @@
-"""The client dataset on disk: names of its parts, and the manifest that describes them.
+"""Describes a client dataset on disk: names of its parts, its manifest, and the rows one person can change.
 
 <dataset>/
   shards/part-00000-of-00008.tfrecord   tf.Example records by (client id, split); see the index

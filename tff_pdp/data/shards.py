@@ -1,4 +1,4 @@
-"""Reads the examples of runs of records, wherever in the shards these lie."""
+"""Reads the examples of runs of records by positioned reads, wherever in the shards these lie."""
 
 import functools
 import os

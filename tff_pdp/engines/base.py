@@ -1,4 +1,4 @@
-"""Which device an engine computes on: asked for by name, and never another one."""
+"""Declares what every engine offers, and finds the device it computes on: asked for by name, and never another one."""
 
 import re
 from contextlib import AbstractContextManager

@@ -1,4 +1,7 @@
-"""How a computation is sent to TFF's C++ worker: one attempt, watched, with errors that say what happened."""
+"""Runs computations on TFF's stock C++ worker: with deadlines, and without orphans or endless retries.
+
+A computation is sent in one attempt, which is watched, and errors say what happened.
+"""
 
 import asyncio
 import concurrent.futures

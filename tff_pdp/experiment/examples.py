@@ -1,4 +1,7 @@
-"""Clients' examples of one split, in the form that computations take them: stacked, and padded to a few sizes."""
+"""Reads clients' examples of one split in the form that computations take them: stacked, and padded to a few sizes.
+
+The sizes are chosen so that clients of different sizes can be stacked with little waste.
+"""
 
 import collections
 import functools

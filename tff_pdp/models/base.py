@@ -1,4 +1,7 @@
-"""What a model is to every other part: a frozen value of pure functions over named weights."""
+"""Defines what a model is to every other part: a frozen value of pure functions over named weights.
+
+Batches on their way into a model may be empty, and may have to be shifted and scaled.
+"""
 
 import collections
 import dataclasses

@@ -1,4 +1,8 @@
-"""Convolutional networks for small images (`cnn`): convolutions, pooling after each or the last, dense layers."""
+"""Builds convolutional networks for small images: `cnn` and `lenet`.
+
+`cnn` has convolutions, pooling after each or the last, and dense layers. LeNet is the model that hypernetworks generate
+for each client.
+"""
 
 import dataclasses
 import itertools

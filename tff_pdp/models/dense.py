@@ -1,4 +1,12 @@
-"""Logistic regression for two classes, with cross entropy or focal loss (`logistic_regression`)."""
+"""Builds models of dense layers: linear ones, and networks with hidden layers.
+
+| name | model |
+|---|---|
+| `linear`, `mlp` | multinomial logistic regression; with one or more hidden layers |
+| `linear_regression` | linear regression with half the squared error |
+| `linear_svm` | linear support vector machine for two classes |
+| `logistic_regression` | logistic regression for two classes, with cross entropy or focal loss |
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,8 @@
-"""A model as a function of some of its weights, the others being constants: what is trained where a body is given."""
+"""Derives a model from another: some weights become constants, or the scaling of inputs becomes weights.
+
+Over fixed weights a model is a function of its other weights alone: those that are trained where a body is given. With
+scaled inputs it is as it is served: raw examples come in.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,10 @@
-"""Layer functions over named weights, for a model's `predict`.
+"""Defines layers over named weights for a model's `predict`, and draws their initial kernels.
 
 Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`: what
 `tff_pdp.privacy.mechanisms.per_example` needs to find each example's gradient norm for the layer's weights from the
 cotangent of the layer's output. A layer's inputs and output hold one example in each row of axis 0.
+
+Initial kernels are drawn from a NumPy generator: the same seed gives the same arrays.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""The figures that models are judged by: a mean of something measured on each example, or a ranking of all of them."""
+"""Names the figures models are judged by: a mean of something measured on each example, or a ranking of all."""
 
 import dataclasses
 from collections.abc import Callable

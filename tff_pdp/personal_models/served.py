@@ -1,7 +1,8 @@
-"""Trained clients -> their personal models in the form they are served in.
+"""Brings trained clients' personal models into the form they are served in: shared parts held once, the rest as rows.
 
-What is served is what `personalise` returns. Which weights are shared, and which clients have the same model, is read
-off these weights; only where models are made from small states may the states be held in their place.
+A model is served as `personalise` returns it. Which weights are shared, and which clients have the same model, is read
+off these weights, some clients at a time. Only where models are made from small states may the states be held in their
+place.
 """
 
 import dataclasses

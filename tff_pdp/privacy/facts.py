@@ -1,4 +1,7 @@
-"""What a statement of silos is about: one record or, where records are rows of a contact graph, a person or a pair."""
+"""Gives the facts of privacy statements: whom a silo protects, what users paid, and how their sums were noised.
+
+A silo's unit is one record or, where records are rows of a contact graph, a person or a pair.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""What a client computes in a round, written once, for one client and for a stack of them."""
+"""Builds what a client computes in a round, written once, for one client and for a stack of them.
+
+A round without gradients is one in which a client learns nothing: it shows the shapes of what it keeps and releases.
+"""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The report's figures, as SVG text: learning curves, the metric per silo or user, privacy spent per silo."""
+"""Draws the report's figures: learning curves, the metric per silo or user, privacy spent per silo.
+
+Each is SVG text that can stand inside an HTML page, in light and dark.
+"""
 
 import html
 import io

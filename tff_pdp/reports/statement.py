@@ -1,4 +1,7 @@
-"""The privacy statement of silos: what is protected, against whom, at what cost, and what is not protected at all."""
+"""Builds the privacy statements of silos and of users: what is protected, against whom, at what cost, and what is not.
+
+They are put together from the same parts: the claim, the cost of several methods, tuning.
+"""
 
 import dataclasses
 import math

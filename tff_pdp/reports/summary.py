@@ -1,8 +1,9 @@
-"""Numbers that describe many clients, silos or users, in a line: means, the worst tenth, spread, gain over learning
-alone.
+"""Sums up many clients, silos or users, in a line, and names each metric for a reader.
 
-Entries that are NaN, of clients without test examples or, for a ranking, without positive ones, are left out
-everywhere.
+A line has means, the worst tenth, spread, and gain over learning alone. Entries that are NaN, of clients without test
+examples or, for a ranking, without positive ones, are left out everywhere.
+
+`summary.json` holds the headline figures of every method, what they cost, and how each client fares.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How the report writes numbers, the same in text, tables and figures."""
+"""Writes numbers, and what clients are called (silos, or users), the same in text, tables and figures."""
 
 import dataclasses
 import math

@@ -1,4 +1,8 @@
-"""What a reproduction has to show, as plain data: what tables, figures and the command's JSON are made of."""
+"""Puts the results of a reproduction together over seeds, and holds them against what was published.
+
+They are plain data, which tables, figures and the command's JSON are made of. As Markdown they are a table for each
+variant, the best of the grid, what was published, and what is unlike it.
+"""
 
 import dataclasses
 import statistics

@@ -1,4 +1,7 @@
-"""What a setting of a published experiment consists of: its data, its variants, its scales, and what was published."""
+"""Describes a setting of a published experiment: its data, methods, variants and scales, and what was published.
+
+It finds where raw data lie, and which data they are. Its methods are compared as rows of results.
+"""
 
 import dataclasses
 import functools

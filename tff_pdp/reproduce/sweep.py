@@ -1,4 +1,7 @@
-"""The sweep: every job that is not finished, on all cores, each outcome on disk as soon as there is one."""
+"""Runs every job that is not finished on all cores, and keeps each outcome on disk as soon as there is one.
+
+Outcomes are appended, one line each, so that a sweep which is stopped goes on where it was.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,7 @@
-"""Worker processes that run jobs side by side; one that dies takes no other's job with it."""
+"""Runs jobs side by side in worker processes; one that dies takes no other's job with it.
+
+Ctrl-C and SIGTERM are something to wait for here, in place of an exception at any moment.
+"""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,7 @@
-"""What was ever spent on an experiment's records: the ledgers of its runs, those of replaced runs included."""
+"""Sums up what was ever spent on an experiment's records: the ledgers of its runs, those of replaced runs included.
+
+It says what a run cost, what all runs on record cost together, and what tuning would have cost.
+"""
 
 import dataclasses
 import json

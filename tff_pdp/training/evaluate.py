@@ -1,4 +1,7 @@
-"""Test metrics of trained methods, and the report made of them."""
+"""Tests trained methods, and makes the report of their metrics.
+
+A ranking has a figure over the test examples of all clients together, each scored by its own client's personal model.
+"""
 
 import contextlib
 import datetime

@@ -1,4 +1,4 @@
-"""What every silo paid and got, and the privacy statement of an experiment whose clients are silos."""
+"""Collects what every silo or user paid and got, and makes an experiment's privacy statement of it."""
 
 import math
 from collections import Counter

@@ -1,6 +1,7 @@
-"""What the automatic lambda of MR-MTL knows: curvature, gradient variance and force, from windows of rounds.
+"""Estimates curvature, gradient variance and force from windows of rounds: all that MR-MTL's automatic lambda knows.
 
 The state, its notation and the model behind the estimates are those of `tff_pdp.algorithms.auto_prox.lambdas`.
+`SiloParameters` are the public parameters that lambda is set from.
 """
 
 import dataclasses

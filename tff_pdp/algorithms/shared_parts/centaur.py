@@ -1,8 +1,9 @@
-"""CENTAUR: a shared body under user-level privacy, with a head of every client's own (Shen et al., "Share Your
-Representation Only: Guaranteed Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023).
+"""CENTAUR and FedRep: a shared body, with a head of every client's own.
 
 In a round a client first trains its head with the body frozen, then the body with the head frozen, and releases how far
-the body moved. Without privacy it is FedRep (Collins et al., ICML 2021), which has a name of its own.
+the body moved. Under user-level privacy it is CENTAUR (Shen et al., "Share Your Representation Only: Guaranteed
+Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023). Without privacy it is FedRep (Collins et
+al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021), which has a name of its own.
 """
 
 import dataclasses

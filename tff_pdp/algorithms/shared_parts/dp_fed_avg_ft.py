@@ -1,8 +1,12 @@
-"""DP-FedAvg with fine-tuned heads: one shared model, of which every client tunes the head before it uses it.
+"""DP-FedAvg and PMTL with fine-tuned heads: one shared model, of which every client tunes the head before it uses it.
 
-The shared model is trained by FedAvg, under user-level privacy by DP-FedAvg (McMahan et al., "Learning Differentially
-Private Recurrent Language Models", ICLR 2018). Tuning the head is the baseline `DP-FedAvg-fb` of the literature on
-partial sharing: nothing of it leaves the client.
+DP-FedAvg-FT trains the shared model by FedAvg, under user-level privacy by DP-FedAvg (McMahan et al., "Learning
+Differentially Private Recurrent Language Models", ICLR 2018). Tuning the head is the baseline `DP-FedAvg-fb` of the
+literature on partial sharing: nothing of it leaves the client.
+
+PMTL-FT is private multi-task learning by a pull to the shared model (Hu et al., "Private Multi-Task Learning:
+Formulation and Applications to Federated Learning", TMLR 2023). A client minimises its loss plus `lambda |w - w_t|^2`
+around the shared weights `w_t` and releases how far it moved; before its model is used it tunes the head.
 """
 
 import dataclasses

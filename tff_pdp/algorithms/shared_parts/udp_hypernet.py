@@ -1,6 +1,8 @@
-"""UDP-Alg: a hypernetwork under user-level privacy, which makes every client's model from a descriptor of its own
-(Scott et al., "Differentially Private Hypernetwork-based Federated Learning" (HyperNetFL); pFedHN of Shamsian et al.,
-ICML 2021, without privacy).
+"""UDP-Alg and pFedHN: a hypernetwork makes every client's model from a descriptor of its own.
+
+UDP-Alg has user-level privacy (Scott et al., "Differentially Private Hypernetwork-based Federated Learning",
+HyperNetFL). Without privacy it is pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML
+2021), whose steps are the same.
 
 Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) of its descriptor v, takes
 local steps to theta', and releases the change of phi that goes in the direction of theta' - theta: the transposed

@@ -1,9 +1,17 @@
-"""MR-MTL within clusters that IFCA forms in the first rounds (Liu et al., NeurIPS 2022, algorithm 2).
+"""IFCA, and four methods whose clusters IFCA forms in the first rounds.
 
-In the first rounds clients select a cluster and train its model as in IFCA. From then on each has weights of its own,
-trained with a pull to the mean of its cluster. (Algorithm 2 releases the difference to the cluster's mean all along;
-for the mean to stay the mean of its members it has to be the difference to a client's own weights in the second part,
-as in MR-MTL.)
+IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) selects privately here.
+Every client selects its cluster anew in every round. Selection reads all of a client's examples, so no sampling makes
+it cheaper: over a whole training it can cost more than the gradients.
+
+The methods named `ifca_...` select in the first rounds only, and train a cluster's model as IFCA does (Liu et al.,
+NeurIPS 2022, section 4, algorithm 2 and appendix C). From then on they go on with FedAvg in each cluster
+(`ifca_fed_avg`), or every client alone from its cluster's model: by local training (`ifca_local`) or fine-tuning
+(`ifca_finetune`).
+
+With `ifca_mr_mtl` each client has weights of its own after the first rounds, trained with a pull to the mean of its
+cluster. (Algorithm 2 releases the difference to the cluster's mean all along; for the mean to stay the mean of its
+members it has to be the difference to a client's own weights in the second part, as in MR-MTL.)
 """
 
 import tensorflow as tf

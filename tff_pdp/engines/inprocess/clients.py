@@ -1,4 +1,9 @@
-"""A step over all clients: which of them one call computes, which lane makes the call, and what comes of it."""
+"""Divides a step over all clients: which of them one call computes, which lane makes the call, and what comes of it.
+
+Lanes are threads that compute clients side by side. One client's operations seldom keep more than a core busy: they
+wait for each other. Two clients do. Stacks of clients go without: their operations are large, and splitting a stack has
+been measured to cost time.
+"""
 
 import concurrent.futures
 import dataclasses

@@ -1,4 +1,4 @@
-"""TFF's way into the engine: an execution context that runs computations in this process."""
+"""Runs TFF computations in this process, on the device asked for: the engine, and the context that TFF calls."""
 
 import collections
 import contextlib

@@ -1,8 +1,10 @@
-"""A computation as steps: what the server does, what every client does, what is aggregated, and so on in turn.
+"""Lowers a computation to steps: what the server does, what every client does, what is aggregated, and so on in turn.
 
 TFF brings a computation into call-dominant form: a list of named calls. Level 0 of the server is what depends on no
 client; level 0 of the clients depends on that; the aggregates of level n are at hand to the server at level n + 1. Each
 level is traced into one TensorFlow function for the server and one for the clients.
+
+`fingerprint` says what a computation is called in other processes, where TensorFlow gives its functions other names.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""The rows of new clients, by the means that the experiment's privacy plan allows."""
+"""Fits the rows of new clients, by the means that the experiment's privacy plan allows.
+
+`fit_settings` says how: what may be asked for, what training had in its place, and what the plan demands.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""The newest export of an experiment, read to be added to, and its next version."""
+"""Reads the newest export of an experiment, and publishes its next version with clients added.
+
+It also writes what a version says of its privacy and its making once clients are added to it.
+"""
 
 import contextlib
 import dataclasses

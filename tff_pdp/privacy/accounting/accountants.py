@@ -1,8 +1,12 @@
-"""From the steps a run takes to the epsilon it costs, and back from a budget to the noise it needs.
+"""Works out the epsilon that a run's steps cost, and back from a budget the noise it needs.
 
 A `dp_accounting.DpEvent` says what was released (for instance 500 Poisson-sampled Gaussian sums). Three bounds turn it
 into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss distributions (PLD) and, for Gaussian sums
 without sampling, the exact formula. Each of them is an upper bound on its own, so the smallest one may be claimed.
+
+Epsilon can also be bounded by way of data in which whatever differs between two neighbours counts for nothing. If each
+of two mechanisms is (e, d)-indistinguishable from a third, the probability of anything under one of them is at most
+exp(e) (exp(e) p + d) + d where it is p under the other: they are (2 e, (1 + exp(e)) d)-indistinguishable.
 """
 
 import dataclasses

@@ -1,4 +1,8 @@
-"""Who may spend how much: the `budgets` part of a configuration, read into one (epsilon, delta) for each silo."""
+"""Reads the `budgets` part of a configuration into one (epsilon, delta) for each silo: who may spend how much.
+
+Budgets are drawn from a distribution, as the papers on personalised budgets do, or given silo by silo: in the
+configuration itself, or in a CSV or YAML file of their own.
+"""
 
 import csv
 import dataclasses

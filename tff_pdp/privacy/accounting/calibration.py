@@ -1,7 +1,10 @@
-"""Noise as the MR-MTL paper's released code chooses it: by Renyi differential privacy at few orders, converted loosely.
+"""Finds how many rounds a noise allows a silo, and the noise that the MR-MTL paper's released code chooses.
 
-For comparison with published figures. What the noise costs is bounded by `tff_pdp.privacy.accounting.accountants` all
-the same, and comes out well below the epsilon it was asked for.
+A silo leaves a run after the last round that its budget pays for, which is known before the first.
+
+The paper's code chooses noise by Renyi differential privacy at few orders, converted loosely. It is for comparison with
+published figures. Its cost is bounded by `tff_pdp.privacy.accounting.accountants` all the same, and comes out well
+below the epsilon it was asked for.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What noisy sums over batches of rows cost a person, or a pair of people, whose data are in several rows.
+"""Bounds what noisy sums over batches of rows cost a person, or a pair of people, whose data are in several rows.
 
 Both events bound the Renyi divergence between noisy sums of two data sets with the same number of rows, at most S of
 which differ in any way. Proof: batches are drawn by position and independently of the rows, so each set of positions
@@ -10,6 +10,18 @@ the mixtures over all sets it is at most its mean over rho, which is binomial (P
 
 Source: Daigavane et al., "Node-level differentially private graph neural networks", 2021; for replaced rows, Liu, "On
 Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, theorem 2.4.4.
+
+`zeroed_rows_pld` has the privacy loss against the same rows zeroed, a mixture of Gaussians. From S rows, a Poisson batch
+with rate q takes rho with probability Binomial(S, q)(rho), and their clipped gradients move the sum by at most rho C.
+Against the sum in which these rows count for nothing, the pair
+
+    sum over rho of Binomial(S, q)(rho) Normal(rho, z^2)    and    Normal(0, z^2)
+
+dominates the true one, whatever directions the gradients have, also where later steps depend on earlier ones.
+
+Source: Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix mechanisms", ICLR 2024, section
+4 (mixtures of vectors are dominated by those of their norms); Charles et al., "Fine-tuning large language models with
+user-level differential privacy", 2024 (the same mixture, for a user's examples).
 """
 
 import math

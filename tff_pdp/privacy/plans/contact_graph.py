@@ -1,4 +1,7 @@
-"""Builds the plan of node- or edge-level DP in silos whose rows are made of a contact graph."""
+"""Defines node- and edge-level DP in silos as a plan, and builds it: for rows made of a contact graph.
+
+One person is in several of these rows.
+"""
 
 import dataclasses
 

@@ -1,4 +1,7 @@
-"""Builds the plan of silo-specific example-level DP, and that of the same training without privacy."""
+"""Defines silo-specific example-level DP as a plan, and builds it: every silo protects its own examples.
+
+It does so inside the silo. The plan of the same training without privacy is built here as well.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""Builds the plan of user-level DP, and that of the same training without privacy."""
+"""Defines user-level DP as a plan, and builds it: a server that is trusted with single updates releases noised sums.
+
+The plan of the same training without privacy is built here as well.
+"""
 
 import dataclasses
 import math

