@@ -14,6 +14,7 @@ import yaml
 
 from tff_pdp.errors import ConfigError
 
+
 class UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a repeated key, of which YAML silently keeps the last: it may be a silo's budget."""
 

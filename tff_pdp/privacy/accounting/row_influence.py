@@ -11,9 +11,9 @@ the mixtures over all sets it is at most its mean over rho, which is binomial (P
 Source: Daigavane et al., "Node-level differentially private graph neural networks", 2021; for replaced rows, Liu, "On
 Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, theorem 2.4.4.
 
-`zeroed_rows_pld` has the privacy loss against the same rows zeroed, a mixture of Gaussians. From S rows, a Poisson batch
-with rate q takes rho with probability Binomial(S, q)(rho), and their clipped gradients move the sum by at most rho C.
-Against the sum in which these rows count for nothing, the pair
+`zeroed_rows_pld` has the privacy loss against the same rows zeroed, a mixture of Gaussians. From S rows, a Poisson
+batch with rate q takes rho with probability Binomial(S, q)(rho), and their clipped gradients move the sum by at most
+rho C. Against the sum in which these rows count for nothing, the pair
 
     sum over rho of Binomial(S, q)(rho) Normal(rho, z^2)    and    Normal(0, z^2)
 
