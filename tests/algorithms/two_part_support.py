@@ -3,7 +3,6 @@
 import collections
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import LocalSteps
@@ -59,4 +58,4 @@ def hparams(**given):
 
 
 def assert_values(weights, **expected):
-    assert values(weights) == pytest.approx(expected, rel=0, abs=0)
+    assert values(weights) == expected
