@@ -1,4 +1,4 @@
-"""Makes up a population of any size and its contacts, community by community, in the tables of `pets_files`."""
+"""Makes up a population of any size and its contacts, community by community, as `contact_graph.tables`."""
 
 import contextlib
 import dataclasses

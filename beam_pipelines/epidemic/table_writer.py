@@ -1,4 +1,4 @@
-"""Writes tables of `pets_files` as Parquet or CSV, chunk by chunk; what is not finished never has a table's name."""
+"""Writes tables of a population as Parquet or CSV, chunk by chunk; what is not finished never has a table's name."""
 
 import dataclasses
 from collections.abc import Mapping

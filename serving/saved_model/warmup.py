@@ -127,7 +127,7 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
     """Reads the warm-up requests of an export; none if it has no warm-up file.
 
     Raises:
-      ServingError: as `warmup_file.read_logs`.
+      ServingError: as `read_logs`.
     """
     for log in read_logs(export_dir):
         match log.WhichOneof("log_type"):

@@ -134,7 +134,7 @@ async def running_rest_server(
         handler_cancellation=True,
         keepalive_timeout=limits.timeout_seconds,
         lingering_time=_LINGERING_SECONDS,
-        # Bodies are unpacked by `http_body`, under a limit.
+        # Bodies are unpacked by `read_body`, under a limit.
         auto_decompress=False,
         access_log=None,
         logger=_LOGGER,

@@ -225,7 +225,7 @@ def test_importing_is_silent_and_computing_leaves_pipes_closed():
         """
         import numpy as np
         from tff_pdp import _tff
-        from tff_pdp.runtime.engines import build_engine
+        from tff_pdp.engines.running import build_engine
 
         @_tff.tensorflow_computation(np.int32)
         def double(x):
@@ -249,7 +249,7 @@ def test_no_worker_survives_when_we_are_killed():
     script = start_script(
         """
         import time
-        from tff_pdp.runtime.engines import build_engine
+        from tff_pdp.engines.running import build_engine
 
         engine = build_engine("native")
         print(engine.process_id, flush=True)

@@ -1,6 +1,6 @@
 """What a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
 
-An algorithm knows nothing of noise, of TFF or of the runtime. It receives a `grad_fn` that may sample, clip and add
+An algorithm knows nothing of noise, of TFF or of engines. It receives a `grad_fn` that may sample, clip and add
 noise, and the values it releases go through an aggregator that may do the same. What leaves a client is exactly what
 `released` names; how often a local step touches the data is `data_passes`, how often a model is chosen by its fit to
 the data `selection_rounds`. The privacy plan reads those fields.

@@ -128,7 +128,7 @@ class Report:
       metric: what models are judged by here.
       algorithms: the compared methods, in the order to show them.
       silos: one entry per silo; none where clients are users.
-      privacy: what `privacy_statement.build_privacy_statement` returned, or `user_statement.build_user_statement`.
+      privacy: what `statement.build_privacy_statement` returned, or `statement.build_user_statement`.
       config: the resolved configuration of the run.
       notes: remarks for the reader, one sentence each.
       baseline: name of the method in which each client learns alone; gains are measured against it.

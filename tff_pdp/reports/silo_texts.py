@@ -140,7 +140,7 @@ def export_text(is_private: bool, unit: SiloUnit = RECORDS) -> str:
 
 
 def held_out_text(search: Mapping[str, Any] | None, unit: SiloUnit = RECORDS) -> str:
-    """What carries no guarantee at all; `search` as in `privacy_statement`."""
+    """What carries no guarantee at all; `search` as in `statement`."""
     protected = unit.covered
     if search:
         protected += f" and, as far as the models of {search['method']} go, validation examples"

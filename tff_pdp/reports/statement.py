@@ -286,7 +286,7 @@ def build_user_statement(
       known_seed: a run's noise follows from a fixed seed; such a run is not private.
 
     Returns:
-      A JSON-able dict with the keys of `privacy_statement.build_privacy_statement`. As all users share one epsilon,
+      A JSON-able dict with the keys of `build_privacy_statement`. As all users share one epsilon,
       `users` is one entry in place of the list `silos`, with the keys of one of its entries and the parameters of the
       noised sums; `noise_to_signal` is by method.
     """

@@ -71,7 +71,7 @@ def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> 
     """Mean in which every test example counts the same: each client's value weighted by its number; NaN of nothing.
 
     Of a metric that is a mean over examples it is that over all clients' examples. Of a ranking it is no more than a
-    weighted mean of clients' figures: `runtime.pooled` has the figure of all their examples.
+    weighted mean of clients' figures: `training.evaluate` has the figure of all their examples.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
     0.8
@@ -254,7 +254,7 @@ def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], word
 
     Args:
       metric: what is reported.
-      pooled: by title of the method, what `runtime.pooled.pooled_figures` returned.
+      pooled: by title of the method, what `training.evaluate.pooled_figures` returned.
       words: what the clients are.
     """
     text = metric_text(metric)

@@ -306,7 +306,7 @@ KILLED = """
 import itertools, os, shutil, signal, sqlite3, sys
 from pathlib import Path
 import numpy as np
-from tff_pdp.runtime.client_store import ClientStore
+from tff_pdp.training.client_store.store import ClientStore
 
 def connect(*arguments, _connect=sqlite3.connect, **settings):
     connection = _connect(*arguments, **settings)

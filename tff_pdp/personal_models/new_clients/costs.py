@@ -44,8 +44,8 @@ def plan_gradients(
 ) -> tuple[SiloExamplePlan, Ledger]:
     """Plans DP-SGD in each silo alone: its noise, by its own budget, and a ledger that is charged with all steps.
 
-    Guarantee: `steps` gradients of `privacy.dp_sgd` with the plan's mechanism are (epsilon, delta)-DP for the silo's
-      examples under add/remove of one, with Poisson batches whatever batches trained silos had.
+    Guarantee: `steps` gradients of `privacy.mechanisms.dp_sgd` with the plan's mechanism are (epsilon, delta)-DP for the
+      silo's examples under add/remove of one, with Poisson batches whatever batches trained silos had.
     Assumes: numbers of examples are public, as the configuration says.
 
     Args:
@@ -76,7 +76,7 @@ def plan_gradients(
 def plan_selection(config: PrivacyConfig, budget: SiloBudget, num_examples: Mapping[str, int]) -> tuple[float, Ledger]:
     """Plans one private selection in each silo: its epsilon, at most the budget's, and a ledger charged with it.
 
-    Guarantee: as `privacy.selection` says of one selection with this epsilon.
+    Guarantee: as `privacy.mechanisms.selection` says of one selection with this epsilon.
 
     Raises:
       ConfigError: as `plan_gradients`.

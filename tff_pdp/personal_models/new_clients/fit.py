@@ -226,7 +226,7 @@ def fit_new_rows(
       secret and new.
 
     Raises:
-      ConfigError, BudgetError, DataError: as `new_silo_costs`.
+      ConfigError, BudgetError, DataError: as `new_clients.costs`.
     """
     fit = _select if settings.is_choice else _train
     return fit(config, models, new, settings, key, progress)

@@ -89,8 +89,8 @@ def fit_rows(
     """Trains every client's own weights, from those that the model begins with.
 
     Guarantee: a client's result is a function of its own examples, mechanism and seed, and of what is fixed in the
-      model. With the estimator of `privacy.dp_sgd` it is post-processing of `fit.steps` gradients of that estimator,
-      each with an index of its own.
+      model. With the estimator of `privacy.mechanisms.dp_sgd` it is post-processing of `fit.steps` gradients of that
+      estimator, each with an index of its own.
     Assumes: seeds are secret and new in each call; what is fixed is public, or private already.
 
     Args:

@@ -242,7 +242,7 @@ def _check_plan(privacy: PrivacyConfig, version: Path, report: Mapping[str, Any]
 def _make_weights(
     algorithm: Algorithm, model: Model, model_seed: int, is_scaled: bool
 ) -> Callable[[Weights, Weights], Weights] | None:
-    """How rows become weights where they are small states, as `served_models` has it of no clients at all."""
+    """How rows become weights where they are small states, as `personal_models.served` has it of no clients at all."""
     if not algorithm.served_from_state:
         return None
     unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}

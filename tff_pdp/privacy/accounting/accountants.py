@@ -157,7 +157,7 @@ def epsilon_bounds(
     Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
     from public data. Floating-point noise is treated as real-valued.
-    Noise multipliers below `dp_events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
+    Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
 
     Args:
       event: what is released.

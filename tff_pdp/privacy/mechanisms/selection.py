@@ -28,8 +28,8 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
     the difference of two changes in `[0, sensitivity]`.
 
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and within that the bounded-range
-      mechanism that `dp_events.ExponentialMechanismDpEvent` describes. A client with epsilon 0 gets `NOTHING`, and its
-      data are not looked at.
+      mechanism that `accounting.events.ExponentialMechanismDpEvent` describes. A client with epsilon 0 gets `NOTHING`,
+      and its data are not looked at.
     Assumes: the candidates are public, or private already; seeds are secret and new in each round.
 
     Source: McSherry and Talwar, FOCS 2007; Dong, Durfee and Rogers, "Optimal differential privacy composition for

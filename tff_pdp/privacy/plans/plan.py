@@ -1,6 +1,6 @@
 """The privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
 
-Builders such as those of `tff_pdp.privacy.plans.silo_example` make it from a `PlannedTraining`. The runtime takes its
+Builders such as those of `tff_pdp.privacy.plans.silo_example` make it from a `PlannedTraining`. Training takes its
 sampler and its noise from the plan, and the ledger takes its events from the same plan, so what runs and what is
 accounted cannot drift apart.
 """

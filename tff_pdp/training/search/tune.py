@@ -114,7 +114,7 @@ def tune(
     Guarantee: everything that leaves silo k, its selected model, hyper-parameters and noisy score included, is
       (epsilon_k, delta_k)-DP for one example of its training or validation split, with the ledger's epsilon_k at most
       the budget. The ledger is charged for the whole search, and stored with the key, before anything is trained.
-    Assumes: as `privacy.plan.PrivacyPlan` and `privacy.search_plan.Search`. Here all silos are simulated in one
+    Assumes: as `privacy.plans.plan.PrivacyPlan` and `privacy.plans.search.Search`. Here all silos are simulated in one
       process. The duration of the search, the folder `search` while it runs, and the run key after it tell how often
       silos repeated: in a deployment they would stay in the silo.
 
@@ -125,7 +125,7 @@ def tune(
       config: the experiment.
       name: of the method that is searched.
       resume: continue a search that was stopped, where there is one.
-      overwrite: start again where a run exists. What the old run spent stays on record (`runtime.releases`).
+      overwrite: start again where a run exists. What the old run spent stays on record (`training.costs`).
       progress: show a progress bar of the pivot run.
 
     Raises:
