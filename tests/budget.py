@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import tiers
+
 FILE = Path(__file__).with_name("budget.toml")
 TIERS = {"not all and not hurt": "test", "not hurt": "all", "hurt": "hurt"}
 START = "start and collection"
@@ -42,7 +44,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Begins to count."""
+    """Begins to count, and settles the tier."""
+    tiers.begin(config.getoption("markexpr"))
     config.pluginmanager.register(_Count(config), "budget_count")
 
 

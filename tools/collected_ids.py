@@ -1,6 +1,6 @@
 """Shows that no test was lost: ids of tests in an old list that a new one neither has nor says what replaced them.
 
-    .venv/bin/python -m pytest --collect-only -q > new.txt
+    .venv/bin/python -m pytest --collect-only -q -m "" > new.txt
     .venv/bin/python tools/collected_ids.py old.txt new.txt --moves moves.tsv --replaced replaced.tsv
 
 Both lists may also be checkouts; their tests are collected then, by this Python. A line of the moves has the old path
@@ -18,7 +18,7 @@ from pathlib import Path
 def ids_of(source: Path) -> list[str]:
     """Read the ids of tests in a file, or collect those of a checkout."""
     if source.is_dir():
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
         text = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True).stdout
     else:
         text = source.read_text()

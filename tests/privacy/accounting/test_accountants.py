@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import amount
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting import events as dp_events
 from tff_pdp.privacy.accounting.accountants import (
@@ -47,7 +48,7 @@ def test_bounds_hold_against_the_measured_hockey_stick_divergence():
     assert true_delta(bounds.best - 2e-3) > delta
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=amount(test=1, all=4), deadline=None, derandomize=True)
 @given(st.floats(0.2, 10), st.sampled_from([1e-6, 1e-4]), st.floats(0.01, 0.5), st.integers(1, 400))
 def test_calibrated_noise_meets_the_target_tightly(epsilon, delta, rate, steps):
     noise = calibrate_noise_multiplier(epsilon, delta, rate, steps)
@@ -55,7 +56,7 @@ def test_calibrated_noise_meets_the_target_tightly(epsilon, delta, rate, steps):
     assert epsilon_bounds(poisson_gaussian_event(rate, 0.999 * noise, steps), delta).best > epsilon
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=amount(test=1, all=4), deadline=None, derandomize=True)
 @given(st.floats(0.02, 0.4), st.floats(0.7, 8), st.integers(2, 300))
 def test_epsilon_is_monotone(rate, noise, steps):
     def cost(*plan, delta=1e-5):

@@ -28,7 +28,7 @@ def linear_scan(budget, round_event, fixed_events, rounds):
     return fitting
 
 
-@pytest.mark.parametrize("fixed", [[], FIXED])
+@pytest.mark.parametrize("fixed", [pytest.param([], marks=pytest.mark.all), FIXED])
 def test_bisection_finds_what_a_linear_scan_finds(fixed):
     for epsilon in (0.5, 1.0, 1.8):
         budget = SiloBudget(epsilon, 1e-5)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import amount
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting import ledger as ledger_module
 from tff_pdp.privacy.accounting.accountants import Adjacency, calibrate_noise_multiplier, epsilon_bounds
@@ -80,6 +81,7 @@ def test_verified_plan_needs_no_accounting_per_round(count_accounting):
     assert len(count_accounting) == after_plan == 1
 
 
+@pytest.mark.all
 def test_unplanned_alternating_events_need_little_accounting(count_accounting):
     ledger = build(epsilon=20.0)
     for _ in range(32):
@@ -120,7 +122,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=amount(test=2, all=6), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), EVENTS, st.integers(1, 3)), max_size=4))
 def test_json_round_trip_is_exact(releases):
     ledger = build(epsilon=50.0, scopes=("a", "b"))

@@ -13,6 +13,9 @@ from prv_accountant import GaussianMechanism, PoissonSubsampledGaussianMechanism
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds
 from tff_pdp.privacy.accounting.events import poisson_gaussian_event
 
+# Of the random settings, so many are tried in `make test`.
+QUICK = 5
+
 
 def bracket(mechanism, steps, delta, width):
     """Bounds from below and above that lie at most about 2 `width` apart."""
@@ -27,10 +30,11 @@ def log_uniform(generator, low, high):
 
 def random_settings(count):
     generator = np.random.default_rng(2022)
-    for _ in range(count):
+    for place in range(count):
         rate, noise = log_uniform(generator, 0.003, 0.5), log_uniform(generator, 0.9, 10)
         steps, delta = round(log_uniform(generator, 1, 2000)), log_uniform(generator, 1e-7, 1e-3)
-        yield pytest.param(rate, noise, steps, delta, id=f"{rate:.3f}-{noise:.2f}-{steps}-{delta:.0e}")
+        marks = [] if place < QUICK else [pytest.mark.all]
+        yield pytest.param(rate, noise, steps, delta, id=f"{rate:.3f}-{noise:.2f}-{steps}-{delta:.0e}", marks=marks)
 
 
 @pytest.mark.parametrize("rate, noise, steps, delta", random_settings(20))
