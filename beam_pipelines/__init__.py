@@ -1,4 +1,18 @@
-"""Apache Beam jobs that turn raw federated data into client datasets."""
+"""Apache Beam jobs that turn raw federated data into client datasets.
+
+keyed_hash: uniform numbers from a seed and ids
+records: what travels between steps, and why records are left out
+engine: how stages run
+rules: which examples are usable, and which are for testing
+options: what a job is told and answers
+raw_data: `RawData`: which files, how they become users
+dataset: how any job writes a client dataset
+sources: kinds of raw data
+contact_graph: people of a contact graph as rows
+epidemic: populations and outbreaks made up
+commands: the jobs as commands
+__main__: `python -m beam_pipelines`
+"""
 
 import logging
 

@@ -1,4 +1,23 @@
-"""tff_pdp: personalised, differentially private federated learning on TensorFlow Federated."""
+"""tff_pdp: personalised, differentially private federated learning on TensorFlow Federated.
+
+errors: the error family that users read
+files: whole files or none, and one lock
+settings: mappings of YAML into dataclasses and numbers
+_tff: the one door to TFF
+data: a client dataset on disk
+models: pure functions over named weights
+algorithms: what methods are made of
+privacy: accounting, mechanisms, plans
+processes: algorithm + model + plan to TFF computations
+engines: how a TFF computation is executed
+reports: what readers see
+experiment: from a file of settings to a method ready to run
+training: rounds of ledger, next, checkpoint
+personal_models: from a trained method to served models
+reproduce: published experiments beside their figures
+commands: what each command does
+cli: the command `tff-pdp`, with all commands
+"""
 
 import os
 

@@ -39,8 +39,8 @@ the experiment's data.source says what its data.input is:
   partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
   contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
   simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
-options of a source go under data.arguments, which beam_pipelines/sources/{,user_}builders.py explain, and of the last two
-beam_pipelines/epidemic/sources.py
+options of a source go under data.arguments; beam_pipelines/sources/{,user_}builders.py explain them, and those of
+the last two beam_pipelines/epidemic/sources.py
 """
 
 TUNING = """\

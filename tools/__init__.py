@@ -1,0 +1,8 @@
+"""Tools that are not of the product.
+
+digests: what small experiments write, as digests
+bounds_seen: how much of their bounds comparisons in tests use
+collected_ids: tests that a change lost
+bazel: targets for tests, and a check without network
+flink: a Flink cluster on this machine
+"""

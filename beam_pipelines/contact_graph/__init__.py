@@ -1,1 +1,13 @@
-"""People of a contact graph as rows: own features, those of sampled contacts, and whether a person falls ill."""
+"""People of a contact graph as rows: own features, those of sampled contacts, and whether a person falls ill.
+
+tables: the tables: columns, files, reader
+input_tables: tables cut into chunks; bad rows kept aside
+degree: the bound on rows one person changes, and its proof
+people: everybody as arrays, their rules and features
+row_steps: rows counted, made unique, exchanged
+people_stages: tables to people
+sampling: which contacts fill a row
+rows: the features of a row
+contact_stages: contacts to rows
+job: the job
+"""

@@ -1,1 +1,7 @@
-"""Runs a job's stages."""
+"""How a job's stages run.
+
+stages: what a job is made of; its pieces as bytes and files
+tasks: one task in a worker, and what it reports
+pipelines: stage after stage, or all as one Beam pipeline
+run: runs and watches them
+"""

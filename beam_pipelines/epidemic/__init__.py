@@ -1,1 +1,9 @@
-"""Populations and outbreaks in the tables of the US/UK PETs pandemic challenge: made up, or from real contacts."""
+"""Populations and outbreaks in the tables of the US/UK PETs pandemic challenge: made up, or from real contacts.
+
+table_writer: tables as Parquet or CSV, whole or not there
+community: one community: households, places, meetings
+population: a population of any size
+socio_patterns: real contacts of SocioPatterns as tables
+outbreak: an outbreak on contacts, day by day
+sources: the sources `contact_graph` and `simulated_outbreak`
+"""

@@ -1,0 +1,8 @@
+"""Clients of both protocols.
+
+answers: what clients return
+calls: deadline, retries, time-outs of whole answers
+model_client: the interface of both
+grpc_client: over gRPC
+rest_client: over REST, without TensorFlow
+"""

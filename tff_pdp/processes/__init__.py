@@ -1,0 +1,9 @@
+"""From algorithm, model and plan to TFF computations.
+
+vectorizable: a function that brings its form for stacks
+client_work: a client's round, for one and for stacks
+aggregation: means, sums, noised user sums
+evaluate: personal weights and their metrics
+compose: the process
+learning_process: methods without client state, as a `LearningProcess`
+"""

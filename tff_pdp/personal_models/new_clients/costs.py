@@ -44,8 +44,8 @@ def plan_gradients(
 ) -> tuple[SiloExamplePlan, Ledger]:
     """Plans DP-SGD in each silo alone: its noise, by its own budget, and a ledger that is charged with all steps.
 
-    Guarantee: `steps` gradients of `privacy.mechanisms.dp_sgd` with the plan's mechanism are (epsilon, delta)-DP for the
-      silo's examples under add/remove of one, with Poisson batches whatever batches trained silos had.
+    Guarantee: `steps` gradients of `privacy.mechanisms.dp_sgd` with the plan's mechanism are (epsilon, delta)-DP for
+      the silo's examples under add/remove of one, with Poisson batches whatever batches trained silos had.
     Assumes: numbers of examples are public, as the configuration says.
 
     Args:

@@ -1,0 +1,10 @@
+"""Accounting: what was released, and the epsilon it adds up to.
+
+events: releases as `DpEvent`s with a stable text form
+accountants: steps to epsilon, a budget to noise
+row_influence: a person in several rows: event and privacy loss
+repeated_runs: a random number of runs, the best released
+budgets: who may spend how much
+calibration: rounds that a noise allows; a paper's looser noise
+ledger: events by scope; refuses before a round runs
+"""
