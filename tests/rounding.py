@@ -6,14 +6,16 @@ terms of a sum, and fused or not. So a bound holds on every machine.
 
 Two cases need no name where they stand. Comparisons with no bound given, `pytest.approx(x)` with its 1e-6 and
 `assert_allclose` with its 1e-7 of the expected value, are of a few operations on Python's or NumPy's float64, whose own
-error is below 1e-12. And where the terms of a sum have random signs, as in a network of drawn weights, its error is
-bounded by `gamma(n)` times the largest of the results, though each result is small beside the sum of its terms'
-magnitudes: that is about sqrt(n) times a typical result, of which the roundings, independent of each other, move a
-share of sqrt(n) u (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019, theorem 2.4). Of
-layers after one another the n add up.
+error is below 1e-12. And the error of a sum whose terms have both signs is bounded by `gamma(n)` times the largest of
+many such sums, as of a network with drawn weights: each of its n additions errs by u times a partial sum at most
+(Higham 2002, equation 4.3), and partial sums are not larger than such sums get. Of layers after one another the n add
+up.
 """
 
+import math
+from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -51,6 +53,22 @@ def gamma(operations: int, dtype=np.float32) -> float:
     return error / (1 - error)
 
 
+def probable_gamma(operations: int, dtype=np.float32, chance: float = 1e-9) -> float:
+    """Returns a bound on the relative error of n roundings in a row that holds but for a small chance.
+
+    Roundings that are independent and of mean zero add up like a random walk: their product with 1 lies within
+    exp(lambda sqrt(n) u + n u^2 / (1 - u)) - 1, but for a chance of 2 n exp(-lambda^2 (1 - u)^2 / 2) over all partial
+    results (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5),
+    2019, theorems 2.4 and 3.1). For long chains, where `gamma` would let faults pass.
+
+    >>> gamma(10_000) > 10 * probable_gamma(10_000)
+    True
+    """
+    u = unit_roundoff(dtype)
+    width = math.sqrt(2 * math.log(2 * operations / chance)) / (1 - u)
+    return math.expm1(width * math.sqrt(operations) * u + operations * u**2 / (1 - u))
+
+
 def standard_errors(comparisons: int = 1, alarm: float = 1e-6) -> float:
     """Returns how many standard errors right estimates stay within, but for a share of `alarm` of all seeds.
 
@@ -71,3 +89,28 @@ def half_a_digit(printed: str) -> float:
     (True, True)
     """
     return float(Decimal(5).scaleb(Decimal(printed).as_tuple().exponent - 1))
+
+
+def network_roundings(weights: Mapping[str, Any], examples: int = 1, positions: int = 1) -> int:
+    """Returns how many roundings follow one another from a network's input to its loss, and back to gradients.
+
+    Forward, a layer sums over its window and inputs; back, over its window and outputs; its bias and its activation
+    round three times more. A normalisation sums over positions and channels, for a mean and a variance, which count
+    twice each on both ways. In the end come the loss and a sum over examples and positions.
+
+    Args:
+      weights: by name, in the order of the network: kernels `[..., in, out]`, scales `[channels]`.
+      examples: that a gradient is a sum over.
+      positions: at most, that a layer is applied at.
+
+    >>> network_roundings({"kernel": np.zeros([3, 2])}) == (3 + 3) + (2 + 3) + 3 * ELEMENTARY + 1
+    True
+    """
+    total = 3 * ELEMENTARY + examples * positions
+    for name, value in weights.items():
+        *window, inputs, outputs = (1, 1, *value.shape) if value.shape else (1, 1, 1)
+        if len(value.shape) > 1:
+            total += math.prod(window) * (inputs + outputs) + 6
+        elif name.endswith("scale"):
+            total += 8 * positions * outputs
+    return total
