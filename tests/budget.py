@@ -101,8 +101,8 @@ def summary(tier: str | None, budget: dict, reference: float, groups: dict[str, 
     return lines, beyond
 
 
-def written(tier: str, budget: dict, reference: float, groups: dict[str, float]) -> str:
-    """Return the text of the file with the budgets of this run; those of other tiers stay."""
+def written(tier: str, budget: dict, reference: float, groups: dict[str, float], whole: bool = True) -> str:
+    """Return the text of the file with the budgets of this run; other tiers' stay, as do those of what was not run."""
     speed = budget.get("reference", reference) / reference
     scaled = {group: seconds * speed for group, seconds in groups.items()}
     folders: dict[str, float] = defaultdict(float)
@@ -111,7 +111,8 @@ def written(tier: str, budget: dict, reference: float, groups: dict[str, float])
     known = {group: round(seconds, 1) for group, seconds in scaled.items() if group != START}
     heavy = {**budget.get("groups", {}), **known}
     tables = {name: dict(budget.get(name, {})) for name in TIERS.values()}
-    tables[tier] = {folder: int(np.ceil(seconds)) for folder, seconds in folders.items()}
+    kept = {} if whole else tables[tier]
+    tables[tier] = {**kept, **{folder: int(np.ceil(seconds)) for folder, seconds in folders.items()}}
     tables["groups"] = {group: seconds for group, seconds in heavy.items() if seconds >= HEAVY_SECONDS}
     lines = [
         "# CPU seconds of the tests, written by `pytest --budget=write`; see docs/testing.md.",
@@ -200,7 +201,7 @@ class _Count:
         budget, reference = _read(), statistics.median(self._references)
         self._lines, beyond = summary(tier, budget, reference, self._groups)
         if mode == "write" and tier:
-            FILE.write_text(written(tier, budget, reference, self._groups))
+            FILE.write_text(written(tier, budget, reference, self._groups, whole))
         if mode == "enforce" and beyond and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

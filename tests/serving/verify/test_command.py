@@ -1,3 +1,4 @@
+import contextlib
 import json
 import shutil
 import subprocess
@@ -7,10 +8,11 @@ import pytest
 
 from serving.__main__ import main
 from serving.saved_model import layout
+from serving.verify import fresh_process as verifier
 from serving.verify.verify import versions_below
 
 
-def test_verify_describes_exports_and_refuses_others(export_dir, tmp_path, capfd):
+def test_verify_describes_exports_and_refuses_others(export_dir, fresh_process, tmp_path, capfd, monkeypatch):
     base = tmp_path / "base"
     shutil.copytree(export_dir, base / "2")
     shutil.copytree(export_dir, base / "10")
@@ -23,6 +25,8 @@ def test_verify_describes_exports_and_refuses_others(export_dir, tmp_path, capfd
     assert f"{base}/10: REFUSED: {base}/10/{layout.MODEL_CARD_FILE} does not match the SHA-256" in printed
     assert last == f"{export_dir}: verified"
     (base / "10" / "assets").rename(base / "10" / "moved")
+    # Once the command has started a process of its own, the one of all tests does.
+    monkeypatch.setattr(verifier, "FreshProcess", lambda timeout: contextlib.nullcontext(fresh_process))
     assert main(["verify", "--json", str(base)]) == 1
     found, refused = json.loads(capfd.readouterr().out)
     assert found["export_dir"] == f"{base}/2"

@@ -1,6 +1,7 @@
 """Damaged exports in the process that loads them: refused or verified, and nothing outside them is opened."""
 
 import collections
+import shutil
 
 import pytest
 import tensorflow as tf
@@ -8,9 +9,10 @@ import tensorflow as tf
 from serving.verify.verify import verify_export
 from tests.serving.verify.mutants import edited, make_graph_mutant, make_mutant
 from tests.serving.verify.opened import watching
+from tests.tiers import amount
 from tff_pdp.errors import ServingError
 
-MUTANTS = 20
+MUTANTS = amount(test=6, all=20)
 
 
 @pytest.fixture
@@ -27,21 +29,33 @@ def canary(tmp_path):
 
 @pytest.mark.parametrize("make", [make_mutant, make_graph_mutant])
 def test_damaged_exports_are_refused_or_verified(fresh_process, export_dir, tmp_path, make, canary):
-    outcomes = collections.Counter()
     # Other seeds than those of the checks alone.
-    for seed in range(10_000, 10_000 + MUTANTS):
+    _verify_mutants(fresh_process, export_dir, tmp_path, make, range(10_000, 10_000 + MUTANTS))
+
+
+@pytest.mark.hurt
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("make", [make_mutant, make_graph_mutant])
+def test_many_more_damaged_exports_are_refused_or_verified(fresh_process, export_dir, tmp_path, make, canary):
+    _verify_mutants(fresh_process, export_dir, tmp_path, make, range(30_000, 30_400))
+
+
+def _verify_mutants(process, export_dir, tmp_path, make, seeds):
+    outcomes = collections.Counter()
+    for seed in seeds:
         mutant = tmp_path / "base" / str(seed)
         done = make(export_dir, mutant, seed)
         try:
-            verify_export(mutant, process=fresh_process)
+            verify_export(mutant, process=process)
             outcomes["verified"] += 1
         except ServingError as error:
             assert str(mutant) in str(error), done
             outcomes["refused"] += 1
-    assert outcomes["refused"] > MUTANTS / 4
+        shutil.rmtree(mutant)
+    assert outcomes["refused"] > len(seeds) / 4
     assert outcomes["verified"] > 0
     # However the mutants went, what is right is still found right.
-    verify_export(export_dir, process=fresh_process)
+    verify_export(export_dir, process=process)
 
 
 @pytest.mark.parametrize("name", ["../../../outside/secret.txt", "{outside}/secret.txt"])
