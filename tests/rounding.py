@@ -114,3 +114,14 @@ def network_roundings(weights: Mapping[str, Any], examples: int = 1, positions: 
         elif name.endswith("scale"):
             total += 8 * positions * outputs
     return total
+
+
+def assert_within(actual, desired, bounds) -> None:
+    """Asserts that numbers differ by no more than bounds of their own, where `assert_allclose` takes one for all.
+
+    >>> assert_within([1.0, 2.0], [1.0, 2.5], [0.0, 0.5])
+    """
+    differences = np.abs(np.asarray(actual, np.float64) - np.asarray(desired, np.float64))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(differences == 0, 0.0, differences / bounds)
+    np.testing.assert_allclose(shares, np.zeros_like(shares), atol=1.0, err_msg="differences over their bounds")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.rounding import gamma
+from tests.rounding import assert_within, gamma
 from tff_pdp.algorithms.server_optimizer import build_server_optimizer
 from tff_pdp.errors import ConfigError
 
@@ -53,7 +53,7 @@ def test_adam_divides_by_the_root_of_the_mean_square():
     path = follow(build_server_optimizer("adam", 0.1, 0.5), UPDATES)
     # A round has eleven operations on a weight and its two moments, and three constants that are rounded.
     magnitudes = np.array([10.0, 0.0]) + np.abs(moves).cumsum(axis=0)
-    assert (np.abs(path - (np.array([10.0, 0.0]) + moves.cumsum(axis=0))) < gamma(3 * 14) * magnitudes).all()
+    assert_within(path, np.array([10.0, 0.0]) + moves.cumsum(axis=0), gamma(3 * 14) * magnitudes)
 
 
 def test_adam_stays_where_nothing_has_ever_moved():
