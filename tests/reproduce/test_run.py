@@ -1,7 +1,5 @@
 """Real runs, of three made-up schools."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import scipy.io
@@ -20,7 +18,7 @@ SIZES = (40, 25, 30)
 
 @pytest.fixture(scope="module")
 def reproduction(tmp_path_factory):
-    """The paper's variant at the small scale: 40 rounds."""
+    """At the small scale: 40 rounds."""
     folder = tmp_path_factory.mktemp("reproduce")
     rng = np.random.default_rng(0)
     cells = {"X": np.empty((1, len(SIZES)), object), "Y": np.empty((1, len(SIZES)), object)}
@@ -30,13 +28,15 @@ def reproduction(tmp_path_factory):
         cells["Y"][0, silo] = (20 + 20 * x[:, :1] + 10 * x[:, 1:2] * silo).astype(np.uint8)
     path = folder / "school.mat"
     scipy.io.savemat(path, cells)
+    variants = ("paper", "paper_common_scaling", "default")
     return build_reproduction(
-        folder, scale_name="small", variant_names=("paper",), data_input=path, data_digest=digest_of(path)
+        folder, scale_name="small", variant_names=variants, data_input=path, data_digest=digest_of(path)
     )
 
 
 @pytest.fixture(scope="module")
 def runner(reproduction):
+    """One for all tests, as it keeps what it has compiled."""
     runner = JobRunner(reproduction)
     yield runner
     runner.close()
@@ -95,13 +95,14 @@ def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
     assert planned_epsilon(plan) == pytest.approx(max(ledger.epsilon(name).best for name in "ab"), rel=1e-9)
 
 
-def test_runs_of_one_method_share_their_computations(reproduction):
-    with JobRunner(reproduction) as runner:
-        for job in (Job("paper", "mr_mtl", 6.0, 0), Job("paper", "mr_mtl", 3.0, 1, prox_weight=0.1)):
-            runner(job)
-        assert len(runner.computations) == 1
-        runner(Job("paper", "fed_avg", 6.0, 0))
-        assert len(runner.computations) == 2
+def test_runs_of_one_method_share_their_computations(runner):
+    runner(Job("paper", "mr_mtl", 6.0, 0))
+    compiled = dict(runner.computations)
+    runner(Job("paper", "mr_mtl", 3.0, 1, prox_weight=0.1))
+    assert runner.computations == compiled
+    # Nothing before has run this method.
+    runner(Job("paper", "fed_avg", 6.0, 0))
+    assert len(runner.computations) == len(compiled) + 1
 
 
 def test_lambda_zero_is_local_training(runner):
@@ -111,10 +112,8 @@ def test_lambda_zero_is_local_training(runner):
     assert free["value"] == pytest.approx(alone["value"], rel=1e-5)
 
 
-def test_the_automatic_lambda_is_another_than_the_configurations(reproduction):
-    sound = dataclasses.replace(reproduction, variant_names=("default",))
-    with JobRunner(sound) as runner:
-        fixed, automatic = (runner(Job("default", name, 6.0, 0)).row for name in ("mr_mtl", "mr_mtl_auto"))
+def test_the_automatic_lambda_is_another_than_the_configurations(runner):
+    fixed, automatic = (runner(Job("default", name, 6.0, 0)).row for name in ("mr_mtl", "mr_mtl_auto"))
     assert (fixed["prox_weight"], automatic["prox_weight"]) == (1.0, "auto")
     assert automatic["value"] != pytest.approx(fixed["value"], rel=1e-4)
 
@@ -132,8 +131,6 @@ def test_a_training_that_diverges_is_an_error(reproduction, runner):
         runner(job)
 
 
-def test_the_variants_scale_and_draw_differently(reproduction):
-    both = dataclasses.replace(reproduction, variant_names=("paper", "paper_common_scaling"))
-    with JobRunner(both) as runner:
-        own, common = (runner(Job(name, "fed_avg", 6.0, 0)).row["value"] for name in both.variant_names)
+def test_the_variants_scale_and_draw_differently(runner):
+    own, common = (runner(Job(name, "fed_avg", 6.0, 0)).row["value"] for name in ("paper", "paper_common_scaling"))
     assert own != common

@@ -22,7 +22,6 @@ SMALL = {
     "privacy.users_per_round": 4,
     "privacy.clip_norm": 0.5,
     "privacy.batch_size": 16,
-    "training.client_parallelism": "vectorized",
     "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
     "algorithms.local_only": {"learning_rate": 0.5, "local_steps": 3},
     "algorithms.centaur": {
@@ -35,8 +34,8 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def reproduction(tmp_path_factory):
+@pytest.fixture(scope="module", params=["loop", pytest.param("vectorized", marks=pytest.mark.all)])
+def reproduction(request, tmp_path_factory):
     """The writers' setting: each has images of two digits, a bright stripe in a place that tells which."""
     folder = tmp_path_factory.mktemp("users")
     rng = np.random.default_rng(0)
@@ -50,7 +49,8 @@ def reproduction(tmp_path_factory):
     write_idx(folder / "mnist" / "train-labels-idx1-ubyte.gz", labels.astype(np.uint8))
     write_writers(folder / "mnist_writers" / "qmnist-train-labels-idx2-int.gz", labels, writers)
     setting = SETTINGS["mnist_writers"]
-    scale = dataclasses.replace(setting.scales["small"], overrides=SMALL)
+    small = {**SMALL, "training.client_parallelism": request.param}
+    scale = dataclasses.replace(setting.scales["small"], overrides=small)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(jobs.SETTINGS, "mnist_writers", dataclasses.replace(setting, scales={"small": scale}))
         yield build_reproduction(
