@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.float64_support import in_float64, keras_in_float64, rounding
+from tests.rounding import gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.convolutional import build_cnn
@@ -21,20 +23,22 @@ def test_the_defaults_are_the_emnist_network():
         "dense_1/bias": (62,),
     }
     assert model.head == ("dense_1/kernel", "dense_1/bias")
-    x = np.random.default_rng(1).random((3, 28, 28, 1), np.float32)
-    reference = tf.keras.Sequential(
-        [
-            tf.keras.layers.Conv2D(32, 3, activation="relu", input_shape=(28, 28, 1)),
-            tf.keras.layers.Conv2D(64, 3, activation="relu"),
-            tf.keras.layers.MaxPool2D(),
-            tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(128, activation="relu"),
-            tf.keras.layers.Dense(62),
-        ]
-    )
-    weights = model.init(0)
+    x = tf.constant(np.random.default_rng(1).random((3, 28, 28, 1)))
+    with keras_in_float64():
+        reference = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(32, 3, activation="relu", input_shape=(28, 28, 1)),
+                tf.keras.layers.Conv2D(64, 3, activation="relu"),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(128, activation="relu"),
+                tf.keras.layers.Dense(62),
+            ]
+        )
+    weights = in_float64(model.init(0))
     reference.set_weights(list(weights.values()))
-    np.testing.assert_allclose(model.predict(weights, tf.constant(x)), reference(x), atol=1e-5)
+    expected = reference(x)
+    np.testing.assert_allclose(model.predict(weights, x), expected, atol=rounding(weights, expected))
 
 
 @pytest.mark.parametrize(
@@ -50,46 +54,51 @@ def test_pooling_after_each_convolution_and_no_hidden_layer(input_shape, kernel_
     model = MODELS["cnn"](input_shape, num_classes, kernel_size=kernel_size, hidden_units=0, pool_after="each")
     assert model.num_parameters() == num_parameters
     assert model.head == ("dense_0/kernel", "dense_0/bias")
-    reference = tf.keras.Sequential(
-        [
-            tf.keras.layers.Conv2D(32, kernel_size, activation="relu", input_shape=input_shape),
-            tf.keras.layers.MaxPool2D(),
-            tf.keras.layers.Conv2D(64, kernel_size, activation="relu"),
-            tf.keras.layers.MaxPool2D(),
-            tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(num_classes or 1),
-        ]
-    )
-    weights = {name: tf.constant(array) for name, array in model.init(0).items()}
+    with keras_in_float64():
+        reference = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(32, kernel_size, activation="relu", input_shape=input_shape),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Conv2D(64, kernel_size, activation="relu"),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(num_classes or 1),
+            ]
+        )
+    weights = in_float64(model.init(0))
     reference.set_weights(list(weights.values()))
     rng = np.random.default_rng(1)
-    x = tf.constant(rng.random((3, *input_shape), np.float32))
+    x = tf.constant(rng.random((3, *input_shape)))
     with tf.GradientTape() as own_tape, tf.GradientTape() as tape:
         own_tape.watch(weights)
         own, other = model.predict(weights, x), reference(x)
         other = other if num_classes else other[:, 0]
-    np.testing.assert_allclose(own, other, atol=1e-5)
+    np.testing.assert_allclose(own, other, atol=rounding(weights, other))
     # Where an activation stands beside the pooling must not be seen in the gradients either.
-    cotangent = tf.constant(rng.normal(size=own.shape), tf.float32)
+    cotangent = tf.constant(rng.normal(size=own.shape))
     expected = tape.gradient(other, reference.trainable_variables, output_gradients=cotangent)
     for mine, theirs in zip(
         own_tape.gradient(own, weights, output_gradients=cotangent).values(), expected, strict=True
     ):
-        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        bound = rounding(weights, theirs, examples=3, positions=input_shape[0] * input_shape[1])
+        np.testing.assert_allclose(mine, theirs, atol=bound)
 
 
 def test_without_classes_the_loss_is_half_the_squared_error():
     model = build_cnn((4, 4, 1), 0, (2,), 3, 5)
     weights, x = model.init(0), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2])
     values = model.predict(weights, x)
-    np.testing.assert_allclose(model.loss(weights, x, values + 3.0), [4.5, 4.5], rtol=1e-5)
+    # A sum that is no larger than 6 and the difference of 3 are rounded, twice in a square, which is once more.
+    assert np.abs(values).max() <= 3
+    np.testing.assert_allclose(model.loss(weights, x, values + 3.0), [4.5, 4.5], rtol=gamma(2 * (2 + 1) + 1))
 
 
 def test_shift_and_scale_come_before_the_first_convolution():
     plain = build_cnn((4, 4, 1), 3, (2,), 3, 5)
     shifted = build_cnn((4, 4, 1), 3, (2,), 3, 5, input_shift=-1.0, input_scale=2.0)
-    weights, x = plain.init(0), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2])
-    np.testing.assert_allclose(shifted.predict(weights, x), plain.predict(weights, (x - 1.0) * 2.0), rtol=1e-6)
+    weights, x = in_float64(plain.init(0)), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2], dtype=tf.float64)
+    expected = plain.predict(weights, (x - 1.0) * 2.0)
+    np.testing.assert_allclose(shifted.predict(weights, x), expected, atol=rounding(weights, expected))
 
 
 def test_group_norm_stands_between_convolution_and_relu():
@@ -98,9 +107,12 @@ def test_group_norm_stands_between_convolution_and_relu():
     assert weights["norm_0/scale"].tolist() == [1.0] * 4
     assert weights["norm_1/bias"].tolist() == [0.0] * 6
     x = tf.random.stateless_uniform([2, 6, 5, 2], [1, 2])
-    # The scale of the convolution is normalised away.
-    scaled = {**weights, "conv_0/kernel": 100.0 * weights["conv_0/kernel"]}
-    np.testing.assert_allclose(model.predict(scaled, x), model.predict(weights, x), atol=1e-3)
+    # The scale of the convolution is normalised away, where a variance leaves nothing of the epsilon that comes to it.
+    exact = in_float64(weights)
+    large, larger = ({**exact, "conv_0/kernel": 2.0**power * exact["conv_0/kernel"]} for power in (30, 37))
+    expected = model.predict(large, tf.cast(x, tf.float64))
+    bound = rounding(weights, expected, positions=5 * 4)
+    np.testing.assert_allclose(model.predict(larger, tf.cast(x, tf.float64)), expected, atol=bound)
     # Negative before the ReLU everywhere: nothing is left but the head's bias.
     dead = {**weights, "norm_1/bias": np.full(6, -1e3, np.float32)}
     np.testing.assert_array_equal(model.predict(dead, x), np.zeros([2, 3]))

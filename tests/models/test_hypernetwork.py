@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rounding import assert_within, gamma, standard_errors
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.convolutional import build_lenet
 from tff_pdp.models.hypernetwork import Hypernetwork
@@ -26,6 +27,23 @@ def normal_parameters(dtype=np.float32, seed=1):
 
 def normal_descriptor(dtype=np.float32, seed=2):
     return tf.constant(np.random.default_rng(seed).normal(size=5), dtype)
+
+
+def roundings(dtype):
+    """Of what is generated, relative to sums of magnitudes: a sum in each of three layers, with its bias."""
+    return gamma((5 + 1) + (7 + 1) + (6 + 1), dtype)
+
+
+def pull_roundings(dtype):
+    """Likewise of what is pulled back: there and back, and a sum over all the weights of the target."""
+    sizes = [math.prod(shape) for shape in SHAPES.values()]
+    return gamma(2 * (5 + 7 + 6 + 3) + sum(sizes), dtype)
+
+
+def magnitudes(parameters, descriptor, cotangent):
+    """What is generated and what is pulled back where nothing cancels, in float64."""
+    parts = tf.nest.map_structure(lambda x: tf.abs(tf.cast(x, tf.float64)), [parameters, descriptor, cotangent])
+    return HYPERNETWORK.generate(*parts[:2]), HYPERNETWORK.pull_back(*parts)
 
 
 def reference(parameters, descriptor):
@@ -105,7 +123,8 @@ def test_without_hidden_layers_it_is_linear():
     assert list(parameters) == ["head/a/kernel", "head/a/bias"]
     generated = hypernetwork.generate(parameters, tf.constant([-1.0, 2.0]))
     kernel = parameters["head/a/kernel"]
-    np.testing.assert_allclose(generated["a"], 2 * kernel[1] - kernel[0], rtol=1e-6)
+    bound = gamma(3) * (2 * np.abs(kernel[1]) + np.abs(kernel[0]))
+    assert_within(generated["a"], 2 * kernel[1] - kernel[0], bound)
 
 
 @pytest.mark.parametrize("wrap", [lambda function: function, tf.function])
@@ -114,18 +133,24 @@ def test_generates_what_numpy_does(wrap):
     generated = wrap(HYPERNETWORK.generate)(parameters, descriptor)
     expected = reference(parameters, descriptor)
     assert list(generated) == list(SHAPES)
+    terms, _ = magnitudes(parameters, descriptor, normal_like(SHAPES, 4))
     for name, value in generated.items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5)
+        assert_within(value, expected[name], roundings(np.float32) * terms[name])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-5)])
-def test_pulls_back_as_differences_of_numpy_do(dtype, tolerance):
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_pulls_back_as_differences_of_numpy_do(dtype):
     parameters, descriptor = normal_parameters(dtype), normal_descriptor(dtype)
     cotangent = normal_like(SHAPES, 4, dtype)
     by_parameters, by_descriptor = HYPERNETWORK.pull_back(parameters, descriptor, cotangent)
     assert list(by_parameters) == list(parameters)
 
-    def difference(name, position, step=1e-5):
+    step = 1e-5
+    terms, (by_terms, by_term) = magnitudes(parameters, descriptor, cotangent)
+    # By each value the sum is a line, of which a difference loses what both ends round.
+    of_difference = pull_roundings(np.float64) * sum(np.vdot(np.abs(cotangent[n]), terms[n]) for n in SHAPES) / step
+
+    def difference(name, position):
         def along(sign):
             moved = {key: np.array(value, np.float64) for key, value in parameters.items()}
             moved["descriptor"] = np.array(descriptor, np.float64)
@@ -137,7 +162,8 @@ def test_pulls_back_as_differences_of_numpy_do(dtype, tolerance):
 
     for name, value in {**by_parameters, "descriptor": by_descriptor}.items():
         expected = np.array([difference(name, position) for position in np.ndindex(*value.shape)])
-        np.testing.assert_allclose(np.ravel(value), expected, rtol=tolerance, atol=tolerance * 10, err_msg=name)
+        bound = pull_roundings(dtype) * np.ravel({**by_terms, "descriptor": by_term}[name]) + of_difference
+        assert_within(np.ravel(value), expected, bound)
 
 
 def test_the_first_model_is_close_to_the_targets_own():
@@ -180,11 +206,13 @@ def test_initial_values_follow_the_seed():
 def test_initial_values_have_the_variance_that_the_layer_asks_for():
     hypernetwork = Hypernetwork(descriptor_size=400, hidden_units=(300,), seed=0)
     kernel = hypernetwork.init({"a": tf.zeros([1])})["hidden_0/kernel"]
-    np.testing.assert_allclose(np.std(kernel), math.sqrt(2 / 400), rtol=0.01)
-    assert np.abs(np.mean(kernel)) < 1e-3
+    stddev = math.sqrt(2 / 400)
+    np.testing.assert_allclose(np.std(kernel), stddev, rtol=standard_errors() / math.sqrt(2 * np.size(kernel)))
+    assert np.abs(np.mean(kernel)) < standard_errors() * stddev / math.sqrt(np.size(kernel))
     descriptor = Hypernetwork(descriptor_size=10_000, hidden_units=(), seed=0).init_descriptor()
     assert descriptor.dtype == tf.float32
-    np.testing.assert_allclose([np.mean(descriptor), np.std(descriptor)], [0.0, 1.0], atol=0.03)
+    bounds = standard_errors(2) / np.sqrt([10_000, 2 * 10_000])
+    assert_within([np.mean(descriptor), np.std(descriptor)], [0.0, 1.0], bounds)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -210,10 +238,12 @@ def test_a_vectorised_map_over_clients_is_a_loop(shared):
     result = mapped()
     for index in range(3):
         expected = both(many[0 if shared else index], descriptors[index], cotangents[index])
+        terms = magnitudes(many[0 if shared else index], descriptors[index], cotangents[index])
         tf.nest.map_structure(
-            lambda own, one, index=index: np.testing.assert_allclose(own[index], one, rtol=1e-5, atol=1e-5),
+            lambda own, one, term, index=index: assert_within(own[index], one, 2 * pull_roundings(np.float32) * term),
             result,
             expected,
+            terms,
         )
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.models import example_norms, layers
 from tff_pdp.models.layers import RecordingWeights
 
@@ -37,11 +38,13 @@ def test_embedding_by_hand():
 def test_group_norm_normalises_each_example_and_group(shape):
     x = normal(*shape) * 3 + 1
     weights = {"a/scale": normal(4, seed=1), "a/bias": normal(4, seed=2)}
-    groups = x.reshape(shape[0], -1, 2, 2)
+    groups = x.astype(np.float64).reshape(shape[0], -1, 2, 2)
     centred = groups - groups.mean(axis=(1, 3), keepdims=True)
     normalised = centred / np.sqrt(groups.var(axis=(1, 3), keepdims=True) + 1e-5)
     expected = normalised.reshape(shape) * weights["a/scale"] + weights["a/bias"]
-    np.testing.assert_allclose(layers.group_norm(weights, "a", tf.constant(x), groups=2), expected, atol=1e-5)
+    # A mean, a variance of what is centred by it, its root's reciprocal; of numbers up to the largest.
+    bound = gamma(2 * (groups[0, :, 0].size + 2) + ELEMENTARY + 4) * np.abs(expected).max()
+    np.testing.assert_allclose(layers.group_norm(weights, "a", tf.constant(x), groups=2), expected, atol=bound)
 
 
 def conv(strides, padding):
@@ -79,20 +82,28 @@ def test_squared_norms_are_those_of_each_example(case, pulled):
     output = layer(recording, "a", tf.constant(x))
     np.testing.assert_array_equal(output, layer(weights, "a", tf.constant(x)))
     cotangent = tf.constant(normal(*output.shape, seed=6))
+    # The expected ones in float64.
+    exact = {name: tf.cast(value, tf.float64) for name, value in weights.items()}
+    inputs = x if x.dtype.kind == "i" else x.astype(np.float64)
     expected = []
     for index in range(BATCH):
         row = slice(index, index + 1)
         with tf.GradientTape() as tape:
-            tape.watch(weights)
-            one = layer(weights, "a", tf.constant(x[row]))
-        gradients = tape.gradient(one, weights, output_gradients=cotangent[row])
-        expected.append(sum(np.square(tf.convert_to_tensor(gradients[n]) + pulls.get(n, 0)).sum() for n in weights))
+            tape.watch(exact)
+            one = layer(exact, "a", tf.constant(inputs[row]))
+        gradients = tape.gradient(one, exact, output_gradients=tf.cast(cotangent[row], tf.float64))
+        of_each = [tf.convert_to_tensor(gradients[name]) + np.float64(pulls.get(name, 0)) for name in exact]
+        expected.append(sum(np.square(gradient).sum() for gradient in of_each))
     (use,) = recording.uses
     assert recording.without_closed_form() == []
-    # Sums of tens of float32 terms; each rounds by 6e-8.
+    # A gradient is a sum over positions, of inputs that a normalisation has summed over the example for, twice; its
+    # square has the same error twice. Squares are summed over all weights, in float32 but for the Gram forms.
+    positions, size = np.prod(output.shape[1:-1], dtype=int), np.prod(x.shape[1:], dtype=int)
+    before = 2 * size + ELEMENTARY + 4 if case == "group norm" else 0
+    bound = 2 * gamma(positions + 1 + before) + gamma(sum(np.size(value) for value in weights.values()) + 2)
     given = {"pulls": [pulls[name] for name in use.names]} if pulled else {}
     result = use.layer.squared_norms(use.inputs, cotangent, *use.weights, **given)
-    np.testing.assert_allclose(result, expected, atol=1e-6 * max(expected))
+    np.testing.assert_allclose(result, expected, atol=bound * max(expected))
 
 
 def test_the_two_forms_are_chosen_by_cost():
@@ -107,7 +118,9 @@ def test_the_gram_form_sees_past_cancellation():
     a = tf.constant([[[1000.0, 0.0], [1000.0, 1.0]]])
     g = tf.constant([[[1000.0], [-999.999]]])
     exact = np.square(np.einsum("bti,bto->bio", np.float64(a), np.float64(g))).sum()
-    np.testing.assert_allclose(example_norms._gram_form(a, g), [exact], rtol=1e-6)
+    # Four terms of up to 10^12, products of sums of two and one in float64: in float32 they would lose 10^5.
+    bound = gamma(4 + 2 + 1 + 2, np.float64) * 4e12
+    np.testing.assert_allclose(example_norms._gram_form(a, g), [exact], atol=bound)
 
 
 def test_the_gram_form_of_a_zero_gradient_is_never_negative():
@@ -117,7 +130,9 @@ def test_the_gram_form_of_a_zero_gradient_is_never_negative():
     g = tf.concat([g, -tf.reduce_sum(g, axis=1, keepdims=True)], axis=1)
     squares = example_norms._gram_form(a, g).numpy()
     assert (squares >= 0).all()
-    assert squares.max() < 1e-10
+    # Nine terms in float64, products of sums of two and three.
+    terms = example_norms._gram_form(tf.abs(a), tf.abs(g)).numpy()
+    assert squares.max() < gamma(9 + 2 + 3 + 2, np.float64) * terms.max()
 
 
 def test_weights_read_by_name_or_used_twice_have_no_closed_form():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.float64_support import in_float64, keras_in_float64, rounding
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.registry import MODELS
 
@@ -25,22 +26,24 @@ def test_the_defaults_are_the_target_network_of_pfedhn():
     ]
     assert model.head == ("dense_2/kernel", "dense_2/bias")
     assert model.num_parameters() == 1_216 + 12_832 + 96_120 + 10_164 + 850
-    reference = tf.keras.Sequential(
-        [
-            tf.keras.layers.Conv2D(16, 5, activation="relu", input_shape=(32, 32, 3)),
-            tf.keras.layers.MaxPool2D(),
-            tf.keras.layers.Conv2D(32, 5, activation="relu"),
-            tf.keras.layers.MaxPool2D(),
-            tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(120, activation="relu"),
-            tf.keras.layers.Dense(84, activation="relu"),
-            tf.keras.layers.Dense(10),
-        ]
-    )
-    weights = model.init(0)
+    with keras_in_float64():
+        reference = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(16, 5, activation="relu", input_shape=(32, 32, 3)),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Conv2D(32, 5, activation="relu"),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(120, activation="relu"),
+                tf.keras.layers.Dense(84, activation="relu"),
+                tf.keras.layers.Dense(10),
+            ]
+        )
+    weights = in_float64(model.init(0))
     reference.set_weights(list(weights.values()))
-    x = tf.constant(np.random.default_rng(1).random((3, 32, 32, 3)), tf.float32)
-    np.testing.assert_allclose(model.predict(weights, x), reference(x), atol=1e-5)
+    x = tf.constant(np.random.default_rng(1).random((3, 32, 32, 3)))
+    expected = reference(x)
+    np.testing.assert_allclose(model.predict(weights, x), expected, atol=rounding(weights, expected))
 
 
 def test_arguments():
@@ -48,8 +51,9 @@ def test_arguments():
     plain = MODELS["lenet"]((28, 28, 1), 0, channels=(2, 4), kernel_size=3, hidden_units=(7,))
     assert plain.num_parameters() == (9 + 1) * 2 + (18 + 1) * 4 + (100 + 1) * 7 + 8
     shifted = MODELS["lenet"]((28, 28, 1), 0, (2, 4), 3, (7,), input_shift=-1.0, input_scale=2.0)
-    weights, x = plain.init(0), tf.random.stateless_uniform([2, 28, 28, 1], [1, 2])
-    np.testing.assert_allclose(shifted.predict(weights, x), plain.predict(weights, (x - 1.0) * 2.0), rtol=1e-5)
+    weights, x = in_float64(plain.init(0)), tf.random.stateless_uniform([2, 28, 28, 1], [1, 2], dtype=tf.float64)
+    expected = plain.predict(weights, (x - 1.0) * 2.0)
+    np.testing.assert_allclose(shifted.predict(weights, x), expected, atol=rounding(weights, expected))
     assert plain.predict(weights, x).shape == (2,)
 
 

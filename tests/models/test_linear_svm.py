@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.dense import hinge
@@ -26,7 +27,9 @@ def test_scores_loss_and_metrics_by_hand():
     # Of the other class, signs are turned.
     np.testing.assert_array_equal(model.loss(WEIGHTS, X, 1 - Y), [3.5, 0, 1.25, 0.5])
     np.testing.assert_array_equal(model.example_metrics(WEIGHTS, X, 1 - Y)["accuracy"], [0, 1, 0, 1])
-    np.testing.assert_allclose(model.answers(model.predict(WEIGHTS, X))[0, 1], 1 / (1 + math.exp(-2.5)), rtol=1e-6)
+    # Of exact scores the exponential, a sum and a quotient.
+    probability = model.answers(model.predict(WEIGHTS, X))[0, 1]
+    np.testing.assert_allclose(probability, 1 / (1 + math.exp(-2.5)), rtol=gamma(ELEMENTARY + 2))
 
 
 def test_the_loss_sees_only_the_difference_of_the_outputs():
@@ -52,27 +55,36 @@ def test_gradients_by_hand_and_by_differences(caplog):
     model = MODELS["linear_svm"]((2,), 2)
     # Outside the margin nothing, else -(x1, x2, 1).
     rows = -np.array([[0, 0, 0], [0, 4, 1], [0.5, 1.25, 1], [0, 1, 1]])
-    np.testing.assert_allclose(_differences(model, WEIGHTS, X, Y), rows, atol=1e-3)
+    # Losses are lines of up to 4.5, sums of five terms in float64, whose errors the step divides.
+    step = 1e-3
+    differences = _differences(model, WEIGHTS, X, Y, step)
+    np.testing.assert_allclose(differences, rows, atol=gamma(2 * 5, np.float64) * 4.5 / step)
     norms = np.linalg.norm(rows, axis=1)
-    np.testing.assert_allclose(per_example_norms(model, WEIGHTS, X, Y), norms, rtol=1e-6, atol=1e-12)
+    # Three squares, exact or rounded once, their sum and its root. A norm of zero may come out as the root of numbers
+    # that float32 is too coarse for.
+    lost = math.sqrt(3 * np.finfo(np.float32).tiny)
+    np.testing.assert_allclose(per_example_norms(model, WEIGHTS, X, Y), norms, rtol=gamma(5), atol=lost)
     plain = clipped_sum(model, WEIGHTS, X, Y, clip_norm=tf.constant(math.inf), included=tf.ones([4]))
     np.testing.assert_array_equal(np.append(plain["dense_0/kernel"], plain["dense_0/bias"]), [-0.5, -6.25, -3.0])
     included = np.array([1, 1, 1, 0])
     clipped = clipped_sum(model, WEIGHTS, X, Y, clip_norm=tf.constant(2.0), included=tf.constant(included, tf.float32))
     factors = included * np.minimum(1, 2 / np.maximum(norms, 1e-9))
-    np.testing.assert_allclose(np.append(clipped["dense_0/kernel"], clipped["dense_0/bias"]), factors @ rows, rtol=1e-6)
+    # All of one sign: a norm, a quotient, a product and a sum over examples.
+    found = np.append(clipped["dense_0/kernel"], clipped["dense_0/bias"])
+    np.testing.assert_allclose(found, factors @ rows, rtol=gamma(5 + 2 + 4))
     assert not caplog.records, "it has a closed form"
 
 
-def _differences(model, weights, x, y, step=1e-3):
-    """Each example's gradient, by central differences of its loss."""
+def _differences(model, weights, x, y, step):
+    """Each example's gradient, by central differences of its loss in float64."""
     names = list(weights)
     flat = np.concatenate([np.ravel(weights[name]) for name in names])
 
     def losses(vector):
         parts = np.split(vector, np.cumsum([weights[name].size for name in names])[:-1])
         shaped = {name: np.reshape(part, weights[name].shape) for name, part in zip(names, parts, strict=True)}
-        return model.loss({name: tf.constant(part, tf.float32) for name, part in shaped.items()}, x, y).numpy()
+        in_float64 = {name: tf.constant(part, tf.float64) for name, part in shaped.items()}
+        return model.loss(in_float64, tf.cast(x, tf.float64), y).numpy()
 
     return np.stack(
         [(losses(flat + row) - losses(flat - row)) / (2 * step) for row in step * np.eye(flat.size)], axis=1

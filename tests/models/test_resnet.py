@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.float64_support import in_float64, keras_in_float64, rounding
+from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.resnet import build_resnet20
@@ -95,17 +97,21 @@ def reference_network(input_shape, num_classes, blocks_per_stage, channels, grou
 @pytest.mark.parametrize("input_shape", [(8, 8, 3), (7, 6, 1)])
 def test_forward_and_backward_pass_are_those_of_keras(input_shape):
     model = build_resnet20(input_shape, 3, 2, (4, 8, 8), group_norm_groups=2)
-    reference = reference_network(input_shape, 3, 2, (4, 8, 8), 2)
-    weights = normal_weights(model)
+    with keras_in_float64():
+        reference = reference_network(input_shape, 3, 2, (4, 8, 8), 2)
+    weights = in_float64(normal_weights(model))
     reference.set_weights(list(weights.values()))
-    x, _ = draw_examples(model, 3)
+    x = tf.cast(draw_examples(model, 3)[0], tf.float64)
+    sizes = {"examples": 3, "positions": input_shape[0] * input_shape[1]}
     with tf.GradientTape() as own_tape, tf.GradientTape() as tape:
         own_tape.watch(weights)
         own, other = model.predict(weights, x), reference(x)
-    np.testing.assert_allclose(own, other, atol=1e-4)
+    np.testing.assert_allclose(own, other, atol=rounding(weights, other, **sizes))
     expected = tape.gradient(other, reference.trainable_variables)
+    # A bias that a normalisation takes away again has a gradient of zero, as the rest of sums of others' size.
+    largest = max(np.abs(theirs).max() for theirs in expected)
     for mine, theirs in zip(own_tape.gradient(own, weights).values(), expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-4 * max(1.0, np.abs(theirs).max()))
+        np.testing.assert_allclose(mine, theirs, atol=rounding(weights, largest, **sizes))
 
 
 def test_the_shortcut_by_hand():
@@ -122,7 +128,9 @@ def test_the_shortcut_by_hand():
     # Every second pixel holds 0, 2, 4 and 6. Raised by the norm's bias, all are positive.
     weights["norm/bias"] = np.array([10.0], np.float32)
     expected = 10 + (np.mean([0, 2, 4, 6]) - x.mean()) / np.sqrt(x.var() + 1e-5)
-    np.testing.assert_allclose(model.predict(weights, tf.reshape(x, [1, 3, 4, 1])), [[expected, 0.0]], rtol=1e-6)
+    # Two means over twelve positions, of what is at most twice as large as the result, and one over four.
+    found = model.predict(weights, tf.reshape(x, [1, 3, 4, 1]))
+    np.testing.assert_allclose(found, [[expected, 0.0]], rtol=2 * gamma(2 * (12 + 2) + 4 + 8))
 
 
 def test_initial_weights_follow_the_seed_and_are_he_normal():
@@ -135,27 +143,35 @@ def test_initial_weights_follow_the_seed_and_are_he_normal():
             assert set(array.tolist()) == {float(name.endswith("scale"))}
     kernel = first["stage_2/block_1/conv_0/kernel"]
     assert not np.array_equal(kernel, other["stage_2/block_1/conv_0/kernel"])
-    # Of 36 864 values, the standard deviation errs by 0.4 %.
-    np.testing.assert_allclose([kernel.mean(), kernel.std()], [0.0, math.sqrt(2 / (9 * 64))], atol=1e-3)
+    # Of 36 864 values.
+    stddev = math.sqrt(2 / (9 * 64))
+    bounds = standard_errors(2) * stddev / np.sqrt([kernel.size, 2 * kernel.size])
+    assert_within([kernel.mean(), kernel.std()], [0.0, stddev], bounds)
 
 
 @pytest.mark.parametrize("input_shape", [(4, 4, 1), (5, 4, 2), (28, 28, 1)])
 def test_sizes_of_input(input_shape):
     model = build_resnet20(input_shape, 3, 1)
-    x, _ = draw_examples(model, 2)
-    together = model.predict(model.init(0), x)
+    weights, x = in_float64(model.init(0)), tf.cast(draw_examples(model, 2)[0], tf.float64)
+    together = model.predict(weights, x)
     assert together.shape == (2, 3)
-    apart = [model.predict(model.init(0), x[index : index + 1])[0] for index in range(2)]
-    np.testing.assert_allclose(together, apart, atol=1e-5)
+    apart = [model.predict(weights, x[index : index + 1])[0] for index in range(2)]
+    bound = rounding(weights, together, positions=input_shape[0] * input_shape[1])
+    np.testing.assert_allclose(together, apart, atol=bound)
 
 
 def test_without_classes_and_with_shift_and_scale():
     plain = build_resnet20((4, 4, 1), 0, 1)
     shifted = build_resnet20((4, 4, 1), 0, 1, input_shift=-1.0, input_scale=2.0)
-    weights, x = plain.init(0), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2])
+    weights, x = in_float64(plain.init(0)), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2], dtype=tf.float64)
     values = plain.predict(weights, x)
-    np.testing.assert_allclose(plain.loss(weights, x, values + 3.0), [4.5, 4.5], rtol=1e-5)
-    np.testing.assert_allclose(shifted.predict(weights, x), plain.predict(weights, (x - 1.0) * 2.0), atol=1e-5)
+    # A sum that is no larger than 6 and the difference of 3 are rounded, twice in a square, which is once more.
+    assert np.abs(values).max() <= 3
+    bound = gamma(2 * (2 + 1) + 1, np.float64)
+    np.testing.assert_allclose(plain.loss(weights, x, values + 3.0), [4.5, 4.5], rtol=bound)
+    expected = plain.predict(weights, (x - 1.0) * 2.0)
+    bound = rounding(weights, expected, positions=4 * 4)
+    np.testing.assert_allclose(shifted.predict(weights, x), expected, atol=bound)
 
 
 def flat(weights):
@@ -176,7 +192,7 @@ def test_each_examples_gradient_is_clipped_by_closed_forms(caplog, monkeypatch):
     monkeypatch.setattr(per_example, "_models_logged", set())
     weights = normal_weights(SMALL)
     x, y = draw_examples(SMALL, 5)
-    rows = example_gradients(SMALL, weights, x, y)
+    rows = example_gradients(SMALL, in_float64(weights), tf.cast(x, tf.float64), y)
     norms = np.linalg.norm(rows, axis=1)
     clip_norm, included = np.median(norms).item(), np.array([1.0, 1.0, 0.0, 1.0, 1.0])
     expected = (rows * (included * np.minimum(1, clip_norm / norms))[:, np.newaxis]).sum(axis=0)
@@ -190,9 +206,10 @@ def test_each_examples_gradient_is_clipped_by_closed_forms(caplog, monkeypatch):
 
     total, own_norms = clip(x, y, tf.constant(included, tf.float32))
     assert list(total) == list(weights)
-    np.testing.assert_allclose(own_norms, norms, rtol=1e-5)
-    # Through six layers, each with sums of up to a hundred terms that are rounded by 6e-8.
-    np.testing.assert_allclose(flat(total), expected, atol=1e-5 * np.abs(expected).max())
+    # The norms also sum the squares of a gradient.
+    bound = probable_gamma(network_roundings(weights, 5, 6 * 5) + rows.shape[1])
+    np.testing.assert_allclose(own_norms, norms, rtol=bound)
+    np.testing.assert_allclose(flat(total), expected, atol=2 * bound * np.abs(expected).max())
     nothing, _ = clip(x[:0], y[:0], tf.zeros([0]))
     np.testing.assert_array_equal(flat(nothing), 0.0)
     assert not caplog.records, "it has a closed form"
@@ -213,9 +230,10 @@ def test_under_a_vectorised_map_over_clients():
 
     result = tf.function(lambda: tf.vectorized_map(gradient, (stacked, x, y)))()
     for index, client in enumerate(clients):
-        expected = flat(gradient((client, x[index], y[index])))
+        expected = flat(gradient((in_float64(client), tf.cast(x[index], tf.float64), y[index])))
         own = flat({name: value[index] for name, value in result.items()})
-        np.testing.assert_allclose(own, expected, atol=1e-5 * np.abs(expected).max())
+        bound = probable_gamma(network_roundings(client, 3, 6 * 5))
+        np.testing.assert_allclose(own, expected, atol=bound * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
