@@ -16,6 +16,9 @@ from serving.saved_model import layout
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text
 
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 # The oldest server that has every op of an export written by this package's TensorFlow.
 DOCKER_IMAGE = "tensorflow/serving:2.14.1"
 # Where the server in the image sees the models.
@@ -32,10 +35,6 @@ def owner(path: Path) -> str:
     """User and group of a folder, as containers take them; nobody's where it is root's."""
     stat = path.stat()
     return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{NOBODY}:{NOBODY}"
-
-
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
 
 
 _PLATFORM = "tensorflow"
@@ -183,10 +182,6 @@ def _policy(entry: model_server_config_pb2.ModelConfig) -> VersionPolicy:
             raise invalid_argument(f"No specific versions requested for servable {entry.name}.")
         return Specific(tuple(policy.specific.versions))
     return Latest(max(policy.latest.num_versions, 1))
-
-
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
 
 
 def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:

@@ -24,223 +24,6 @@ from tff_pdp.errors import ServingError
 # pyright: reportAttributeAccessIssue=false
 
 
-# A constant is a shape and perhaps a single value that fills it.
-MAX_CONSTANT_ELEMENTS = 1 << 26
-# TensorFlow makes a list of this length before it looks at the tensors in it.
-MAX_TENSORS_IN_LIST = 1 << 16
-# `tf.lookup.TextFileIndex`: the whole line, and its number. Any other column crashes where it is large enough.
-_WHOLE_LINES = frozenset({-2, -1})
-# What `tf.saved_model.save` adds to the attributes that ops define: shapes, names, how calls are ordered, and gradients
-# by name. Others change what runs: TensorFlow swaps functions with the same `api_implements` for one another.
-_FURTHER_ATTRIBUTES = frozenset(
-    [
-        "_XlaMustCompile",
-        "_class",
-        "_collective_manager_ids",
-        "_construction_context",
-        "_gradient_op_type",
-        "_has_manual_control_dependencies",
-        "_input_shapes",
-        "_lower_using_switch_merge",
-        "_num_original_outputs",
-        "_output_shapes",
-        "_read_only_resource_inputs",
-        "_user_specified_name",
-    ]
-)
-_NO_VALUE = attr_value_pb2.AttrValue()
-
-Attributes = Mapping[str, attr_value_pb2.AttrValue]
-
-
-def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
-    """Refuses attributes that no model of this package has.
-
-    Raises:
-      ServingError: naming the node and what is wrong with it.
-    """
-    for owner, op, attributes in _owners(meta_graph):
-        if refused := sorted(attributes.keys() - _FURTHER_ATTRIBUTES - _attributes(op)):
-            raise ServingError(f"{owner} has the attribute {refused[0]!r}, which may change what runs")
-        for name, value in attributes.items():
-            _check_value(owner, name, value)
-        for name in _list_lengths(op):
-            if not 0 <= attributes.get(name, _NO_VALUE).i <= MAX_TENSORS_IN_LIST:
-                raise ServingError(f"{owner} takes or makes {attributes[name].i} tensors")
-        if op == "Const" and attributes.get("dtype", _NO_VALUE).type != attributes.get("value", _NO_VALUE).tensor.dtype:
-            raise ServingError(f"{owner} holds a constant of another dtype than its own")
-        if op == "InitializeTableFromTextFileV2":
-            columns = {attributes.get(name, _NO_VALUE).i for name in ("key_index", "value_index")}
-            if not columns <= _WHOLE_LINES:
-                raise ServingError(f"{owner} reads columns of an asset; only whole lines and their numbers are served")
-
-
-def _owners(meta_graph: meta_graph_pb2.MetaGraphDef) -> Iterator[tuple[str, str, Attributes]]:
-    """All nodes, functions and arguments: how to name each, its op (empty where it is no node) and its attributes."""
-    for node in meta_graph.graph_def.node:
-        yield f"node {node.name!r}", node.op, node.attr
-    for function in meta_graph.graph_def.library.function:
-        yield f"function {function.signature.name!r}", "", function.attr
-        for argument in function.arg_attr.values():
-            yield f"an argument of function {function.signature.name!r}", "", argument.attr
-        for node in function.node_def:
-            yield f"node {node.name!r} of function {function.signature.name!r}", node.op, node.attr
-
-
-def _check_value(owner: str, name: str, value: attr_value_pb2.AttrValue) -> None:
-    if name == "_XlaMustCompile" and value.b:
-        raise ServingError(f"{owner} must be compiled by XLA, which servers may lack; export it without jit_compile")
-    if value.placeholder:
-        raise ServingError(f"{owner} has the attribute {name!r} without a value")
-    # Attributes of a call stand for parts of the function's own, the number of its arguments included.
-    if any(function.attr for function in (value.func, *value.list.func)):
-        raise ServingError(f"{owner} gives attributes to the function that it calls")
-    for tensor in (*([value.tensor] if value.HasField("tensor") else []), *value.list.tensor):
-        _check_constant(owner, tensor)
-
-
-def _check_constant(owner: str, tensor: tensor_pb2.TensorProto) -> None:
-    if tensor.dtype in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
-        raise ServingError(f"{owner} holds a constant that is a reference to something else")
-    sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
-    if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_CONSTANT_ELEMENTS:
-        raise ServingError(f"{owner} holds a constant of shape {sizes[:8]}, which no graph of this package does")
-
-
-@functools.cache
-def _attributes(op: str) -> frozenset[str]:
-    """The attributes that an op defines."""
-    definition = op_def_registry.get(op) if op else None
-    return frozenset() if definition is None else frozenset(attribute.name for attribute in definition.attr)
-
-
-@functools.cache
-def _list_lengths(op: str) -> frozenset[str]:
-    """The attributes of an op that say how many tensors it takes or makes."""
-    definition = op_def_registry.get(op) if op else None
-    arguments = () if definition is None else (*definition.input_arg, *definition.output_arg)
-    return frozenset(argument.number_attr for argument in arguments if argument.number_attr)
-
-
-# TensorFlow's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
-
-
-INIT_SIGNATURE = "__saved_model_init_op"
-INIT_COLLECTION = "saved_model_main_op"
-
-_WRITE_OPS = frozenset({"SaveV2", "MergeV2Checkpoints", "ShardedFilename"})
-# Ops that read a file, and which of their inputs names it.
-_READ_ASSET, _READ_VARIABLES = "InitializeTableFromTextFileV2", "RestoreV2"
-_READ_OPS = {_READ_ASSET: 1, _READ_VARIABLES: 0}
-_SET_VARIABLE = "AssignVariableOp"
-_EFFECTS = frozenset({*_WRITE_OPS, *_READ_OPS, _SET_VARIABLE})
-
-
-class _Run(NamedTuple):
-    """One occasion on which a part of the graph runs.
-
-    Attributes:
-      what: the occasion, for messages.
-      places: the nodes that may run then.
-      effects: the ops with effects that they may be.
-    """
-
-    what: str
-    places: set[Place]
-    effects: frozenset[str]
-
-
-def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph in which an op with an effect may run on another occasion than the one that needs it.
-
-    Saving writes files, restoring reads the variables, initialization reads the assets, and each of them nothing else.
-    Requests touch neither files nor variables. What nobody runs may not touch files either: TensorFlow has more ways of
-    choosing what runs than there are checks here.
-
-    Args:
-      meta_graph: the graph, whose ops and attributes passed their checks.
-      program: the same graph.
-
-    Raises:
-      ServingError: naming the first op that is refused.
-    """
-    run_by_somebody: set[Place] = set()
-    for what, places, effects in _runs(meta_graph, program):
-        run_by_somebody |= places
-        for scope, node in program.nodes():
-            if node.op in _EFFECTS - effects and (scope, node.name) in places:
-                raise ServingError(f"{what} may not use {node.op}, as node {node.name!r} does")
-    for scope, node in program.nodes():
-        if (node.op in _WRITE_OPS or node.op in _READ_OPS) and (scope, node.name) not in run_by_somebody:
-            raise ServingError(f"node {node.name!r} uses {node.op}, and neither saving nor loading runs it")
-
-
-def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph that reads a file which the loader does not name: an asset, or the variables of this export.
-
-    Args:
-      meta_graph: the graph, which passed `check_effects`.
-      program: the same graph.
-
-    Raises:
-      ServingError: naming the node that reads a file.
-    """
-    assets = {asset.tensor_info.name for asset in meta_graph.asset_file_def}
-    from_loader = {_READ_ASSET: assets, _READ_VARIABLES: {meta_graph.saver_def.filename_tensor_name}}
-    for scope, node in program.nodes():
-        if node.op not in _READ_OPS:
-            continue
-        index = _READ_OPS[node.op]
-        if len(node.input) <= index:
-            raise ServingError(f"node {node.name!r} does not say which file it reads")
-        for origin in program.origins(scope, node.input[index]):
-            if not origin.op:
-                _check_bound_inputs(meta_graph, program, origin.function, origin.tensor)
-            # Only what has no value of its own is what the loader gives it, or fails.
-            elif origin.function != GRAPH or origin.op != "Placeholder" or origin.tensor not in from_loader[node.op]:
-                raise ServingError(
-                    f"node {node.name!r} reads a file that is not one of the export's assets: its name comes from "
-                    f"{origin.tensor!r} ({origin.op})"
-                )
-
-
-def _runs(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> Iterator[_Run]:
-    saver, signatures = meta_graph.saver_def, meta_graph.signature_def
-    yield _Run("saving", program.run_by(filter(None, [saver.save_tensor_name])), _WRITE_OPS)
-    restoring = program.run_by(filter(None, [saver.restore_op_name]))
-    yield _Run("restoring variables", restoring, frozenset({_READ_VARIABLES, _SET_VARIABLE}))
-    fetched = {name: [info.name for info in signature.outputs.values()] for name, signature in signatures.items()}
-    loading = fetched.pop(INIT_SIGNATURE, [])
-    loading += [name for collection in meta_graph.collection_def.values() for name in collection.node_list.value]
-    yield _Run("initialization", program.run_by(loading), frozenset({_READ_ASSET, _SET_VARIABLE}))
-    requested = program.run_by(name for names in fetched.values() for name in names)
-    yield _Run("a request", requested, frozenset())
-    # `tf.saved_model.load` calls some of them, found by the names of attributes; variables it restores by itself.
-    objects = program.run_by_calls(meta_graph.object_graph_def.concrete_functions)
-    yield _Run("a function of an object", objects, frozenset({_READ_ASSET, _SET_VARIABLE}))
-
-
-def _check_bound_inputs(
-    meta_graph: meta_graph_pb2.MetaGraphDef, program: Program, function: str, argument: str
-) -> None:
-    """Refuses a file name that `tf.saved_model.load` would take from anything but an asset."""
-    objects = meta_graph.object_graph_def
-    # Others are called by the graph alone.
-    if function not in objects.concrete_functions:
-        return
-    arguments = program.arguments[function]
-    bound = objects.concrete_functions[function].bound_inputs
-    index = arguments.index(argument) - (len(arguments) - len(bound))
-    number = bound[index] if 0 <= index < len(bound) else -1
-    if not 0 <= number < len(objects.nodes) or objects.nodes[number].WhichOneof("kind") != "asset":
-        raise ServingError(f"function {function!r} reads a file that is not one of the export's assets")
-
-
-# TensorFlow's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
-
-
 # Ids and weights are in files of their own, so a graph of hundreds of kilobytes is a large one.
 MAX_GRAPH_BYTES = 64 << 20
 
@@ -364,3 +147,212 @@ def _check_objects(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
         functions = {*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name} - {""}
         if unknown := sorted(functions - known):
             raise ServingError(f"an object has the function {unknown[0]!r}, which is not one of its functions")
+
+
+# A constant is a shape and perhaps a single value that fills it.
+MAX_CONSTANT_ELEMENTS = 1 << 26
+# TensorFlow makes a list of this length before it looks at the tensors in it.
+MAX_TENSORS_IN_LIST = 1 << 16
+# `tf.lookup.TextFileIndex`: the whole line, and its number. Any other column crashes where it is large enough.
+_WHOLE_LINES = frozenset({-2, -1})
+# What `tf.saved_model.save` adds to the attributes that ops define: shapes, names, how calls are ordered, and gradients
+# by name. Others change what runs: TensorFlow swaps functions with the same `api_implements` for one another.
+_FURTHER_ATTRIBUTES = frozenset(
+    [
+        "_XlaMustCompile",
+        "_class",
+        "_collective_manager_ids",
+        "_construction_context",
+        "_gradient_op_type",
+        "_has_manual_control_dependencies",
+        "_input_shapes",
+        "_lower_using_switch_merge",
+        "_num_original_outputs",
+        "_output_shapes",
+        "_read_only_resource_inputs",
+        "_user_specified_name",
+    ]
+)
+_NO_VALUE = attr_value_pb2.AttrValue()
+
+Attributes = Mapping[str, attr_value_pb2.AttrValue]
+
+
+def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
+    """Refuses attributes that no model of this package has.
+
+    Raises:
+      ServingError: naming the node and what is wrong with it.
+    """
+    for owner, op, attributes in _owners(meta_graph):
+        if refused := sorted(attributes.keys() - _FURTHER_ATTRIBUTES - _attributes(op)):
+            raise ServingError(f"{owner} has the attribute {refused[0]!r}, which may change what runs")
+        for name, value in attributes.items():
+            _check_value(owner, name, value)
+        for name in _list_lengths(op):
+            if not 0 <= attributes.get(name, _NO_VALUE).i <= MAX_TENSORS_IN_LIST:
+                raise ServingError(f"{owner} takes or makes {attributes[name].i} tensors")
+        if op == "Const" and attributes.get("dtype", _NO_VALUE).type != attributes.get("value", _NO_VALUE).tensor.dtype:
+            raise ServingError(f"{owner} holds a constant of another dtype than its own")
+        if op == "InitializeTableFromTextFileV2":
+            columns = {attributes.get(name, _NO_VALUE).i for name in ("key_index", "value_index")}
+            if not columns <= _WHOLE_LINES:
+                raise ServingError(f"{owner} reads columns of an asset; only whole lines and their numbers are served")
+
+
+def _owners(meta_graph: meta_graph_pb2.MetaGraphDef) -> Iterator[tuple[str, str, Attributes]]:
+    """All nodes, functions and arguments: how to name each, its op (empty where it is no node) and its attributes."""
+    for node in meta_graph.graph_def.node:
+        yield f"node {node.name!r}", node.op, node.attr
+    for function in meta_graph.graph_def.library.function:
+        yield f"function {function.signature.name!r}", "", function.attr
+        for argument in function.arg_attr.values():
+            yield f"an argument of function {function.signature.name!r}", "", argument.attr
+        for node in function.node_def:
+            yield f"node {node.name!r} of function {function.signature.name!r}", node.op, node.attr
+
+
+def _check_value(owner: str, name: str, value: attr_value_pb2.AttrValue) -> None:
+    if name == "_XlaMustCompile" and value.b:
+        raise ServingError(f"{owner} must be compiled by XLA, which servers may lack; export it without jit_compile")
+    if value.placeholder:
+        raise ServingError(f"{owner} has the attribute {name!r} without a value")
+    # Attributes of a call stand for parts of the function's own, the number of its arguments included.
+    if any(function.attr for function in (value.func, *value.list.func)):
+        raise ServingError(f"{owner} gives attributes to the function that it calls")
+    for tensor in (*([value.tensor] if value.HasField("tensor") else []), *value.list.tensor):
+        _check_constant(owner, tensor)
+
+
+def _check_constant(owner: str, tensor: tensor_pb2.TensorProto) -> None:
+    if tensor.dtype in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
+        raise ServingError(f"{owner} holds a constant that is a reference to something else")
+    sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
+    if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_CONSTANT_ELEMENTS:
+        raise ServingError(f"{owner} holds a constant of shape {sizes[:8]}, which no graph of this package does")
+
+
+@functools.cache
+def _attributes(op: str) -> frozenset[str]:
+    """The attributes that an op defines."""
+    definition = op_def_registry.get(op) if op else None
+    return frozenset() if definition is None else frozenset(attribute.name for attribute in definition.attr)
+
+
+@functools.cache
+def _list_lengths(op: str) -> frozenset[str]:
+    """The attributes of an op that say how many tensors it takes or makes."""
+    definition = op_def_registry.get(op) if op else None
+    arguments = () if definition is None else (*definition.input_arg, *definition.output_arg)
+    return frozenset(argument.number_attr for argument in arguments if argument.number_attr)
+
+
+INIT_SIGNATURE = "__saved_model_init_op"
+INIT_COLLECTION = "saved_model_main_op"
+
+_WRITE_OPS = frozenset({"SaveV2", "MergeV2Checkpoints", "ShardedFilename"})
+# Ops that read a file, and which of their inputs names it.
+_READ_ASSET, _READ_VARIABLES = "InitializeTableFromTextFileV2", "RestoreV2"
+_READ_OPS = {_READ_ASSET: 1, _READ_VARIABLES: 0}
+_SET_VARIABLE = "AssignVariableOp"
+_EFFECTS = frozenset({*_WRITE_OPS, *_READ_OPS, _SET_VARIABLE})
+
+
+class _Run(NamedTuple):
+    """One occasion on which a part of the graph runs.
+
+    Attributes:
+      what: the occasion, for messages.
+      places: the nodes that may run then.
+      effects: the ops with effects that they may be.
+    """
+
+    what: str
+    places: set[Place]
+    effects: frozenset[str]
+
+
+def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
+    """Refuses a graph in which an op with an effect may run on another occasion than the one that needs it.
+
+    Saving writes files, restoring reads the variables, initialization reads the assets, and each of them nothing else.
+    Requests touch neither files nor variables. What nobody runs may not touch files either: TensorFlow has more ways of
+    choosing what runs than there are checks here.
+
+    Args:
+      meta_graph: the graph, whose ops and attributes passed their checks.
+      program: the same graph.
+
+    Raises:
+      ServingError: naming the first op that is refused.
+    """
+    run_by_somebody: set[Place] = set()
+    for what, places, effects in _runs(meta_graph, program):
+        run_by_somebody |= places
+        for scope, node in program.nodes():
+            if node.op in _EFFECTS - effects and (scope, node.name) in places:
+                raise ServingError(f"{what} may not use {node.op}, as node {node.name!r} does")
+    for scope, node in program.nodes():
+        if (node.op in _WRITE_OPS or node.op in _READ_OPS) and (scope, node.name) not in run_by_somebody:
+            raise ServingError(f"node {node.name!r} uses {node.op}, and neither saving nor loading runs it")
+
+
+def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
+    """Refuses a graph that reads a file which the loader does not name: an asset, or the variables of this export.
+
+    Args:
+      meta_graph: the graph, which passed `check_effects`.
+      program: the same graph.
+
+    Raises:
+      ServingError: naming the node that reads a file.
+    """
+    assets = {asset.tensor_info.name for asset in meta_graph.asset_file_def}
+    from_loader = {_READ_ASSET: assets, _READ_VARIABLES: {meta_graph.saver_def.filename_tensor_name}}
+    for scope, node in program.nodes():
+        if node.op not in _READ_OPS:
+            continue
+        index = _READ_OPS[node.op]
+        if len(node.input) <= index:
+            raise ServingError(f"node {node.name!r} does not say which file it reads")
+        for origin in program.origins(scope, node.input[index]):
+            if not origin.op:
+                _check_bound_inputs(meta_graph, program, origin.function, origin.tensor)
+            # Only what has no value of its own is what the loader gives it, or fails.
+            elif origin.function != GRAPH or origin.op != "Placeholder" or origin.tensor not in from_loader[node.op]:
+                raise ServingError(
+                    f"node {node.name!r} reads a file that is not one of the export's assets: its name comes from "
+                    f"{origin.tensor!r} ({origin.op})"
+                )
+
+
+def _runs(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> Iterator[_Run]:
+    saver, signatures = meta_graph.saver_def, meta_graph.signature_def
+    yield _Run("saving", program.run_by(filter(None, [saver.save_tensor_name])), _WRITE_OPS)
+    restoring = program.run_by(filter(None, [saver.restore_op_name]))
+    yield _Run("restoring variables", restoring, frozenset({_READ_VARIABLES, _SET_VARIABLE}))
+    fetched = {name: [info.name for info in signature.outputs.values()] for name, signature in signatures.items()}
+    loading = fetched.pop(INIT_SIGNATURE, [])
+    loading += [name for collection in meta_graph.collection_def.values() for name in collection.node_list.value]
+    yield _Run("initialization", program.run_by(loading), frozenset({_READ_ASSET, _SET_VARIABLE}))
+    requested = program.run_by(name for names in fetched.values() for name in names)
+    yield _Run("a request", requested, frozenset())
+    # `tf.saved_model.load` calls some of them, found by the names of attributes; variables it restores by itself.
+    objects = program.run_by_calls(meta_graph.object_graph_def.concrete_functions)
+    yield _Run("a function of an object", objects, frozenset({_READ_ASSET, _SET_VARIABLE}))
+
+
+def _check_bound_inputs(
+    meta_graph: meta_graph_pb2.MetaGraphDef, program: Program, function: str, argument: str
+) -> None:
+    """Refuses a file name that `tf.saved_model.load` would take from anything but an asset."""
+    objects = meta_graph.object_graph_def
+    # Others are called by the graph alone.
+    if function not in objects.concrete_functions:
+        return
+    arguments = program.arguments[function]
+    bound = objects.concrete_functions[function].bound_inputs
+    index = arguments.index(argument) - (len(arguments) - len(bound))
+    number = bound[index] if 0 <= index < len(bound) else -1
+    if not 0 <= number < len(objects.nodes) or objects.nodes[number].WhichOneof("kind") != "asset":
+        raise ServingError(f"function {function!r} reads a file that is not one of the export's assets")

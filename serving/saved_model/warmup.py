@@ -73,10 +73,6 @@ def _check_sizes(what: str, inputs: Mapping[str, tensor_pb2.TensorProto]) -> Non
             raise ServingError(f"{what} has an input {key!r} of shape {sizes[:8]}; store smaller requests.")
 
 
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
-
-
 BATCH_SIZES = (1, 8)
 PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
 

@@ -36,6 +36,9 @@ from serving.server.tensors import examples_tensor, fill, to_arrays
 from serving.tf_serving import from_proto
 from tff_pdp.errors import ServingError
 
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 _LOGGER = logging.getLogger(__name__)
 
 # A message travels percent-encoded, up to three times as long, in metadata of which clients accept 8 KiB.
@@ -77,10 +80,6 @@ def _serialized(response: Message) -> bytes:
     return response.SerializeToString()
 
 
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
-
-
 class ModelService:
     """Tells the states of models, and changes which are served.
 
@@ -107,10 +106,6 @@ class ModelService:
         """Serves the models of the request, and no others; returns when they are loaded."""
         await self._manager.reload(from_proto(request.config))
         return model_management_pb2.ReloadConfigResponse()
-
-
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
 
 
 _ENTRYPOINT = "GRPC"

@@ -29,6 +29,9 @@ from serving.server.versions import Events, ModelSpec, ModelTable, StatusBoard, 
 from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 _LOGGER = logging.getLogger(__name__)
 # Versions that load at the same time.
 _LOAD_THREADS = 2
@@ -257,10 +260,6 @@ class ModelManager:
 def _run_threads() -> int:
     # More than one, also on one core: a slow model must not hold up the others.
     return max(4, os.cpu_count() or 1)
-
-
-# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
 
 
 SIGNATURE_DEF = "signature_def"

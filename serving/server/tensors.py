@@ -16,57 +16,8 @@ from tensorflow.core.framework import tensor_pb2, types_pb2
 
 from serving.errors import RequestError, invalid_argument
 
-
-def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
-    """Serialised examples, each with the features that they share.
-
-    Args:
-      context: a serialised `tf.train.Example` with the features that all of them share.
-      examples: serialised `tf.train.Example` messages.
-      max_bytes: most bytes accepted of all together. The context is sent once and copied for each, so a small request
-        may stand for many.
-
-    Returns:
-      Objects of type bytes, `[n]`.
-
-    Raises:
-      RequestError: RESOURCE_EXHAUSTED if the copies are too large.
-    """
-    if len(context) * len(examples) > max_bytes:
-        raise RequestError(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"{len(examples)} examples with a context of {len(context)} bytes each; this server accepts {max_bytes} "
-            "bytes of them",
-        )
-    array = np.empty(len(examples), object)
-    # Serialised messages are merged by writing one after the other.
-    array[:] = [context + example for example in examples]
-    return array
-
-
-# What takes about a millisecond: handing it to a thread takes a tenth of that.
-LARGE_BYTES = 128 * 1024
-LARGE_ELEMENTS = 128 * 1024
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-async def off_loop(
-    is_large: bool,
-    function: Callable[Parameters, Result],
-    *arguments: Parameters.args,
-    **options: Parameters.kwargs,
-) -> Result:
-    """Calls a function that waits for nothing: in a thread if its work is large, else here and now."""
-    if is_large:
-        return await asyncio.to_thread(function, *arguments, **options)
-    return function(*arguments, **options)
-
-
 # Message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
-
 
 # Of each type: its dtype, and the field that holds its values where they are not raw bytes.
 _VALUE_FIELDS: dict[int, tuple[np.dtype, str]] = {
@@ -237,3 +188,50 @@ def _packed_strings(content: bytes, num_elements: int) -> list[bytes]:
 
 def _malformed(key: str) -> RequestError:
     return invalid_argument(f"tensor parsing error: {key}")
+
+
+def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
+    """Serialised examples, each with the features that they share.
+
+    Args:
+      context: a serialised `tf.train.Example` with the features that all of them share.
+      examples: serialised `tf.train.Example` messages.
+      max_bytes: most bytes accepted of all together. The context is sent once and copied for each, so a small request
+        may stand for many.
+
+    Returns:
+      Objects of type bytes, `[n]`.
+
+    Raises:
+      RequestError: RESOURCE_EXHAUSTED if the copies are too large.
+    """
+    if len(context) * len(examples) > max_bytes:
+        raise RequestError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"{len(examples)} examples with a context of {len(context)} bytes each; this server accepts {max_bytes} "
+            "bytes of them",
+        )
+    array = np.empty(len(examples), object)
+    # Serialised messages are merged by writing one after the other.
+    array[:] = [context + example for example in examples]
+    return array
+
+
+# What takes about a millisecond: handing it to a thread takes a tenth of that.
+LARGE_BYTES = 128 * 1024
+LARGE_ELEMENTS = 128 * 1024
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+async def off_loop(
+    is_large: bool,
+    function: Callable[Parameters, Result],
+    *arguments: Parameters.args,
+    **options: Parameters.kwargs,
+) -> Result:
+    """Calls a function that waits for nothing: in a thread if its work is large, else here and now."""
+    if is_large:
+        return await asyncio.to_thread(function, *arguments, **options)
+    return function(*arguments, **options)

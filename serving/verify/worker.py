@@ -38,6 +38,9 @@ from serving.saved_model.servable import DEFAULT_SIGNATURE, Servable, load_serva
 from serving.verify.answers import check_answers, load_arrays
 from tff_pdp.errors import ServingError
 
+# TensorFlow's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 
 def show(export_dir: Path) -> str:
     """`show --all`: builds every function of the object graph, without running any.
@@ -106,10 +109,6 @@ def _run(export_dir: Path, command: str, *arguments: str) -> str:
         except (Exception, SystemExit) as error:
             raise ServingError(f"{export_dir}: saved_model_cli {command} fails: {error}") from error
     return printed.getvalue()
-
-
-# TensorFlow's message classes are built at run time, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
 
 
 Arrays = Mapping[str, np.ndarray]
