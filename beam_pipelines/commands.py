@@ -144,8 +144,6 @@ def build_options(kind: type, options: argparse.Namespace, pipeline_args: tuple[
 
 
 # Beam takes seconds to start, and `--help` should not: what needs it is imported where a job is run.
-
-
 def _femnist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
     from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
 

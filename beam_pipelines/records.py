@@ -1,4 +1,4 @@
-"""What travels between the steps of a pipeline, and the reasons for which a record may be left out."""
+"""Defines what travels between the steps of a pipeline, and the reasons for which a record may be left out."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""What machine this is, in words that do not tell whose."""
+"""Says what machine this is, in words that do not tell whose."""
 
 import os
 import platform

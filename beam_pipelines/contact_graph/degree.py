@@ -7,8 +7,8 @@ its own person, one of its contacts or one of the people at their other ends doe
 All of the bounds assume that these are public: which silo, group and household people belong to, how large households
 are, how many people there are, and the number of days that durations are divided by (`observed_days`). They also assume
 that neighbouring graphs are well-formed: people whose rows cannot be read or conflict, and people whose days of disease
-contradict each other (not S, I, R in this order), are left out, which changes how many rows there are. That a job
-refuses input of which too much is bad says one bit about it.
+contradict each other (not S, I, R in this order), are left out, which changes how many rows there are. A job
+that refuses input of which too much is bad says one bit about it.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What all jobs that write a client dataset have in common: run the stages, judge the counts, publish."""
+"""Does what all jobs have in common that write a client dataset: run the stages, judge the counts, publish."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""What the builders of kinds of raw data share: images written as arrays, and features that have to fit."""
+"""Shares between builders of kinds of raw data: images written as arrays, and features that have to fit."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a round of a small cohort costs in a large population, whose states lie on disk.
+"""Measures what a round of a small cohort costs in a large population, whose states lie on disk.
 
 Every population is a process of its own, which trains CENTAUR on simulated clients with user-level DP. Writes seconds
 per round and the largest resident memory, start included; the last column compares with the smallest population.

@@ -1,4 +1,4 @@
-"""What DP adds to a local step: one step of DP-SGD beside the same step without clipping and noise.
+"""Measures what DP adds to a local step: one step of DP-SGD beside the same step without clipping and noise.
 
 Both take the same Poisson batch of the same client from the same weights; `python -m benchmarks.rounds.dp_sgd_step`.
 """

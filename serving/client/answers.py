@@ -1,4 +1,4 @@
-"""What clients return: predictions, the state of versions, and the signatures of a model."""
+"""Defines what clients return: predictions, the state of versions, and the signatures of a model."""
 
 import dataclasses
 from collections.abc import Collection, Mapping

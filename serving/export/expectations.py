@@ -1,4 +1,4 @@
-"""What an export must answer: the model's own answers in this process, for every signature."""
+"""Works out what an export must answer: the model's own answers in this process, for every signature."""
 
 import contextlib
 import itertools

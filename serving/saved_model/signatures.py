@@ -1,4 +1,4 @@
-"""What a signature asks of a request: its checks, in TensorFlow Serving's words, worked out once and cheap for each."""
+"""Checks requests against a signature, in TensorFlow Serving's words: worked out once, and cheap for each request."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus, under TensorFlow Serving's names where it has them.
+"""Counts what the server does, for Prometheus, under TensorFlow Serving's names where it has them.
 
 Labels are names of models that are served, never names that a request made up, and never clients' ids.
 """

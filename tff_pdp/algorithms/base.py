@@ -1,4 +1,4 @@
-"""What a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
+"""Defines what a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
 
 An algorithm knows nothing of noise, of TFF or of engines. It receives a `grad_fn` that may sample, clip and add
 noise, and the values it releases go through an aggregator that may do the same. What leaves a client is exactly what

@@ -1,4 +1,4 @@
-"""What methods have in common that share a model's body, and leave every client a head of its own.
+"""Builds methods that share a model's body, and leave every client a head of its own.
 
 The head is a client's state and never leaves it. The server keeps whole weights, of which it trains the body; its head
 is the public initial one, which clients start from.

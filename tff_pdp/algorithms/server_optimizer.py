@@ -1,4 +1,4 @@
-"""What the server does with the mean of clients' updates: add it, with momentum, or by Adam.
+"""Applies the mean of clients' updates at the server: plainly, with momentum, or by Adam.
 
 Under user-level privacy the mean is noised before it arrives, so all of this is post-processing.
 """

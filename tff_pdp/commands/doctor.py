@@ -1,4 +1,4 @@
-"""What `tff-pdp doctor` shows: versions, devices, and whether each engine computes what the reference computes."""
+"""Shows for `tff-pdp doctor`: versions, devices, and whether each engine computes what the reference computes."""
 
 import collections
 import functools

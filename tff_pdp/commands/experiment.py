@@ -1,4 +1,4 @@
-"""What each command does: read the experiment, call the part that does the work, say where the outputs are."""
+"""Runs each command: reads the experiment, calls the part that does the work, says where the outputs are."""
 
 import argparse
 import dataclasses

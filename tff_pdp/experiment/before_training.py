@@ -1,4 +1,4 @@
-"""What silos release before training, once for all methods of an experiment: stored, and reused ever after."""
+"""Releases of silos before training, once for all methods of an experiment: stored, and reused ever after."""
 
 import dataclasses
 import hashlib

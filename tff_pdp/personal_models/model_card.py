@@ -1,4 +1,4 @@
-"""What an export records of how it was made, and whether a configuration still fits it."""
+"""Records how an export was made, and whether a configuration still fits it."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""What a report is made of: frozen values that survive a trip through JSON unchanged."""
+"""Defines what a report is made of: frozen values that survive a trip through JSON unchanged."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a reproduction consists of: one job for each variant, method, epsilon and seed, and the experiment each runs."""
+"""Lists a reproduction's jobs: one for each variant, method, epsilon and seed, and the experiment each runs."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""What Beam's container calls `boot`: a task manager starts it, and it becomes a Python SDK worker of that manager.
+"""Replaces `boot` of Beam's container: a task manager starts it, and it becomes a Python SDK worker of that manager.
 
 Beam ships its own only inside container images. Code is not fetched from the job server: workers run where the project
 is installed, so what the pipeline stages is left alone.

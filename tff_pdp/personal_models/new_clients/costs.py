@@ -1,4 +1,4 @@
-"""What fitting new silos costs them: the mechanism a budget asks for, on record before anything is computed with it.
+"""Charges new silos for fitting: the mechanism a budget asks for, on record before anything is computed with it.
 
 The record is the one of `tff_pdp.training.costs`: whoever sums up what was released of a silo finds these fits there.
 """

@@ -1,6 +1,6 @@
 """Fits the personal part of a model to clients that were not in training, from the stored form of personal models.
 
-What is shared stays as it is. A client starts from the global model's row and trains what tells clients apart: the
+Shared weights stay as they are. A client starts from the global model's row and trains what tells clients apart: the
 head, or the descriptor that a hypernetwork makes weights of. Many clients are fitted at once, in one computation.
 """
 

@@ -1,7 +1,7 @@
 """Clients added after training: their personal parts, fitted to their own examples, in a new version of the export.
 
-What is shared does not change, nor does any other client's row. What a row may show of its own client's examples is
-what trained clients' rows may: of a user all, to nobody else; of a silo no more than its (epsilon, delta) allows.
+Shared weights do not change, nor does any other client's row. A row may show of its own client's examples as much as
+trained clients' rows may: of a user all, to nobody else; of a silo no more than its (epsilon, delta) allows.
 """
 
 import dataclasses

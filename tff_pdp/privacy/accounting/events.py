@@ -1,4 +1,4 @@
-"""What was released, as `dp_accounting.DpEvent` values: builders, additions the library lacks, and a stable text form.
+"""Describes releases as `dp_accounting.DpEvent` values: builders, additions the library lacks, and a stable text form.
 
 Events carry no data and no adjacency of their own; `tff_pdp.privacy.accounting.accountants` turns them into epsilon.
 """

@@ -1,4 +1,4 @@
-"""What was released about whom: an append-only list of events for each scope, and the epsilon they add up to."""
+"""Records what was released about whom: an append-only list of events for each scope, and the epsilon of them all."""
 
 import dataclasses
 import json

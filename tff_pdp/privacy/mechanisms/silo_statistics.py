@@ -1,4 +1,4 @@
-"""What a silo tells about its records once, before training, bought from its budget: their number, and their scale.
+"""Releases statistics of a silo's records once, before training, bought from its budget: their number, and their scale.
 
 A statistic is released with noise, and then stored and reused: releasing it again would cost again.
 """

@@ -1,4 +1,4 @@
-"""What noise a server adds to the sum of users' updates: the `user_noise` part of a configuration."""
+"""Reads what noise a server adds to the sum of users' updates: the `user_noise` part of a configuration."""
 
 import dataclasses
 from collections.abc import Mapping

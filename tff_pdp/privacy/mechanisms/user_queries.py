@@ -1,4 +1,4 @@
-"""What a server adds up of users' updates: tensorflow-privacy's queries, with noise that follows from a secret seed.
+"""Adds up users' updates at a server: tensorflow-privacy's queries, with noise that follows from a secret seed.
 
 The library's own Gaussian draws come from TensorFlow's global generator, and the seeds of its trees from the clock: a
 run could not be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the

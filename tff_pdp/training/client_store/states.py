@@ -1,6 +1,6 @@
-"""What clients keep from round to round, wherever it is kept.
+"""Holds what clients keep from round to round, wherever it is kept.
 
-Silos all take part in every round: their states stay where the engine computes, as `ClientValues`. Of users only a
+Silos all take part in every round: their states stay where the engine computes, as `ClientValues`. From users only a
 cohort takes part: their states lie in a store, from which a round reads, and to which it writes, the cohort's alone.
 """
 
