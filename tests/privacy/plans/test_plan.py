@@ -101,10 +101,10 @@ def test_silos_with_more_local_steps_get_more_noise():
     assert {entry.scope: entry.count for entry in ledger.entries} == {"a": 1, "b": 4}
 
 
-def test_selections_are_charged_in_their_rounds_and_paid_for_by_more_noise():
+def test_selections_are_charged_in_their_rounds_and_paid_for_by_more_noise(plan):
+    without = plan
     given = {"gradients_per_round": each(2), "rounds": 10}
     plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, selection_rounds=3))
-    without = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given))
     for client_id, epsilon in (("a", 1.0), ("b", 4.0), ("c", 8.0)):
         assert plan.selection_epsilons[client_id] == np.float32(0.03 * epsilon)
         fixed = [dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(float(np.float32(0.03 * epsilon))), 3)]
@@ -123,12 +123,12 @@ def test_selections_are_charged_in_their_rounds_and_paid_for_by_more_noise():
         assert 0.98 * budget.epsilon < ledger.epsilon(client_id).best <= budget.epsilon
 
 
-def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise():
+def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise(plan):
+    without = plan
     statistics = dp_accounting.GaussianDpEvent(5.0)
     given = {"gradients_per_round": each(2), "rounds": 10}
     fixed_events = {"a": ((statistics, "mean of each feature"),)}
     plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, fixed_events=fixed_events))
-    without = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given))
     assert plan.mechanisms["a"].noise_multiplier > without.mechanisms["a"].noise_multiplier
     assert plan.mechanisms["b"] == without.mechanisms["b"]
     assert [(e.scope, e.event, e.count, e.reason) for e in plan.build_ledger().entries] == [
@@ -158,9 +158,10 @@ def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for
 
 def test_claims():
     def claim(changes=None, **given):
-        config = dataclasses.replace(CONFIG, **(changes or {}))
+        # One silo: a plan's claim is that of all.
+        config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "epsilon": 8}, **(changes or {}))
         return build_silo_example_plan(
-            config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1, **given)
+            config, PlannedTraining({"c": 10}, gradients_per_round={"c": 1}, rounds=1, **given)
         ).claim
 
     assert claim() == "formal-conditional"

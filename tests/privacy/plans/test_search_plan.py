@@ -61,7 +61,7 @@ def gradients_by_hand(plan, client_id, count=ROUNDS * STEPS):
     return dp_event.SelfComposedDpEvent(noisy, count)
 
 
-@pytest.mark.parametrize("shape", [LOGARITHMIC, 3.0, POISSON])
+@pytest.mark.parametrize("shape", [LOGARITHMIC, pytest.param(3.0, marks=pytest.mark.all), POISSON])
 def test_the_ledger_holds_the_pivot_run_and_the_repetitions_and_stays_within_the_budget(shape):
     plan = make_plan(make_search(NumberOfRuns(4.0, shape)))
     ledger = charged(plan)
@@ -85,7 +85,7 @@ def test_a_method_that_releases_nothing_pays_for_no_pivot_run():
         assert plan.mechanisms[client_id].noise_multiplier < with_pivot.mechanisms[client_id].noise_multiplier
 
 
-@pytest.mark.parametrize("has_pivot", [True, False])
+@pytest.mark.parametrize("has_pivot", [True, pytest.param(False, marks=pytest.mark.all)])
 def test_a_fixed_grid_is_charged_for_every_run(has_pivot):
     plan = make_plan(make_search(3, has_pivot))
     ledger = charged(plan)
