@@ -3,11 +3,14 @@ import math
 import numpy as np
 import pytest
 
+from tests.rounding import gamma, standard_errors
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.mechanisms.feature_scaling import paper_private_standardisation, parse_feature_scaling, scaling_of
 from tff_pdp.privacy.mechanisms.silo_statistics import SiloStatistics, StatisticsSettings, release_silo_statistics
 
 NOTHING = SiloStatistics(num_examples=4)
+# Shift and scale are rounded once each, their sum and product with a feature once more.
+SCALED = gamma(4)
 X = np.array([[[0.0, 10.0]], [[4.0, 20.0]], [[2.0, 30.0]]], np.float32)
 SHAPE = X.shape[1:]
 BOUNDS = {"lower": [0, 10], "upper": [[4, 30]]}
@@ -28,13 +31,14 @@ def test_no_scaling_changes_nothing():
 
 def test_public_constants_are_numbers_or_lists():
     assert scaled({"kind": "public", "shift": -2, "scale": [0.5, 0.1]}) == pytest.approx(
-        np.array([[[-1, 0.8]], [[1, 1.8]], [[0, 2.8]]])
+        np.array([[[-1, 0.8]], [[1, 1.8]], [[0, 2.8]]]), rel=SCALED
     )
-    assert scaled({"kind": "public", "shift": 0, "scale": 0.5}) == pytest.approx(X / 2)
+    np.testing.assert_array_equal(scaled({"kind": "public", "shift": 0, "scale": 0.5}), X / 2)
 
 
 def test_public_bounds_become_minus_one_and_one():
-    assert scaled({"kind": "public_bounds", **BOUNDS}) == pytest.approx(np.array([[[-1, -1]], [[1, 0]], [[0, 1]]]))
+    expected = np.array([[[-1, -1]], [[1, 0]], [[0, 1]]])
+    assert scaled({"kind": "public_bounds", **BOUNDS}) == pytest.approx(expected, rel=SCALED)
 
 
 def test_released_moments_become_zero_and_one():
@@ -43,17 +47,21 @@ def test_released_moments_become_zero_and_one():
     assert settings.moments.lower.tolist() == [[0, 10]] and settings.moments.upper.tolist() == [[4, 30]]
     statistics = SiloStatistics(3, mean=(2.0, 20.0), stddev=(4.0, 10.0))
     config = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2, "smallest_stddev": 0.1}
-    assert scaled(config, statistics) == pytest.approx(np.array([[[-0.5, -1]], [[0.5, 0]], [[0, 1]]]))
+    assert scaled(config, statistics) == pytest.approx(np.array([[[-0.5, -1]], [[0.5, 0]], [[0, 1]]]), rel=SCALED)
 
 
 def test_moments_of_a_large_silo_standardise_its_features():
+    # In halves of the range, both features have a mean of zero.
+    stddev = 1 / 6
     x = np.random.default_rng(0).normal([3, -20], [0.5, 10], size=(20000, 2)).astype(np.float32)
     config = {"kind": "dp_moments", "lower": [0, -80], "upper": [6, 40], "noise_multiplier": 2}
     settings = parse_feature_scaling(config, [2])
     statistics = release_silo_statistics(x, StatisticsSettings(moments=settings.moments), np.random.default_rng(1))
     result = scaling_of(settings, statistics, x).apply(x)
-    assert result.mean(axis=0) == pytest.approx([0, 0], abs=0.01)
-    assert result.std(axis=0) == pytest.approx([1, 1], abs=0.01)
+    # Of the mean and of the mean square, which is that of twice the deviation's error.
+    noise = standard_errors(4) * settings.moments.noise_multiplier * settings.moments.sensitivity / len(x)
+    assert result.mean(axis=0) == pytest.approx([0, 0], abs=noise / stddev)
+    assert result.std(axis=0) == pytest.approx([1, 1], abs=noise / stddev**2 / 2)
 
 
 def test_private_scalings_do_not_look_at_the_examples():
@@ -73,10 +81,12 @@ def test_private_scalings_do_not_look_at_the_examples():
 def test_the_papers_variant_standardises_exactly():
     x = np.random.default_rng(0).normal([3, -20, 0], [0.5, 10, 1], size=(200, 3)).astype(np.float32)
     x[:, 2] = 0.1
-    result = paper_private_standardisation(x).apply(x)
-    assert result.mean(axis=0) == pytest.approx([0, 0, 0], abs=1e-5)
+    result = paper_private_standardisation(x).apply(x).astype(np.float64)
+    # Of a mean that is six deviations away, and of numbers that are up to four away from it.
+    bound = SCALED * (6 + 4)
+    assert result.mean(axis=0) == pytest.approx([0, 0, 0], abs=bound)
     # A constant feature keeps its scale, though its deviation rounds to something above zero.
-    assert result.std(axis=0) == pytest.approx([1, 1, 0], abs=1e-5)
+    assert result.std(axis=0) == pytest.approx([1, 1, 0], abs=bound)
     assert paper_private_standardisation(x).scale[2] == 1.0
 
 
