@@ -9,6 +9,7 @@ import pytest
 
 import beam_pipelines
 from tests.reproduce.reproduce_support import build_reproduction
+from tests.reproduce.settings_support import setting_changed
 from tff_pdp.cli import main
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import DataError
@@ -29,14 +30,15 @@ def no_waiting_for_the_disk(monkeypatch):
 
 @pytest.fixture(scope="module")
 def pandemic(tmp_path_factory):
-    return build_reproduction(
-        tmp_path_factory.mktemp("pandemic"),
-        setting_name="pandemic",
-        scale_name="small",
-        variant_names=("default", "no_contacts", "edge"),
-        data_input=find_input(MADE_UP, None),
-        data_digest="made up",
-    )
+    with setting_changed("pandemic"):
+        yield build_reproduction(
+            tmp_path_factory.mktemp("pandemic"),
+            setting_name="pandemic",
+            scale_name="small",
+            variant_names=("default", "no_contacts", "edge"),
+            data_input=find_input(MADE_UP, None),
+            data_digest="made up",
+        )
 
 
 @pytest.fixture(scope="module")

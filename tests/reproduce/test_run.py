@@ -5,6 +5,7 @@ import pytest
 import scipy.io
 
 from tests.reproduce.reproduce_support import build_reproduction
+from tests.reproduce.settings_support import setting_changed
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -29,9 +30,10 @@ def reproduction(tmp_path_factory):
     path = folder / "school.mat"
     scipy.io.savemat(path, cells)
     variants = ("paper", "paper_common_scaling", "default")
-    return build_reproduction(
-        folder, scale_name="small", variant_names=variants, data_input=path, data_digest=digest_of(path)
-    )
+    with setting_changed("school"):
+        yield build_reproduction(
+            folder, scale_name="small", variant_names=variants, data_input=path, data_digest=digest_of(path)
+        )
 
 
 @pytest.fixture(scope="module")

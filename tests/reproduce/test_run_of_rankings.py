@@ -1,6 +1,5 @@
 """Rows of models that are judged by average precision."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -9,13 +8,12 @@ from sklearn.metrics import average_precision_score
 
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from tests.reproduce.reproduce_support import build_reproduction
+from tests.reproduce.settings_support import setting_changed
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.models.metrics import AVERAGE_PRECISION
-from tff_pdp.reproduce import jobs
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
 from tff_pdp.reproduce.setting import Variant, digest_of
-from tff_pdp.reproduce.settings import SETTINGS
 
 SMALL = {
     "training.rounds": 2,
@@ -27,7 +25,7 @@ SMALL = {
 
 
 @pytest.fixture
-def reproduction(tmp_path, monkeypatch):
+def reproduction(tmp_path):
     """Three silos, of which the last has no positive example."""
     rng = np.random.default_rng(0)
     silos = []
@@ -37,15 +35,11 @@ def reproduction(tmp_path, monkeypatch):
         silos.append(SiloArrays(f"silo {place}", x + place, y))
     path = tmp_path / "silos.npz"
     write_silo_arrays(path, silos)
-    setting = SETTINGS["vehicle"]
-    scale = dataclasses.replace(setting.scales["small"], overrides=SMALL)
-    own = dataclasses.replace(
-        setting, metric=AVERAGE_PRECISION, scales={"small": scale}, variants=(Variant("default", "as configured"),)
-    )
-    monkeypatch.setitem(jobs.SETTINGS, "vehicle", own)
-    return build_reproduction(
-        tmp_path, setting_name="vehicle", scale_name="small", data_input=path, data_digest=digest_of(path)
-    )
+    variants = (Variant("default", "as configured"),)
+    with setting_changed("vehicle", SMALL, metric=AVERAGE_PRECISION, variants=variants):
+        yield build_reproduction(
+            tmp_path, setting_name="vehicle", scale_name="small", data_input=path, data_digest=digest_of(path)
+        )
 
 
 def test_a_row_has_the_mean_over_silos_and_the_figure_of_all_examples(reproduction):

@@ -8,13 +8,12 @@ import pytest
 
 from tests.beam_pipelines.sources.raw_images import write_idx, write_writers
 from tests.reproduce.reproduce_support import build_reproduction
-from tff_pdp.experiment.build import build_method
+from tests.reproduce.settings_support import setting_changed
+from tff_pdp.experiment.build import build_method, computations_key
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise
-from tff_pdp.reproduce import jobs
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.run import JobRunner, _computations, planned_epsilon
+from tff_pdp.reproduce.run import JobRunner, planned_epsilon
 from tff_pdp.reproduce.setting import digest_of
-from tff_pdp.reproduce.settings import SETTINGS
 
 WRITERS, IMAGES_EACH = 12, 20
 SMALL = {
@@ -34,8 +33,8 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", params=["loop", pytest.param("vectorized", marks=pytest.mark.all)])
-def reproduction(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def reproduction(tmp_path_factory):
     """The writers' setting: each has images of two digits, a bright stripe in a place that tells which."""
     folder = tmp_path_factory.mktemp("users")
     rng = np.random.default_rng(0)
@@ -48,11 +47,7 @@ def reproduction(request, tmp_path_factory):
     write_idx(folder / "mnist" / "train-images-idx3-ubyte.gz", images.astype(np.uint8))
     write_idx(folder / "mnist" / "train-labels-idx1-ubyte.gz", labels.astype(np.uint8))
     write_writers(folder / "mnist_writers" / "qmnist-train-labels-idx2-int.gz", labels, writers)
-    setting = SETTINGS["mnist_writers"]
-    small = {**SMALL, "training.client_parallelism": request.param}
-    scale = dataclasses.replace(setting.scales["small"], overrides=small)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(jobs.SETTINGS, "mnist_writers", dataclasses.replace(setting, scales={"small": scale}))
+    with setting_changed("mnist_writers", SMALL):
         yield build_reproduction(
             folder,
             setting_name="mnist_writers",
@@ -123,7 +118,8 @@ def test_computations_are_shared_only_where_nothing_compiled_differs(reproductio
             noise=noise or method.plan.noise,
             mechanism=dataclasses.replace(method.plan.mechanism, **(mechanism or {})),
         )
-        return _computations(dataclasses.replace(config, **changed), dataclasses.replace(method, plan=plan))
+        user_sum = dataclasses.replace(method, plan=plan).user_sum
+        return computations_key(dataclasses.replace(config, **changed), method.algorithm, WRITERS, user_sum)
 
     same = (
         key(mechanism={"clip_norm": math.inf, "noise_multiplier": 0.0, "expected_cohort": 3.0}),
