@@ -8,6 +8,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
+PACKAGES := $(VENV)/.packages
 DATA ?=
 PEERS := .venv-bench
 # Groups of tests begin in the order of tests/budget.py: the heaviest first.
@@ -23,22 +24,29 @@ help:  ## Show this list
 
 setup: $(STAMP)  ## Build .venv from the locked requirements (skipped when up to date)
 
-$(STAMP): requirements.txt pyproject.toml
+# Its commands and version; in seconds, where the packages are there.
+$(STAMP): pyproject.toml $(PACKAGES)
+	@if command -v uv >/dev/null; then \
+	  uv pip install -q --no-config --python $(BIN)/python --no-deps --no-build-isolation -e . ; \
+	else \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . ; \
+	fi
+	@touch $@
+
+$(PACKAGES): requirements.txt
 	@command -v $(PYTHON) >/dev/null || { echo "tff_pdp needs Python 3.11: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "tff_pdp needs Python 3.11, and $(PYTHON) is $$($(PYTHON) -V)" >&2; exit 2; }
 	@echo "Setting up $(VENV): about 2 minutes and 3.5 GB the first time"
 	rm -rf $(VENV)
 	if command -v uv >/dev/null; then \
 	  uv venv -q --seed --python $(PYTHON) $(VENV) && \
-	  uv pip install -q --no-config --python $(BIN)/python --no-deps --require-hashes -r requirements.txt && \
-	  uv pip install -q --no-config --python $(BIN)/python --no-deps --no-build-isolation -e . ; \
+	  uv pip install -q --no-config --python $(BIN)/python --no-deps --require-hashes -r requirements.txt ; \
 	else \
 	  $(PYTHON) -m venv $(VENV) && \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.txt && \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . ; \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.txt ; \
 	fi
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null || true
-	@touch $(STAMP)
+	@touch $@
 
 lock: setup  ## Resolve requirements.in again into the pinned, hashed requirements.txt
 	$(BIN)/uv pip compile requirements.in --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url -q -o requirements.txt

@@ -14,7 +14,7 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 # A shell that starts tests in the background lets them, and all they start, ignore Ctrl-C; some test what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.budget"]
+pytest_plugins = ["tests.budget", "tests.kept"]
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +78,7 @@ def client_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def experiment(client_folder, tmp_path):
+def experiment(client_folder, tmp_path, kept_runs):
     """A function that builds a small experiment on those silos, under this test's own folder."""
 
     def build(name="run", **overrides):

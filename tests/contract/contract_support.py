@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from tests.rounding import probable_gamma
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.dense import build_mlp
@@ -101,6 +102,28 @@ def assert_same(first, second):
         np.testing.assert_array_equal(one, other)
 
 
-def assert_close(first, second, tolerance=1e-5):
-    for one, other in zip(leaves(first), leaves(second), strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * 1e-3)
+def roundings(model=MODEL, steps=2, rounds=ROUNDS, passes=2):
+    """Counts the roundings in a row between the first weights and those after some rounds.
+
+    In a step these are the inner products forwards and backwards through two layers, the norm of an example's gradient
+    and, for hypernetworks, sums over all weights in both directions: none is longer than there are weights, and there
+    are six. Then come a sum over a batch, and some 64 for the losses, their gradient, the clip, the noise (a
+    logarithm, a root and a cosine, of a few units each) and the update. A round ends with sums over clients.
+    """
+    a_step = 6 * model.num_parameters() + max(SIZES) + 64
+    return rounds * (steps * passes * a_step + 2 * len(SIZES))
+
+
+def assert_close(first, second, operations=None):
+    """Fails where two computations of the same numbers differ by more than their roundings explain.
+
+    Each of both may be off by the bound of its roundings, relative to the largest number of all: whatever is wrong with
+    one weight spreads to all others by the losses. With learning rates as small as in these tests steps do not make
+    errors grow: a gradient changes by no more than the weights do.
+    """
+    first, second = leaves(first), leaves(second)
+    floats = [np.abs(leaf).max() for leaf in second if leaf.dtype.kind == "f" and leaf.size]
+    bound = 2 * probable_gamma(operations or roundings()) * max(floats, default=0.0)
+    for one, other in zip(first, second, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_allclose(one, other, rtol=0, atol=bound if one.dtype.kind == "f" else 0)

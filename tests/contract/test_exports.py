@@ -1,16 +1,16 @@
 """What every registered algorithm trained is what its export answers: for each client, for strangers, for nobody."""
 
-import contextlib
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from serving.export.exporter import export_models
-from serving.models import CLUSTERS, HYPERNETWORK, STACKED
+from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
 from tests.contract.contract_support import MODEL, SIZES, build, ready, run
-from tff_pdp.engines.running import build_engine
+from tests.rounding import gamma
 from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.personal_models.served import build_served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
@@ -31,13 +31,17 @@ EXPECTED = {
 ASKED_FOR = ("ifca", "ifca_fed_avg", "hypernet", "udp_hypernet")
 
 
+# One of each layout, of what is owned in it, and of what becomes of states before they are used.
+EXPORTED = ("fed_avg", "mr_mtl", "ifca", "centaur", "dp_fed_avg_ft", "udp_hypernet")
+
+
 @pytest.fixture(scope="module")
-def loop():
+def loop(engines):
     """One engine is enough: that all give the same is a test of its own."""
-    with contextlib.closing(build_engine("inprocess", client_parallelism="loop")) as engine:
-        yield engine
+    return engines["loop"]
 
 
+@functools.cache
 def trained_clients(name):
     """Clients after some rounds, and the weights that `personalise` gives them."""
     algorithm, process = build(name)
@@ -59,19 +63,40 @@ def test_every_algorithm_is_expected_to_have_some_layout():
     assert set(EXPECTED) == set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_an_export_answers_like_the_personal_models(name, loop, fresh_process, tmp_path):
-    layout, owned = EXPECTED[name]
+@pytest.fixture
+def served_and_weights(name, loop):
+    """What is served of a trained algorithm, and the personal weights."""
     with loop.install():
         trained = trained_clients(name)
-        served = build_served_models(trained, layout if name in ASKED_FOR else "auto")
+        served = build_served_models(trained, EXPECTED[name][0] if name in ASKED_FOR else "auto")
         weights = list(trained.personalise(trained.ready_states(np.arange(len(IDS)))))
-    assert (served.layout, sorted(served.models.stacked)) == (layout, owned)
-    assert list(served.references) == ["", *IDS]
     global_weights = trained.global_weights
     if global_weights is None:
         global_weights = {name: np.mean([own[name] for own in weights], axis=0) for name in weights[0]}
+    return served, weights, global_weights
 
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
+    served, weights, global_weights = served_and_weights
+    layout, owned = EXPECTED[name]
+    assert (served.layout, sorted(served.models.stacked)) == (layout, owned)
+    assert list(served.references) == ["", *IDS]
+    for row, expected in [(GLOBAL_ROW, global_weights), *zip(served.models.rows, weights, strict=True)]:
+        found = served.models.weights_of_row(int(row))
+        assert set(found) == set(expected)
+        # A hypernetwork makes weights once more: two layers of at most eight units.
+        bound = 2 * gamma(2 * 9) if layout == HYPERNETWORK else 0
+        magnitude = max(np.abs(array).max() for array in expected.values())
+        for weight, array in expected.items():
+            np.testing.assert_allclose(found[weight], array, rtol=0, atol=bound * magnitude)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EXPORTED else pytest.mark.all) for name in sorted(ALGORITHMS)]
+)
+def test_an_export_answers_like_the_personal_models(name, served_and_weights, fresh_process, tmp_path):
+    served, weights, global_weights = served_and_weights
     version = export_models(
         tmp_path,
         served.models,
@@ -89,8 +114,20 @@ def test_an_export_answers_like_the_personal_models(name, loop, fresh_process, t
     answer = servable.predict("", {"client_id": np.array(asked, object)[order], "x": x[order]})
     models = [*weights, global_weights, global_weights] * 2
     expected = np.stack([_probabilities(own, one) for own, one in zip(models, x, strict=True)])
-    np.testing.assert_allclose(answer["probabilities"], expected[order], atol=1e-5)
+    # A probability changes by less than the logits do, and these are sums of as many terms as there are weights.
+    logits = max(_logit_magnitude(own, one) for own, one in zip(models, x, strict=True))
+    np.testing.assert_allclose(
+        answer["probabilities"], expected[order], rtol=2 * gamma(16), atol=2 * gamma(MODEL.num_parameters()) * logits
+    )
     assert answer["personalized"].tolist() == [asked[place] in IDS for place in order]
+
+
+def _logit_magnitude(weights, x):
+    """Sums the magnitudes of all terms of a logit, which its rounding is relative to."""
+    size = np.abs(x.ravel())
+    for layer in range(2):
+        size = size @ np.abs(weights[f"dense_{layer}/kernel"]) + np.abs(weights[f"dense_{layer}/bias"])
+    return float(size.max())
 
 
 def _probabilities(weights, x):

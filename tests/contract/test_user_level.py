@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER, assert_close, client_data, leaves
+from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER, assert_close, client_data, leaves, roundings
+from tests.contract.covering import COVERING_USERS
+from tests.rounding import gamma
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.registry import ALGORITHMS
@@ -113,7 +115,9 @@ def test_all_that_one_user_releases_is_clipped_as_a_whole(name, loop):
         assert free > 0.0
         for clip_norm in (free / 100, free / 1.5, free * 1.5):
             norm = released_norm(step(name, *_with([0], started(name, clip_norm, 0.0)), learning_rate=0.3)[2])
-            assert norm == pytest.approx(min(free, clip_norm), rel=1e-5)
+            # Squares of all values are summed, for the clip and then for the norm, all of one sign.
+            size = num_released(algorithm_of(name), MODEL)
+            assert norm == pytest.approx(min(free, clip_norm), rel=2 * gamma(2 * size + 16))
 
 
 def _with(clients, states):
@@ -121,7 +125,9 @@ def _with(clients, states):
     return server, clients, state
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in COVERING_USERS else pytest.mark.all) for name in NAMES]
+)
 def test_every_engine_gives_the_same_noised_rounds(name, engines):
     results = {}
     for engine_name, engine in engines.items():
@@ -131,9 +137,8 @@ def test_every_engine_gives_the_same_noised_rounds(name, engines):
             server, states, second = step(name, server, [3, 0, 2, 1], state, 2, learning_rate=0.03)
             results[engine_name] = server["algorithm"], list(states), first, second
     for engine_name in ("loop", "vectorized"):
-        for one, native in zip(leaves(results[engine_name]), leaves(results["native"]), strict=True):
-            one, native = one.astype(np.float64), native.astype(np.float64)
-            assert (np.abs(one - native) / (1e-3 + np.abs(native))).max() <= 1e-5
+        for part, native in zip(results[engine_name], results["native"], strict=True):
+            assert_close(part, native, roundings(rounds=2))
     norms = [float(norm) for metrics in results["loop"][2:] for norm in metrics.values()]
     assert len(set(norms)) == 2 * len(algorithm_of(name).released)
 
@@ -182,7 +187,8 @@ def test_how_many_examples_a_user_has_does_not_count(name, loop):
     with loop.install():
         once = step(name, *_with([0, 1, 2, 3], started(name, 0.05, 0.7)))
         more = step(name, *_with([0, 1, 2, 3], started(name, 0.05, 0.7)), data=twice)
-    assert_close(once[0]["algorithm"], more[0]["algorithm"], tolerance=1e-4)
+    # Batches have up to four times as many examples.
+    assert_close(once[0]["algorithm"], more[0]["algorithm"], roundings(rounds=1) + 4 * max(SIZES))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -31,9 +33,12 @@ from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan, check_suits
 from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
 from tff_pdp.processes.aggregation import UserSum
 from tff_pdp.processes.client_work import initial_weights, num_released
-from tff_pdp.processes.compose import compose
+from tff_pdp.processes.compose import PersonalizedProcess, compose
 
 _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
+
+Computations = dict[Hashable, PersonalizedProcess]
+_kept: ContextVar[Computations | None] = ContextVar("kept computations", default=None)
 
 
 def build_method(config: ExperimentConfig, name: str) -> Method:
@@ -101,14 +106,17 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         plan=plan,
         scalings=releases.scalings,
         estimator=estimator,
-        process=compose(
-            algorithm,
-            model,
-            estimator=estimator,
-            selector=selector,
-            is_weighted=is_weighted,
-            user_sum=user_sum,
-            model_seed=config.model.seed,
+        process=_kept_or_composed(
+            computations_key(config, algorithm, len(clients.client_ids), user_sum),
+            lambda: compose(
+                algorithm,
+                model,
+                estimator=estimator,
+                selector=selector,
+                is_weighted=is_weighted,
+                user_sum=user_sum,
+                model_seed=config.model.seed,
+            ),
         ),
         num_examples=releases.num_examples,
         weight_cap=cap,
@@ -116,6 +124,58 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         auto_prox=_auto_prox(plan, hparams) if is_auto and isinstance(plan, SiloExamplePlan) else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
+
+
+@contextlib.contextmanager
+def keep_computations(kept: Computations) -> Iterator[None]:
+    """Shares TFF computations among the methods built inside of the `with` that have equal ones.
+
+    What an engine has traced and compiled of a computation then serves all of these methods.
+
+    Args:
+      kept: computations so far, by `computations_key`; added to.
+    """
+    token = _kept.set(kept)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def computations_key(
+    config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None
+) -> Hashable:
+    """Names the TFF computations of a method: hyper-parameters, noise, data and seeds are arguments of them.
+
+    Args:
+      config: the experiment, with settings for this algorithm.
+      algorithm: of the method.
+      num_clients: of the data set.
+      user_sum: of the method; None where silos are protected.
+    """
+    content = config.to_dict()
+    settings = content["algorithms"][algorithm.name]
+    decisive = {
+        "algorithm": algorithm.name,
+        "settings": {name: value for name, value in settings.items() if name not in algorithm.hparams},
+        "model": content["model"],
+        "features": [content["data"]["input_shape"], content["data"]["num_classes"], num_clients],
+        "privacy": [content["privacy"]["sampler"], content["privacy"]["selection_loss_bound"]],
+        "rounds": content["training"]["rounds"],
+        "weighting": content["training"]["weighting"],
+        # Clip norm, noise and expected cohort are in the server's state.
+        "users": user_sum and [repr(user_sum), content["privacy"]["batch_size"]],
+    }
+    return json.dumps(decisive, sort_keys=True)
+
+
+def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -> PersonalizedProcess:
+    kept = _kept.get()
+    if kept is None:
+        return build()
+    if key not in kept:
+        kept[key] = build()
+    return kept[key]
 
 
 @contextlib.contextmanager

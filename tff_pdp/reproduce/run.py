@@ -16,14 +16,13 @@ import numpy as np
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.errors import BudgetError
-from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.experiment.build import Computations, build_method, experiment_engine, keep_computations
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.privacy.plans.user import UserPlan
-from tff_pdp.processes.compose import PersonalizedProcess
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.sweep import Outcome, result_row
@@ -53,7 +52,8 @@ class JobRunner:
         self._reproduction = reproduction
         self._open = contextlib.ExitStack()
         self._has_engine = False
-        self.computations: dict[Hashable, PersonalizedProcess] = {}
+        self.computations: Computations = {}
+        self._open.enter_context(keep_computations(self.computations))
         self._data: OrderedDict[Hashable, tuple[Split, Split]] = OrderedDict()
 
     def __call__(self, job: Job) -> Outcome:
@@ -68,7 +68,8 @@ class JobRunner:
             self._open.enter_context(experiment_engine(config))
             self._has_engine = True
         try:
-            method = self._method(config)
+            (name,) = config.algorithms
+            method = build_method(config, name)
             values, num_examples, pooled = self._test_metrics(config, method)
         except BudgetError as error:
             return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
@@ -102,14 +103,6 @@ class JobRunner:
     def close(self) -> None:
         """Lets go of the engine."""
         self._open.close()
-
-    def _method(self, config: ExperimentConfig) -> Method:
-        """The method, with computations that are compiled already where there are such."""
-        (name,) = config.algorithms
-        method = build_method(config, name)
-        return dataclasses.replace(
-            method, process=self.computations.setdefault(_computations(config, method), method.process)
-        )
 
     def _test_metrics(
         self, config: ExperimentConfig, method: Method
@@ -174,24 +167,6 @@ def _noise_of(plan: PrivacyPlan) -> dict[str, float]:
     if not isinstance(plan, UserPlan):
         return {}
     return {"noise_multiplier": plan.mechanism.noise_multiplier, "noise_to_signal": plan.noise_to_signal}
-
-
-def _computations(config: ExperimentConfig, method: Method) -> Hashable:
-    """Equal for methods whose TFF computations are the same: hyper-parameters, noise, data and seeds are arguments."""
-    content = config.to_dict()
-    (settings,) = content["algorithms"].values()
-    decisive = {
-        "algorithm": method.algorithm.name,
-        "settings": {name: value for name, value in settings.items() if name not in method.algorithm.hparams},
-        "model": content["model"],
-        "features": [content["data"]["input_shape"], content["data"]["num_classes"], len(method.clients.client_ids)],
-        "privacy": [content["privacy"]["sampler"], content["privacy"]["selection_loss_bound"]],
-        "rounds": content["training"]["rounds"],
-        "weighting": content["training"]["weighting"],
-        # Clip norm, noise and expected cohort are in the server's state.
-        "users": method.user_plan and [repr(method.user_sum), content["privacy"]["batch_size"]],
-    }
-    return json.dumps(decisive, sort_keys=True)
 
 
 def _prepare_once(config: ExperimentConfig) -> None:

@@ -1,0 +1,109 @@
+"""Which algorithms run on every engine in `make test`; `make test-all` runs all of them on all.
+
+To trace a round for stacked clients takes seconds, and two algorithms that call the same functions are traced alike. So
+a few stand for all: whatever function of `tff_pdp/algorithms/*.py` a registered algorithm calls, with whatever options
+of the local solver, one of these calls it, too. `test_covering.py` fails where that has ceased to be so.
+"""
+
+import collections
+import inspect
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+
+import tff_pdp.algorithms
+from tests.contract.contract_support import MODEL, client_data, client_params
+from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
+from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.privacy.mechanisms.selection import NOTHING
+from tff_pdp.processes.client_work import ADAPT_STEPS
+
+COVERING = {
+    "fed_avg": "a mean",
+    "mr_mtl": "an anchor, and the pull to it inside the clip",
+    "ditto": "two passes over the data",
+    "mocha": "relations between clients, and a client's own place",
+    "ifca_mr_mtl": "candidates, and sums in the places of clusters",
+    "pp_sgd": "weights seen through a view",
+    "centaur": "a shared part, adaptation, an optimizer at the server",
+    "dp_pfed_dsu": "masks, and a penalty",
+    "udp_hypernet": "states that models are made of",
+}
+# How noise is drawn is the estimator's: two algorithms stand for all where a model is large.
+COVERING_LARGE = {"mr_mtl": "one pass over the data", "ditto": "two passes, whose draws are told apart"}
+# All that users release is one vector, whatever the algorithm: three stand for the forms of what they keep.
+COVERING_USERS = {
+    "dp_fed_avg_ft": "nothing is kept",
+    "centaur": "a part of the weights is kept",
+    "udp_hypernet": "a state that is no weights is kept",
+}
+
+_ROOM = Path(tff_pdp.algorithms.__file__).parent
+_OPTIONS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(local_sgd).parameters.items()
+    if parameter.default is not parameter.empty
+}
+
+
+def operations_of(algorithm):
+    """Names all that a round of an algorithm asks of the parts it is made of and of the process around it.
+
+    These are the functions of `tff_pdp/algorithms/*.py` that it calls, the options of the local solver, the kinds of
+    aggregation, and the members of `Algorithm` that a process treats in another way.
+    """
+    called = {f"released as {kind}" for kind in algorithm.released.values()}
+    called |= {f"takes {name}" for name in ("client_index",) if name in algorithm.hparams}
+    called |= {
+        f"has {name}" for name in ("candidates", "adapt", "global_model") if getattr(algorithm, name) is not None
+    }
+    called |= {f"{algorithm.data_passes} passes", f"{len(algorithm.step_hparams)} counts of steps"}
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and Path(code.co_filename).parent == _ROOM and "<" not in code.co_qualname:
+            called.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+            if code is local_sgd.__code__:
+                called.update(f"local_sgd({name})" for name in _OPTIONS if _is_given(frame.f_locals[name], name))
+
+    sys.setprofile(note)
+    try:
+        run_once(algorithm)
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def _is_given(value, name):
+    default = _OPTIONS[name]
+    return value is not default and not (isinstance(value, int | float) and value == default)
+
+
+def run_once(algorithm, grad_fn=None):
+    """Runs one client's round, of three steps in a stack of five, and the server's, outside of any computation.
+
+    Returns:
+      The `ClientResult`.
+    """
+
+    def nothing(weights, data, index, scale, pull, trainable):
+        return split(map_weights(tf.zeros_like, weights), trainable or weights)[0]
+
+    initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
+    server = algorithm.init_server(initial)
+    message = algorithm.broadcast(server)
+    data = ClientData(**tf.nest.map_structure(tf.constant, client_data()[0]))
+    hparams = dict(tf.nest.map_structure(tf.constant, client_params(algorithm, 1)[0]["hparams"]))
+    hparams |= dict.fromkeys(algorithm.step_hparams, LocalSteps(tf.constant(3), tf.constant(5)))
+    if algorithm.candidates is not None:
+        algorithm.candidates(message)
+    hparams["selected"] = tf.constant(NOTHING)
+    result = algorithm.client_update(message, algorithm.init_client(message), data, grad_fn or nothing, hparams)
+    state = result.state
+    if algorithm.adapt is not None:
+        steps = {ADAPT_STEPS: LocalSteps(tf.constant(1), tf.constant(1))}
+        state = algorithm.adapt(message, state, data, nothing, {**hparams, **steps})
+    algorithm.personalise(message, state)
+    algorithm.server_update(server, result.released)
+    return result

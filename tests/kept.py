@@ -1,0 +1,92 @@
+"""What experiments of many tests share: compiled computations, one engine for each way to compute, calibrations.
+
+To trace a round takes a second, to start an engine and to calibrate noise takes others, and each of some 150 small
+trainings would do all of that again. Results are the same: hyper-parameters, noise, data and seeds are arguments of a
+computation, and a calibration is a function of its arguments.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def kept_computations():
+    """Computations by what decides them, for the whole run."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def lent_engines():
+    """Engines of this process by their options; closed at the end of the run."""
+    with contextlib.ExitStack() as stack:
+        yield stack, {}
+
+
+@pytest.fixture(scope="session")
+def calibrations(tmp_path_factory, worker_id):
+    """A folder of results of the accountants, which all workers of the run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "calibrations"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def kept_runs(kept_computations, lent_engines, calibrations, monkeypatch):
+    """Experiments of this test share with others what takes time to make."""
+    from tff_pdp.engines.running import build_engine, running_engine
+    from tff_pdp.experiment import build
+    from tff_pdp.privacy.accounting import accountants, repeated_runs
+
+    stack, engines = lent_engines
+
+    @contextlib.contextmanager
+    def lent_engine(name="inprocess", device="auto", **options):
+        # `auto` finds out what is faster, which is what some tests are about.
+        if name != "inprocess" or options.get("client_parallelism") == "auto":
+            with running_engine(name, device, **options) as engine:
+                yield engine
+            return
+        options.pop("choices", None)
+        key = (device, *sorted(options.items()))
+        if key not in engines:
+            engines[key] = stack.enter_context(contextlib.closing(build_engine(name, device, **options)))
+        with engines[key].install():
+            yield engines[key]
+
+    monkeypatch.setattr(build, "running_engine", lent_engine)
+    for module, name in (
+        (accountants, "_calibrate"),
+        (accountants, "_bounds_of_parts"),
+        (repeated_runs, "_calibrate"),
+    ):
+        # Where a test has a double of its own in place, it stays.
+        if hasattr(getattr(module, name), "__wrapped__"):
+            monkeypatch.setattr(module, name, _on_disk(getattr(module, name), calibrations))
+    with build.keep_computations(kept_computations):
+        yield
+
+
+def _on_disk(function, folder: Path):
+    """The function, with results in files by its arguments, whose texts tell all of them."""
+
+    @functools.wraps(function)
+    def look_up(*arguments):
+        text = f"{function.__module__}.{function.__name__}{arguments!r}"
+        path = folder / hashlib.sha256(text.encode()).hexdigest()
+        if path.exists():
+            return pickle.loads(path.read_bytes())
+        result = function(*arguments)
+        # Whole or not at all: the other worker may be reading.
+        own = path.with_suffix(f".{os.getpid()}")
+        own.write_bytes(pickle.dumps(result))
+        own.replace(path)
+        return result
+
+    return look_up
