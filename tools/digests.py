@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from sklearn.datasets import load_digits
 VOLATILE = ("seconds", "time", "created", "started", "finished", "path", "folder", "input", "output", "source_digest")
 # One thread an operation: how many there are decides the order of some sums.
 ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "MPLBACKEND": "Agg"}
-SEEDED = ("--set", "training.test_only_seed=1", "--set", "training.client_parallelism=loop")
+# Ids are hashed with a key of each run's own, unless they are plain.
+SETTINGS = {"training.test_only_seed": 1, "training.client_parallelism": "loop", "export.client_ids": "plain"}
+SEEDED = tuple(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}"))
 
 
 def main() -> int:
@@ -134,10 +137,10 @@ def contact_graph(run: Run) -> None:
     text = yaml.safe_load(Path(run.config("reproduce/pandemic.yaml")).read_text())
     text["output"] = "run"
     text["data"]["arguments"]["population"]["num_people"] = 8000
-    text["training"] |= {"rounds": 4, "test_only_seed": 1, "client_parallelism": "loop"}
+    text["training"]["rounds"] = 4
     (run.folder / "pandemic.yaml").write_text(yaml.safe_dump(text))
     for command in ("prepare", "train", "evaluate", "export"):
-        run(command, "--config", "pandemic.yaml")
+        run(command, "--config", "pandemic.yaml", *SEEDED)
 
 
 EXPERIMENTS = {
@@ -152,22 +155,50 @@ EXPERIMENTS = {
 def digests(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields each file below a folder and the digest of its content, without what is different in each run."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            name = str(path.relative_to(folder))
-            yield name, hashlib.sha256(_content(path)).hexdigest()[:16]
+        if path.is_file() and not path.is_symlink() and path.suffix != ".key" and path.parent.name != "variables":
+            yield str(path.relative_to(folder)), hashlib.sha256(_content(path)).hexdigest()[:16]
 
 
 def _content(path: Path) -> bytes:
     match path.suffix:
         case ".json":
-            return json.dumps(_lasting(json.loads(path.read_text())), sort_keys=True).encode()
+            return _as_bytes(_lasting(json.loads(path.read_text())))
+        case ".jsonl":
+            return _as_bytes([_lasting(json.loads(line)) for line in path.read_text().splitlines()])
         case ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                return b"".join(
-                    f"{key} {array.dtype} {array.shape}".encode() + array.tobytes() for key, array in arrays.items()
-                )
+                return b"".join(_of_array(key, array) for key, array in arrays.items())
+        case ".pb" if path.name == "saved_model.pb":
+            return _of_saved_model(path)
+        case ".pb":
+            # A fingerprint of the bytes of the graph.
+            return b""
         case _:
             return path.read_bytes()
+
+
+def _of_saved_model(path: Path) -> bytes:
+    """All variables, and how often each operation is in a function; names of functions have numbers of the process."""
+    from tensorflow import train
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    graph = SavedModel.FromString(path.read_bytes()).meta_graphs[0]
+    functions = sorted(
+        sorted(Counter(node.op for node in function.node_def).items()) for function in graph.graph_def.library.function
+    )
+    reader = train.load_checkpoint(str(path.parent / "variables" / "variables"))
+    variables = [_of_array(name, reader.get_tensor(name)) for name in sorted(reader.get_variable_to_shape_map())]
+    return _as_bytes([functions, sorted(graph.signature_def)]) + b"".join(variables)
+
+
+def _of_array(name: str, array: Any) -> bytes:
+    array = np.asarray(array)
+    values = str(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
+    return f"{name} {array.dtype} {array.shape}".encode() + values
+
+
+def _as_bytes(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
 
 
 def _lasting(value: Any) -> Any:
