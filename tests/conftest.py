@@ -8,9 +8,6 @@ import pytest
 
 # Test modules may import TensorFlow before anything of the package.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Two workers of pytest-xdist share the cores, and operations of tests are small: the threads of one would wait for the
-# other's.
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 # A shell that starts tests in the background lets them, and all they start, ignore Ctrl-C; some test what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -184,7 +184,7 @@ MOST_STEPS = max(head + body for head, body in zip(COUNTS["head_steps"], COUNTS[
 ROUNDING = gamma(ROUNDS * (MOST_STEPS * STEP + len(SIZES) + 1))
 
 
-@pytest.mark.parametrize("parallelism", ["loop", "vectorized"])
+@pytest.mark.parametrize("parallelism", ["loop", pytest.param("vectorized", marks=pytest.mark.all)])
 def test_rounds_of_centaur_for_different_clients_against_numpy(parallelism):
     from tff_pdp.engines.running import build_engine
     from tff_pdp.processes.compose import compose

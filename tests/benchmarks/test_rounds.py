@@ -176,7 +176,7 @@ def test_the_contender_side_of_the_protocol(tmp_path):
         textwrap.dedent(
             """
             import numpy
-            from benchmarks import contender
+            from benchmarks.rounds import contender
 
             class Rounds:
                 def __init__(self, workload):

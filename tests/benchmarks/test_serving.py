@@ -12,6 +12,7 @@ from serving.server.embedded import EmbeddedServer
 pytestmark = pytest.mark.usefixtures("one_fresh_process")
 
 
+@pytest.mark.all
 def test_every_layout_is_exported_and_called(tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "CALLS", 3)
     monkeypatch.setattr(latency, "WARM_UP_CALLS", 1)

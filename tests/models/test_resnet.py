@@ -215,6 +215,7 @@ def test_each_examples_gradient_is_clipped_by_closed_forms(caplog, monkeypatch):
     assert not caplog.records, "it has a closed form"
 
 
+@pytest.mark.all
 def test_under_a_vectorised_map_over_clients():
     clients = [normal_weights(SMALL, seed) for seed in range(2)]
     examples = [draw_examples(SMALL, 3, seed) for seed in range(2)]
