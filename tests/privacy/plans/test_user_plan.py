@@ -13,9 +13,11 @@ import tensorflow as tf
 from dp_accounting import dp_event
 from scipy import stats
 
+from tests.privacy.accounting.anchor_support import CALIBRATED
+from tests.rounding import as_printed, gamma
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.privacy.accounting.accountants import Adjacency
+from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
@@ -84,36 +86,39 @@ def inclusions(plan, num_users, rounds):
 
 @pytest.mark.parametrize(
     ("rounds", "noise_multipliers"),
-    [(50, (49.72, 26.38, 14.10)), (100, (70.32, 37.31, 19.94)), (400, (140.6, 74.61, 39.88))],
+    [(50, ("49.72", "26.38", "14.10")), (100, ("70.32", "37.31", "19.94")), (400, ("140.6", "74.61", "39.88"))],
 )
 def test_the_noise_of_full_participation(rounds, noise_multipliers):
     for epsilon, expected in zip((0.5, 1.0, 2.0), noise_multipliers, strict=True):
         plan = build(
             training(num_users=20, rounds=rounds), budgets={"epsilon": epsilon, "delta": 1e-5}, users_per_round=20
         )
-        assert plan.mechanism.noise_multiplier == pytest.approx(expected, rel=1e-2)
+        assert plan.mechanism.noise_multiplier == as_printed(expected, CALIBRATED)
 
 
 @pytest.mark.parametrize(
     ("q", "z", "rounds", "rdp", "pld"),
     [
-        (0.05, 5, 1000, 1.340, 1.227),
-        (0.05, 10, 1000, 0.621, 0.568),
-        (0.1, 5, 100, 0.835, 0.758),
-        (0.1, 5, 1000, 2.880, 2.651),
-        (0.1, 5, 2000, 4.244, 3.921),
-        (0.1, 10, 1000, 1.320, 1.210),
-        (0.2, 5, 1000, 6.339, 5.872),
-        (0.2, 5, 2000, 9.533, 8.866),
-        (0.2, 10, 1000, 2.836, 2.614),
+        (0.05, 5, 1000, "1.340", "1.227"),
+        (0.05, 10, 1000, "0.621", "0.568"),
+        (0.1, 5, 100, "0.835", "0.758"),
+        (0.1, 5, 1000, "2.880", "2.651"),
+        (0.1, 5, 2000, "4.244", "3.921"),
+        (0.1, 10, 1000, "1.320", "1.210"),
+        (0.2, 5, 1000, "6.339", "5.872"),
+        (0.2, 5, 2000, "9.533", "8.866"),
+        (0.2, 10, 1000, "2.836", "2.614"),
     ],
 )
 def test_the_ledgers_epsilon_after_all_rounds(q, z, rounds, rdp, pld):
     ledger = charged(plan_of(q, float(z), rounds))
     assert [(entry.scope, entry.count) for entry in ledger.entries] == [(USERS, rounds)]
     spent = ledger.epsilon(USERS)
-    assert spent.rdp == pytest.approx(rdp, rel=1e-2)
-    assert spent.pld == pytest.approx(pld, rel=1e-2)
+    assert spent.rdp == as_printed(rdp)
+    # The figures are of a grid of 1e-3, the coarser of two: privacy losses are rounded up to it.
+    on_grid = epsilon_bounds(poisson_gaussian_event(q, float(z), rounds), 1e-5, discretisation=1e-3).pld
+    assert spent.pld <= on_grid == as_printed(pld)
+    assert spent.best == epsilon_bounds(poisson_gaussian_event(q, float(z), rounds), 1e-5).best
 
 
 @pytest.mark.parametrize("noise", [{"kind": "fixed_clip"}, {"kind": "adaptive_clip", "count_stddev": 0.4}, TREE])
@@ -163,8 +168,10 @@ def tree_epsilon(z, nodes, delta=1e-5):
 def test_a_trees_noise_is_that_of_its_nodes(users_per_round, rounds, nodes):
     plan = build(training(rounds=rounds), user_noise=TREE, users_per_round=users_per_round)
     z = plan.mechanism.noise_multiplier
-    assert tree_epsilon(z, nodes) == pytest.approx(1.0, rel=2e-3)
-    assert charged(plan).epsilon(USERS).best == pytest.approx(tree_epsilon(z, nodes), rel=2e-3)
+    # The library's orders are whole numbers above 11, where they miss the best one by up to a half.
+    coarse = (0.5 / 11) ** 2
+    assert tree_epsilon(z, nodes) == pytest.approx(1.0, rel=coarse)
+    assert charged(plan).epsilon(USERS).best == pytest.approx(tree_epsilon(z, nodes), rel=coarse)
 
 
 def test_a_tree_is_charged_whole_before_its_first_round():
@@ -215,7 +222,7 @@ def test_what_a_sum_releases_is_what_is_charged(noise, users_per_round, clip_nor
         accounted = accounted.event
     assert count == 1
     assert accounted == dp_accounting.GaussianDpEvent(plan.mechanism.noise_multiplier)
-    # Within the margin that the clip leaves for float32.
+    # Within half of the margin that the clip leaves for float32, which is eight roundings.
     assert precision**-0.5 == pytest.approx(plan.mechanism.noise_multiplier, rel=2.0**-21)
     clip = state.sum_state.l2_norm_clip if "count_stddev" in noise else state.l2_norm_clip
     assert float(clip) == np.float32(clip_norm)
@@ -227,7 +234,7 @@ def test_what_a_tree_releases_is_what_is_charged():
     assert float(state.clip_value) == 0.5
     stddev = float(state.tree_state.value_generator_state.stddev)
     ((accounted, _, _),) = plan.charges(USERS, 1)
-    assert stddev / 0.5 == pytest.approx(accounted.noise_multiplier, rel=1e-7)
+    assert stddev / 0.5 == pytest.approx(accounted.noise_multiplier, rel=gamma(1))
     assert accounted.step_counts == 10
     assert tuple(state.previous_tree_noise.shape) == (plan.num_released,)
 
@@ -348,8 +355,8 @@ def test_who_releases_nothing_is_charged_nothing_and_takes_part(noise):
 
 def test_noise_that_leaves_nothing_to_learn_is_warned_of_with_how_many_users_it_takes():
     plan = build(training(num_users=20, num_released=270_000), users_per_round=20)
-    assert plan.mechanism.noise_multiplier == pytest.approx(37.31, rel=1e-3)
-    assert plan.noise_to_signal == pytest.approx(970, rel=2e-3)
+    assert plan.mechanism.noise_multiplier == as_printed("37.31", CALIBRATED)
+    assert plan.noise_to_signal == as_printed("9.7e2")
     assert "about 969 times as long" in plan.warning or "about 970 times as long" in plan.warning
     assert "z = 37.3, d = 270,000 values, qN = 20 users" in plan.warning
     # 20 users at 970 to 1 are 1,940 at 10 to 1.
@@ -446,7 +453,8 @@ def test_without_privacy_the_same_cohorts_train_without_clip_and_noise(noise):
         for value in (1e10, 2e10):
             sample = query.accumulate_record(params, sample, tf.fill([1000], value))
         total, state, _ = query.get_noised_result(sample, state)
-        np.testing.assert_allclose(total, 3e10, rtol=1e-6)
+        # Of a tree, the difference of running sums of up to three rounds.
+        np.testing.assert_allclose(total, 3e10, rtol=3 * gamma(2 * 3 + 2))
 
 
 PAPER = {"noise_on_own_support": True}
