@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.rounding import network_roundings, probable_gamma
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
@@ -116,12 +117,15 @@ def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name)
     assert len(set(sizes)) > 1
     trained = [np.asarray(one["weights"]["dense_0/kernel"]) for one in alone.client_states]
     server = state.server_state["algorithm"]
+    # A step of each program, from the same batch, and the server's weighted sum and its quotient.
+    roundings = network_roundings(method.model.init(0), max(sizes)) + 2 * len(sizes) + 1
+    bound = 2 * probable_gamma(roundings) * np.abs(trained).max()
     if name == "mocha":
         # A matrix of rows is no mean.
-        np.testing.assert_allclose(server["rows"]["dense_0/kernel"], trained, atol=1e-6)
+        np.testing.assert_allclose(server["rows"]["dense_0/kernel"], trained, rtol=0, atol=bound)
         return
     (found,) = (server[key]["dense_0/kernel"] for key in ("weights", "mean", "centroids") if key in server)
-    np.testing.assert_allclose(np.squeeze(found), np.average(trained, axis=0, weights=sizes), atol=1e-6)
+    np.testing.assert_allclose(np.squeeze(found), np.average(trained, axis=0, weights=sizes), rtol=0, atol=bound)
 
 
 AUTO = {"algorithms": {"mr_mtl": {"prox_weight": "auto", "learning_rate": 0.3}}, "training__rounds": 40}

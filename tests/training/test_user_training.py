@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.places import DEMO
+from tests.rounding import network_roundings, probable_gamma, standard_errors
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import load_config
@@ -122,7 +123,7 @@ def test_an_empty_cohort_is_noised_like_any_other(experiment, monkeypatch):
     draws = np.concatenate([one.ravel() for one in moved])
     mechanism = method.plan.mechanism
     expected = mechanism.noise_multiplier * mechanism.clip_norm / mechanism.expected_cohort
-    assert abs(draws.std() / expected - 1) < 3 / math.sqrt(2 * len(draws))
+    assert abs(draws.std() / expected - 1) < standard_errors() / math.sqrt(2 * len(draws))
 
 
 @pytest.mark.parametrize(("name", "parallelism"), [("centaur", "loop"), ("fed_per", "vectorized"), ("fed_avg", "loop")])
@@ -170,7 +171,10 @@ def test_users_are_evaluated_after_they_adapt(experiment):
     state.client_states.close()
     assert list(metrics) == list(method.clients.client_ids)
     personal, shared = (np.array([row[kind]["loss"] for row in metrics.values()]) for kind in ("personal", "global"))
-    assert not np.isclose(personal, shared).any()
+    # By more than is rounded on the way to a mean of losses.
+    largest = max(method.clients.num_examples(client_id, "test") for client_id in metrics)
+    rounded = 2 * probable_gamma(network_roundings(method.model.init(0), largest))
+    assert (np.abs(personal - shared) > rounded * np.maximum(personal, shared)).all()
 
 
 def test_without_privacy_the_same_cohorts_are_neither_clipped_nor_noised(experiment):

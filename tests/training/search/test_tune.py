@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from dp_accounting import dp_event
 
+from tests.rounding import ELEMENTARY, gamma, standard_errors
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
@@ -30,6 +31,9 @@ from tff_pdp.training.train import train
 VALUES = {"prox_weight": [0.1, 10], "learning_rate": [0.05, 0.3]}
 SEARCH = {"algorithm": "mr_mtl", "values": VALUES, "mean_runs": 3.0, "score_noise_multiplier": 10.0}
 SCORE = dp_event.GaussianDpEvent(10.0)
+# Relative, of epsilon by Renyi differential privacy: some 16 sums and products, and logarithms of the number of runs,
+# its parameter, delta and the order. Two computations may take the parts of a run in another order.
+REPEATED = 2 * gamma(16 + 5 * ELEMENTARY, np.float64)
 
 
 @pytest.fixture
@@ -117,7 +121,7 @@ def test_the_ledger_holds_the_whole_search_within_the_budget_and_the_method_can_
         run = dp_event.ComposedDpEvent([training, SCORE])
         everything = dp_accounting.ComposedDpEvent([training, dp_event.RepeatAndSelectDpEvent(run, 3.0, 1.0)])
         by_hand = epsilon_bounds(everything, budget.delta).best
-        assert state.ledger.epsilon(client_id).best == pytest.approx(by_hand, rel=1e-9)
+        assert state.ledger.epsilon(client_id).best == pytest.approx(by_hand, rel=REPEATED, abs=0)
         assert 0.999 * budget.epsilon < by_hand <= budget.epsilon
     summary = evaluate_experiment(config, ["mr_mtl"])
     assert summary["privacy"]["claim"] == "formal-conditional"
@@ -275,11 +279,12 @@ def test_a_fixed_grid_makes_and_charges_every_run(searched, watched):
     tuned = tune(config, "mr_mtl", progress=False)
     assert len(watched) == 4 * 3
     for client_id, costs in tuned.costs.items():
-        assert costs.total == pytest.approx(costs.fixed_grid, rel=1e-9)
+        # To the bit: equal events are counted together before anything is computed.
+        assert costs.total == costs.fixed_grid
         steps = dp_event.SelfComposedDpEvent(step_event(tuned.method, client_id), 5 * 3)
         released = [steps, dp_event.SelfComposedDpEvent(SCORE, 4)]
         by_hand = epsilon_bounds(dp_event.ComposedDpEvent(released), 1e-4).best
-        assert costs.total == pytest.approx(by_hand, rel=1e-9)
+        assert costs.total == by_hand
     summary = evaluate_experiment(config, ["mr_mtl"])
     assert summary["privacy"]["claim"] == "none"  # A fixed seed.
     assert "tried each of 4 candidates once" in (config.algorithm_folder("mr_mtl").parent / "report.html").read_text()
@@ -293,7 +298,7 @@ def test_numbers_of_runs_follow_from_the_key_alone(searched):
     flat = np.ravel(numbers)
     assert flat.min() == 1
     # A geometric number with mean 3 has variance 6.
-    assert abs(flat.mean() - 3.0) < 4 * math.sqrt(6 / flat.size)
+    assert abs(flat.mean() - 3.0) < standard_errors() * math.sqrt(6 / flat.size)
     assert (np.ptp(numbers, axis=1) > 0).mean() > 0.5, "silos draw for themselves"
     tried = [
         [searching.candidate_of(search, RunKey.from_test_seed(seed), client_id, run)["prox_weight"] for run in (1, 2)]
@@ -309,6 +314,8 @@ def test_one_example_changes_a_score_by_no_more_than_the_noise_is_for():
     generator = np.random.default_rng(0)
     classifier, regression, bound = build_linear([4], 3), build_linear_regression([4], 0), 0.25
     extremes = 0
+    # Relative to what one example may change: two sums of up to nine errors in float64, and their difference.
+    rounded = 2 * 9 * gamma(9 + 1, np.float64)
     for model, most in ((classifier, 1.0), (regression, bound)):
         for scale in (0.1, 1.0, 1e20, math.nan):
             weights = {
@@ -325,8 +332,8 @@ def test_one_example_changes_a_score_by_no_more_than_the_noise_is_for():
             for left_out in range(9):
                 kept = np.arange(9) != left_out
                 change = abs(whole - searching.score(model, weights, x[kept], y[kept], most))
-                assert change <= most + 1e-12
-                extremes += change > most - 1e-12
+                assert change <= most + rounded * most
+                extremes += change > most - rounded * most
     assert extremes > 5, "the bound was never reached"
     assert searching.score(regression, regression.init(0), np.zeros([0, 4], np.float32), np.zeros(0), bound) == 0.0
 
@@ -335,7 +342,7 @@ def test_scores_count_correct_answers_or_subtract_clipped_errors():
     x, y = np.array([[1.0], [2.0], [3.0]], np.float32), np.array([1.5, 2.0, 9.0], np.float32)
     model = build_linear_regression([1], 0)
     identity = {name: np.ones_like(a) if a.ndim > 1 else np.zeros_like(a) for name, a in model.init(0).items()}
-    assert searching.score(model, identity, x, y, 1.0) == pytest.approx(-(0.25 + 0.0 + 1.0))
+    assert searching.score(model, identity, x, y, 1.0) == -(0.25 + 0.0 + 1.0)
     model = build_linear([1], 2)
     larger_is_one = {
         name: np.array([[0.0, 1.0]], np.float32) if a.ndim > 1 else np.array([1.5, 0.0], np.float32)
