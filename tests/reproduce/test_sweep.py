@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -38,6 +39,21 @@ def is_group_alive(group):
     except ProcessLookupError:
         return False
     return True
+
+
+def start_sweep(folder, output, runner, seeds=2):
+    script = folder / "script.py"
+    script.write_text(
+        "from pathlib import Path, PosixPath\n"
+        "from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction\n"
+        "from tff_pdp.reproduce.sweep import sweep\n"
+        "if __name__ == '__main__':\n"
+        f"    sweep(build_reproduction(Path({str(output)!r}), seeds={seeds}), {runner!r}, 2)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A session of its own: Ctrl-C is for all of its processes, and for none of the tests'.
+    command = [sys.executable, str(script)]
+    return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, env=environment)
 
 
 def results(output, name="results.json"):
@@ -145,20 +161,7 @@ def test_two_sweeps_do_not_write_to_one_folder(output, build):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "terminated", "killed"])
 def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, build, tmp_path, how):
     runner = build(slow=("mr_mtl",))
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path\n"
-        "from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction\n"
-        "from tff_pdp.reproduce.sweep import sweep\n"
-        "if __name__ == '__main__':\n"
-        f"    runner = BuildFakeRunner(Path({str(runner.folder)!r}), slow=('mr_mtl',))\n"
-        f"    sweep(build_reproduction(Path({str(output)!r})), runner, 2)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # A session of its own: Ctrl-C is for all of its processes, and for none of the tests'.
-    process = subprocess.Popen(
-        [sys.executable, str(script)], start_new_session=True, stderr=subprocess.PIPE, env=environment
-    )
+    process = start_sweep(tmp_path, output, runner)
     deadline = time.monotonic() + 60
     while len(runner.runs()) < 6 or len((output / PARTIAL_FILE).read_text().splitlines()) < 4:
         assert time.monotonic() < deadline
@@ -178,3 +181,23 @@ def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, buil
     quiet_sweep(build_reproduction(output), rest)
     assert rest.runs() == ["mr_mtl-0", "mr_mtl-1"]
     assert len(results(output)) == 6
+
+
+@pytest.mark.hurt
+@pytest.mark.timeout(3600)
+def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_rows(output, build, tmp_path):
+    runner = build(slow=("local_only", "fed_avg", "mr_mtl"), seconds=0.2)
+    rng, kills, ended = random.Random(0), 0, None
+    while ended != 0:
+        process = start_sweep(tmp_path, output, runner, seeds=20)
+        try:
+            ended = process.wait(timeout=rng.uniform(0.5, 3))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills, ended = kills + 1, process.wait()
+        process.stderr.close()
+        while is_group_alive(process.pid):
+            time.sleep(0.02)
+        assert kills < 500
+    assert kills > 5
+    assert results(output) == [fake_row(job) for job in build_reproduction(output, seeds=20).jobs()]

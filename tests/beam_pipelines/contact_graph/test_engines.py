@@ -76,9 +76,21 @@ def test_same_rows_as_by_plain_loops(source, finished, tmp_path):
             assert sorted(stored) == expected and expected
 
 
+# All tasks but the first, before which nothing is done.
+TASKS = [
+    *(("read_people", number) for number in range(1, 5)),
+    *((stage, number) for stage in ("join_people", "describe_people") for number in range(2)),
+    *(("order_people", 0), ("read_contacts", 0), ("write_rows", 0), ("write_rows", 1)),
+]
+
+
 @pytest.mark.parametrize(
     ("stage", "number", "moment"),
-    [("describe_people", 1, "begin"), ("write_rows", 0, "write")],
+    [
+        pytest.param("describe_people", 1, "begin", marks=pytest.mark.all),
+        ("write_rows", 0, "write"),
+        *(pytest.param(*task, "begin", marks=pytest.mark.hurt) for task in TASKS if task != ("describe_people", 1)),
+    ],
 )
 def test_killed_job_goes_on(source, tmp_path, monkeypatch, stage, number, moment):
     options = options_of(source, tmp_path)
