@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy import stats
 
 # Roundings that exp, log, tanh, erf, pow, sine and cosine each count as, for libraries do not round them correctly:
@@ -125,3 +126,16 @@ def assert_within(actual, desired, bounds) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(differences == 0, 0.0, differences / bounds)
     np.testing.assert_allclose(shares, np.zeros_like(shares), atol=1.0, err_msg="differences over their bounds")
+
+
+def as_printed(figure: str, relative: float = 0.0):
+    """Returns what compares equal to a number that was printed with so many digits; something may come to that.
+
+    Args:
+      figure: as it was printed.
+      relative: of the number, what its own computation or rounded inputs move it by.
+
+    >>> 1.4964 == as_printed("1.50"), 1.4949 == as_printed("1.50")
+    (True, False)
+    """
+    return pytest.approx(float(figure), abs=half_a_digit(figure) + relative * abs(float(figure)))

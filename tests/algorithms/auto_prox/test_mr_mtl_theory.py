@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tests.rounding import gamma, half_a_digit
+from tests.privacy.accounting.anchor_support import CALIBRATED
+from tests.rounding import as_printed, gamma, half_a_digit
 from tff_pdp.algorithms.auto_prox.theory import (
     cost_of_privacy,
     errors_of_silos,
@@ -36,10 +37,10 @@ def least(function):
     return optimize.minimize_scalar(function, bounds=(-8, 12), method="bounded", options={"xatol": XATOL})
 
 
-def as_printed(figure, noise_multiplier="0"):
-    """A figure of a noise that was printed itself: the local variance has its square, and nothing grows faster."""
-    noise = float(noise_multiplier) and 2 * half_a_digit(noise_multiplier) / float(noise_multiplier)
-    return pytest.approx(float(figure), abs=half_a_digit(figure) + noise * float(figure))
+def as_printed_of(noise_multiplier, figure):
+    """Of a noise that was printed itself: the local variance has its square, and nothing grows faster."""
+    noise = float(noise_multiplier)
+    return as_printed(figure, noise and 2 * half_a_digit(noise_multiplier) / noise)
 
 
 def quadratic_form_error(silo, prox_weight, variances, silo_variance):
@@ -65,25 +66,22 @@ def quadratic_form_error(silo, prox_weight, variances, silo_variance):
 def test_mean_estimation_anchors(noise_multiplier, variance, silo_deviation, weight, best, fed_avg):
     clip_norm, spread = 1.0, silo_deviation**2
     local = local_variance(DATA_VARIANCE, (float(noise_multiplier) * clip_norm) ** 2, EXAMPLES)
-    assert local == as_printed(variance, noise_multiplier)
-    assert optimal_prox_weight(local, spread) == as_printed(weight, noise_multiplier)
-    assert optimal_error(local, spread, SILOS) == as_printed(best, noise_multiplier)
-    assert fed_avg_error(local, spread, SILOS) == as_printed(fed_avg, noise_multiplier)
+    assert local == as_printed_of(noise_multiplier, variance)
+    assert optimal_prox_weight(local, spread) == as_printed_of(noise_multiplier, weight)
+    assert optimal_error(local, spread, SILOS) == as_printed_of(noise_multiplier, best)
+    assert fed_avg_error(local, spread, SILOS) == as_printed_of(noise_multiplier, fed_avg)
     # The paper's own form.
     paper = local * (local + SILOS * spread) / (SILOS * (local + spread))
     assert optimal_error(local, spread, SILOS) == pytest.approx(paper, rel=FLOAT64)
     for other, gain in ((variance, gain_over_local_training), (fed_avg, gain_over_fed_avg)):
         difference, bound = float(other) - float(best), 0.0
         for figure in (other, best):
-            bound += as_printed(figure, noise_multiplier).abs
+            bound += as_printed_of(noise_multiplier, figure).abs
         assert gain(local, spread, SILOS) == pytest.approx(difference, abs=bound)
 
 
 def test_the_noise_of_the_anchors_is_the_calibrated_one():
-    # Calibration aims 1e-6 below epsilon, finds the noise's logarithm to 1e-5 and errs to the safe side.
-    printed = "13.2855"
-    bound = half_a_digit(printed) + 3e-5 * float(printed)
-    assert calibrate_noise_multiplier(0.25, 1e-5, 1.0, 1) == pytest.approx(float(printed), abs=bound)
+    assert calibrate_noise_multiplier(0.25, 1e-5, 1.0, 1) == as_printed("13.2855", CALIBRATED)
 
 
 @pytest.mark.parametrize("variance, silo_variance, silos", [(0.3, 0.05, 2), (0.02, 0.5, 7), (1.0, 1.0, 30)])
