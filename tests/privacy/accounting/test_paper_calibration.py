@@ -3,6 +3,8 @@ import math
 import dp_accounting
 import pytest
 
+from tests.privacy.accounting.anchor_support import CALIBRATED
+from tests.rounding import as_printed, gamma
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.calibration import paper_epsilon, paper_noise_multiplier
@@ -11,12 +13,15 @@ from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 
+# What the accountant adds to each event's divergence against cancellation, over order - 1 = 2.5 and beyond.
+ROUNDED_UP = 1e-14 / 2
+
 
 def test_without_sampling_it_is_the_classic_formula_at_the_best_of_the_orders():
     # RDP of T Gaussian sums is T a / (2 z^2); the best order is 1 + sqrt(2 z^2 log(1/delta) / T), and 3.5 is near it.
     z, steps, delta = 10.0, 200, 1e-3
     by_hand = min(steps * a / (2 * z**2) + math.log(1 / delta) / (a - 1) for a in (3.0, 3.5, 4.0, 4.5))
-    assert paper_epsilon(z, delta, 1.0, steps) == pytest.approx(by_hand, rel=1e-9)
+    assert paper_epsilon(z, delta, 1.0, steps) == pytest.approx(by_hand, abs=ROUNDED_UP * steps)
 
 
 def test_selections_add_an_eighth_of_their_epsilon_squared_at_every_order():
@@ -25,7 +30,7 @@ def test_selections_add_an_eighth_of_their_epsilon_squared_at_every_order():
     by_hand = min(
         100 * a / z**2 + count * selected**2 / 8 * a + math.log(1 / delta) / (a - 1) for a in (3.0, 3.5, 4.0, 4.5)
     )
-    assert paper_epsilon(z, delta, 1.0, 200, selections) == pytest.approx(by_hand, rel=1e-9)
+    assert paper_epsilon(z, delta, 1.0, 200, selections) == pytest.approx(by_hand, abs=ROUNDED_UP * (200 + count))
 
 
 @pytest.mark.parametrize(
@@ -51,10 +56,10 @@ def test_a_plan_takes_its_noise_from_the_calibration_it_names():
         return build_silo_example_plan(config, PlannedTraining({"a": 32}, gradients_per_round={"a": 1}, rounds=200))
 
     tight, paper = plan(), plan(noise_calibration="paper_rdp")
-    assert paper.mechanisms["a"].noise_multiplier == pytest.approx(
-        paper_noise_multiplier(6.0, 1e-3, 1.0, 200), rel=1e-6
-    )
-    assert tight.mechanisms["a"].noise_multiplier == pytest.approx(8.462, rel=1e-3)
+    # Rounded to the next number of float32, on the safe side.
+    expected = paper_noise_multiplier(6.0, 1e-3, 1.0, 200)
+    assert paper.mechanisms["a"].noise_multiplier == pytest.approx(expected, rel=gamma(2))
+    assert tight.mechanisms["a"].noise_multiplier == as_printed("8.462", CALIBRATED)
     assert paper.build_ledger() is not None
     with pytest.raises(ConfigError, match=r"privacy\.noise_calibration"):
         plan(noise_calibration="hopeful")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from tests.privacy.accounting.anchor_support import CALIBRATED, by_coarser_orders
+from tests.rounding import ELEMENTARY, gamma, half_a_digit
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import (
     Adjacency,
@@ -29,6 +31,8 @@ from tff_pdp.privacy.accounting.row_influence import (
 )
 
 ORDERS = np.array([1.0102, 1.5, 2.0, 5.0, 32.0, 1000.0])
+# Some dozen terms, each of as many operations.
+FLOAT64 = gamma(100, np.float64)
 
 # The contact graph of the thesis: rows, batch, steps of an epoch; delta is one over the rows.
 ROWS, BATCH, STEPS = 2_609_976, 512, 5098
@@ -41,46 +45,56 @@ def epsilon(event, delta=1e-5):
 
 @pytest.mark.parametrize(
     ("changed", "epochs", "expected"),
-    [(20, 1, (14.6, 142, 515, 12.8)), (20, 2, (20.7, 201, 726, 18.1)), (21, 2, (21.3, 208, 755, 18.6))],
+    [
+        (20, 1, ("14.6", "142", "515", "12.8")),
+        (20, 2, ("20.7", "201", "726", "18.1")),
+        (21, 2, ("21.3", "208", "755", "18.6")),
+    ],
 )
 def test_anchors_of_the_theorem(changed, epochs, expected):
     events = [fixed_size_rows_event(ROWS, BATCH, noise, changed, epochs * STEPS) for noise in NOISE]
-    assert [epsilon(event, 1 / ROWS) for event in events] == pytest.approx(expected, rel=1e-2)
+    for event, figure in zip(events, expected, strict=True):
+        assert by_coarser_orders(figure) <= epsilon(event, 1 / ROWS) <= float(figure) + half_a_digit(figure)
 
 
 @pytest.mark.parametrize(
     ("changed", "epochs", "expected"),
-    [(20, 1, (6.28, 45.4, 142, 5.56)), (20, 2, (8.81, 64.2, 201, 7.78)), (21, 2, (9.03, 66.3, 208, 7.98))],
+    [
+        (20, 1, ("6.28", "45.4", "142", "5.56")),
+        (20, 2, ("8.81", "64.2", "201", "7.78")),
+        (21, 2, ("9.03", "66.3", "208", "7.98")),
+    ],
 )
 def test_anchors_of_the_released_code(changed, epochs, expected):
     # A quarter of the theorem's exponent is the theorem's at twice the noise.
     events = [fixed_size_rows_event(ROWS, BATCH, 2 * noise, changed, epochs * STEPS) for noise in NOISE]
-    assert [epsilon(event, 1 / ROWS) for event in events] == pytest.approx(expected, rel=1e-2)
+    for event, figure in zip(events, expected, strict=True):
+        assert by_coarser_orders(figure) <= epsilon(event, 1 / ROWS) <= float(figure) + half_a_digit(figure)
     for noise in NOISE:
         code = paper_node_level_rdp(
             ORDERS, num_rows=ROWS, batch_size=BATCH, noise_multiplier=noise, num_changed_rows=changed
         )
         theorem = FixedSizeRowsDpEvent(2 * noise, ROWS, BATCH, changed).rdp(ORDERS)
-        np.testing.assert_allclose(code, theorem, rtol=1e-12)
+        np.testing.assert_allclose(code, theorem, rtol=FLOAT64)
         assert (code < FixedSizeRowsDpEvent(noise, ROWS, BATCH, changed).rdp(ORDERS)).all()
 
 
 def test_one_row_in_every_batch_is_the_gaussian_mechanism():
     code = paper_node_level_rdp(ORDERS, num_rows=7, batch_size=7, noise_multiplier=1.5, num_changed_rows=1)
-    np.testing.assert_allclose(code, ORDERS / (2 * 1.5**2), rtol=1e-12)
+    np.testing.assert_allclose(code, ORDERS / (2 * 1.5**2), rtol=FLOAT64)
     # Replaced, it moves the sum by 2 C; and three rows by 6 C.
     for changed in (1, 3):
         for event in (FixedSizeRowsDpEvent(1.5, 7, 7, changed), PoissonRowsDpEvent(1.5, 1.0, changed)):
-            np.testing.assert_allclose(event.rdp(ORDERS), (2 * changed) ** 2 * ORDERS / (2 * 1.5**2), rtol=1e-12)
+            np.testing.assert_allclose(event.rdp(ORDERS), (2 * changed) ** 2 * ORDERS / (2 * 1.5**2), rtol=FLOAT64)
 
 
 def test_one_order_by_hand():
     # Two of four rows differ, batches of two: rho is 0, 1, 2 in 1, 4, 1 of 6 cases; order 2, z = 2: exponent rho^2.
     expected = math.log((1 + 4 * math.exp(1) + math.exp(4)) / 6)
-    assert FixedSizeRowsDpEvent(2.0, 4, 2, 2).rdp(np.array([2.0]))[0] == pytest.approx(expected, rel=1e-14)
+    assert FixedSizeRowsDpEvent(2.0, 4, 2, 2).rdp(np.array([2.0]))[0] == pytest.approx(expected, rel=FLOAT64)
     # Poisson with rate 1/2: 1, 2, 1 of 4.
     expected = math.log((1 + 2 * math.exp(1) + math.exp(4)) / 4)
-    assert PoissonRowsDpEvent(2.0, 0.5, 2).rdp(np.array([2.0]))[0] == pytest.approx(expected, rel=1e-14)
+    assert PoissonRowsDpEvent(2.0, 0.5, 2).rdp(np.array([2.0]))[0] == pytest.approx(expected, rel=FLOAT64)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,9 @@ def test_batches_of_fixed_size_are_hypergeometric(rows, changed, batch):
     }
     excess = sum(float(weight) * math.expm1(4 * rho**2 / noise**2) for rho, weight in weights.items())
     curve = FixedSizeRowsDpEvent(noise, rows, batch, changed).rdp(np.array([order]))
-    assert curve[0] == pytest.approx(math.log1p(excess), rel=1e-10)
+    # Weights come from logarithms of factorials, some nine of them, of up to n log n, whose errors they take over.
+    bound = gamma(9 * ELEMENTARY, np.float64) * rows * math.log(rows)
+    assert curve[0] == pytest.approx(math.log1p(excess), rel=bound)
 
 
 def test_more_rows_batches_or_steps_cost_more_and_more_noise_costs_less():
@@ -116,7 +132,8 @@ def test_of_many_rows_a_batch_of_fixed_size_is_like_a_poisson_batch():
     curves = [FixedSizeRowsDpEvent(10.0, 100 * scale, 10 * scale, 8).rdp(ORDERS) for scale in (1, 100, 100_000)]
     poisson = PoissonRowsDpEvent(10.0, 0.1, 8).rdp(ORDERS)
     gaps = [np.abs(curve / poisson - 1).max() for curve in curves]
-    assert gaps[0] > 1e-2 and gaps[0] > gaps[1] > gaps[2] and gaps[2] < 1e-5
+    # As one over the number of rows.
+    assert gaps[0] > 1e-2 and gaps[0] > gaps[1] and gaps[2] == pytest.approx(gaps[1] / 1000, rel=0.1)
     # Draws without replacement spread less.
     assert all((curve < poisson).all() for curve in curves)
 
@@ -143,11 +160,11 @@ def test_large_orders_and_many_rows_do_not_overflow():
     with np.errstate(over="raise", invalid="raise"):
         curve = PoissonRowsDpEvent(1.0, 0.01, 10_000).rdp(ORDERS)
         # One batch in 1e20000 has all rows: at a large order it is all that counts.
-        assert curve[-1] == pytest.approx(2 * 1000 * 1e8, rel=1e-3)
+        assert curve[-1] == pytest.approx(2 * 1000 * 1e8 + 10_000 * math.log(0.01) / 999, rel=FLOAT64)
         assert np.isfinite(curve).all() and (np.diff(curve) > 0).all()
         tiny = PoissonRowsDpEvent(1e6, 1e-6, 3).rdp(ORDERS)
-        # There the exponent is so small that only its mean counts.
-        np.testing.assert_allclose(tiny, 2 * ORDERS * (3e-6 + 6e-12) / 1e12, rtol=1e-6)
+        # There the exponent is so small that only its mean counts, and half of its square at the largest order.
+        np.testing.assert_allclose(tiny, 2 * ORDERS * (3e-6 + 6e-12) / 1e12, rtol=ORDERS.max() ** 2 / 1e12)
     assert epsilon(poisson_rows_event(0.01, 1e-4, 3, 10)) == math.inf
 
 
@@ -184,7 +201,8 @@ def test_calibration_meets_the_budget():
         return poisson_rows_event(0.05, noise, 4, 300)
 
     noise = calibrate_rows_noise(event, 3.0, 1e-6)
-    assert epsilon(event(noise), 1e-6) == pytest.approx(3.0, rel=1e-3) and epsilon(event(noise), 1e-6) <= 3.0
+    # Epsilon falls with the noise's third power at most.
+    assert 3.0 * (1 - 3 * CALIBRATED) <= epsilon(event(noise), 1e-6) <= 3.0
     assert noise > calibrate_rows_noise(lambda z: poisson_rows_event(0.05, z, 3, 300), 3.0, 1e-6)
     # In every batch: one Gaussian whose noise is shared by four rows replaced. RDP costs a little more than the exact.
     in_all = calibrate_rows_noise(lambda z: poisson_rows_event(1.0, z, 4, 9), 3.0, 1e-6)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 
-from tests.rounding import gamma, standard_errors
+from tests.privacy.accounting.anchor_support import by_transforms
+from tests.rounding import standard_errors
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
@@ -24,12 +25,11 @@ from tff_pdp.training.search.tune import search_costs
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}
 DELTA = 1e-4
-# Of events that are composed in another order: by sums, and by Fourier transforms of up to 2^20 values, which round by
-# a share of one; an epsilon above one moves by less than that share of delta.
-COMPOSED = gamma(2 * 20, np.float64) / DELTA
 CONFIG = PrivacyConfig(plan="silo_example", batch_size=20, budgets={"delta": DELTA, "silos": {"a": 2, "b": 4}})
 CANDIDATES = ({"prox_weight": 0.1}, {"prox_weight": 1.0}, {"prox_weight": 10.0})
 ROUNDS, STEPS, SELECTIONS = 6, 2, 3
+# Of the events of up to four runs, composed in another order.
+COMPOSED = by_transforms(4 * ROUNDS * STEPS, DELTA)
 STATISTICS = dp_event.GaussianDpEvent(20.0)
 
 
