@@ -7,7 +7,7 @@ writes them, `models.config` and `batching_parameters.txt`, and prints how to se
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from serving.production.containers import BATCHING_FILE, KitOptions, batching_parameters
 from serving.production.exports import docker_run
 from serving.tf_serving import CONFIG_FILE, MODELS_DIRECTORY, ServedModel, Specific, write_model_config_file
+from tests.rounding import ELEMENTARY, gamma
 
 CLASSIFIER, REGRESSION = "conformance", "conformance_regression"
 CLIENT_IDS = ("alice", "bob", "é ü")
@@ -37,16 +38,29 @@ class KnownModel:
         """Probabilities `[n, NUM_CLASSES]` or values `[n]`, in float64."""
         return np.array([self._answer(client_id, example) for client_id, example in zip(client_ids, x, strict=True)])
 
+    def rounding(self, largest_input: float) -> float:
+        """How far answers in float32 may lie from these, of any client: sums over each layer's inputs and a bias.
+
+        What a score loses moves a probability by at most half of it; an exponential, a sum and a quotient come after.
+        """
+        terms = {**self.shared, **{name: np.abs(stack).max(axis=0) for name, stack in self.stacked.items()}}
+        terms = {name: np.abs(value).astype(np.float64) for name, value in terms.items()}
+        largest = self._outputs(terms, np.full(terms["dense_0/kernel"].shape[0], largest_input)).max()
+        scores = gamma(sum(len(value) + 1 for name, value in terms.items() if name.endswith("kernel"))) * largest
+        return scores if self.name == REGRESSION else scores / 2 + gamma(2 * ELEMENTARY + NUM_CLASSES + 1)
+
     def _answer(self, client_id: str, example: np.ndarray) -> np.ndarray:
         row = CLIENT_IDS.index(client_id) + 1 if client_id in CLIENT_IDS else 0
         weights = {**self.shared, **{name: stack[row] for name, stack in self.stacked.items()}}
         weights = {name: value.astype(np.float64) for name, value in weights.items()}
-        activations = example.ravel().astype(np.float64)
+        outputs = self._outputs(weights, example.ravel().astype(np.float64))
+        return outputs[0] if self.name == REGRESSION else np.exp(outputs) / np.exp(outputs).sum()
+
+    def _outputs(self, weights: Mapping[str, np.ndarray], activations: np.ndarray) -> np.ndarray:
+        outputs = activations @ weights["dense_0/kernel"] + weights["dense_0/bias"]
         if self.name == REGRESSION:
-            return (activations @ weights["dense_0/kernel"] + weights["dense_0/bias"])[0]
-        hidden = np.maximum(activations @ weights["dense_0/kernel"] + weights["dense_0/bias"], 0)
-        outputs = hidden @ weights["dense_1/kernel"] + weights["dense_1/bias"]
-        return np.exp(outputs) / np.exp(outputs).sum()
+            return outputs
+        return np.maximum(outputs, 0) @ weights["dense_1/kernel"] + weights["dense_1/bias"]
 
 
 def classifier(version: int) -> KnownModel:
@@ -103,6 +117,11 @@ def docker_command(folder: Path) -> str:
 def _drawing(seed: int):
     rng = np.random.default_rng(seed)
     return lambda *shape: rng.normal(size=shape).astype(np.float32)
+
+
+# Of images, whose levels were divided by 255, and of features up to 3.
+TOLERANCE = max(classifier(STABLE).rounding(1.0), classifier(CANARY).rounding(1.0)) + gamma(3)
+REGRESSION_TOLERANCE = regression().rounding(3.0)
 
 
 def _export(base_path: Path, known: KnownModel, process) -> None:

@@ -13,7 +13,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from tests.conformance.models import CANARY, CLASSIFIER, classifier
+from tests.conformance.models import CANARY, CLASSIFIER, TOLERANCE, classifier
 
 X = np.array([[[[0.0], [0.5]], [[1.0], [0.25]]]], np.float32)
 
@@ -50,7 +50,7 @@ def test_the_answer_names_model_version_and_signature(stub):
     assert (spec.name, spec.version.value, spec.signature_name) == (CLASSIFIER, CANARY, "predict")
     assert set(response.outputs) == {"probabilities"}
     found = tf.make_ndarray(response.outputs["probabilities"])
-    np.testing.assert_allclose(found, classifier(CANARY).expected(["alice"], X), atol=1e-5)
+    np.testing.assert_allclose(found, classifier(CANARY).expected(["alice"], X), atol=TOLERANCE)
 
 
 def test_numbers_in_every_form_of_a_tensor(stub):

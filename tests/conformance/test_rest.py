@@ -6,9 +6,17 @@ import json
 import numpy as np
 import pytest
 
-from tests.conformance.models import CANARY, CLASSIFIER, REGRESSION, STABLE, classifier, regression
+from tests.conformance.models import (
+    CANARY,
+    CLASSIFIER,
+    REGRESSION,
+    REGRESSION_TOLERANCE,
+    STABLE,
+    TOLERANCE,
+    classifier,
+    regression,
+)
 
-TOLERANCE = 1e-5
 PREDICT = f"/v1/models/{CLASSIFIER}:predict"
 X = np.array([[[0.0], [0.5]], [[1.0], [0.25]]])
 
@@ -46,7 +54,7 @@ def test_whole_numbers_are_floats_too(send):
     status, answer = _post(send, f"/v1/models/{REGRESSION}:predict", {"instances": [_row(x=[1, 2, 3])]})
     assert status == 200
     expected = regression().expected(["alice"], np.array([[1.0, 2.0, 3.0]]))
-    np.testing.assert_allclose(answer["predictions"][0]["values"], expected[0], atol=TOLERANCE)
+    np.testing.assert_allclose(answer["predictions"][0]["values"], expected[0], atol=REGRESSION_TOLERANCE)
 
 
 def test_examples_with_a_context(send):
@@ -58,7 +66,7 @@ def test_examples_with_a_context(send):
     status, answer = _post(send, f"/v1/models/{REGRESSION}:regress", document)
     assert status == 200
     expected = regression().expected(["bob"] * 2, np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.5]]))
-    np.testing.assert_allclose(answer["results"], expected, atol=TOLERANCE)
+    np.testing.assert_allclose(answer["results"], expected, atol=REGRESSION_TOLERANCE)
 
 
 def test_examples_without_a_client_get_the_global_model(send):

@@ -11,7 +11,7 @@ from serving.production.rollout import roll_out
 from serving.server.embedded import EmbeddedServer
 from serving.server.options import read_batching_file
 from serving.tf_serving import CONFIG_FILE, read_model_config_file
-from tests.conformance.models import CANARY, CLASSIFIER, REGRESSION, STABLE, classifier
+from tests.conformance.models import CANARY, CLASSIFIER, REGRESSION, STABLE, TOLERANCE, classifier
 
 X = np.array([[[[0.0], [0.5]], [[1.0], [0.25]]]], np.float32)
 
@@ -23,7 +23,7 @@ def test_a_kit_is_served_and_labels_move(models_folder, tmp_path):
     batching = read_batching_file(tmp_path / BATCHING_FILE)
 
     def answers_of(version):
-        return pytest.approx(classifier(version).expected(["bob"], X), abs=1e-5)
+        return pytest.approx(classifier(version).expected(["bob"], X), abs=TOLERANCE)
 
     with EmbeddedServer.of_models(read_model_config_file(config_file), batching=batching) as server:
         address = f"127.0.0.1:{server.grpc_port}"

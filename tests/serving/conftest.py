@@ -1,6 +1,7 @@
 """One small exported model and one running server for every test that only reads them."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from serving.export.exporter import export_models
 from serving.models import PersonalModels
 from serving.server.embedded import EmbeddedServer
 from serving.verify.fresh_process import FreshProcess
+from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.models.base import Model
 from tff_pdp.models.dense import build_mlp
 
@@ -54,6 +56,20 @@ class Exporter:
             "process": self.process,
         }
         return export_models(base_path, **{**arguments, **changes})
+
+    def rounding(self, x: np.ndarray | None = None) -> float:
+        """How far two probabilities of one client's model may lie apart in float32, of examples as large as these.
+
+        A score sums over each layer's inputs, of which those of images are levels divided by 255; what it loses moves
+        a probability by at most a half of it, on each side. After it come an exponential, a sum over classes and a
+        quotient.
+        """
+        rows = [{**self.global_weights, **own} for own in ({}, *self.personal_weights.values())]
+        terms = {name: np.max([np.abs(row[name]) for row in rows], axis=0) for name in self.global_weights}
+        scores = self.model.predict(terms, tf.constant(np.abs(self.x if x is None else x)))
+        sums = sum(math.prod(value.shape[:-1]) + 1 for value in terms.values() if value.ndim > 1)
+        after = 2 * gamma(2 * ELEMENTARY + self.model.num_classes + 1)
+        return gamma(sums + 3) * float(np.max(scores)) + after
 
     def expected(self, client_ids: list[str], x: np.ndarray) -> np.ndarray:
         """Probabilities of the model in this process, example by example."""

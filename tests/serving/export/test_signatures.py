@@ -74,7 +74,7 @@ def test_images_are_answered_like_their_pixels(images, servable):
         "predict_images", {"client_id": np.array(IDS, object), "image_bytes": np.array(contents, object)}
     )
     decoded = [np.asarray(Image.open(io.BytesIO(content)), np.float32) / 255 for content in contents]
-    np.testing.assert_allclose(answer["probabilities"], images.expected(IDS, np.stack(decoded)), atol=1e-5)
+    np.testing.assert_allclose(answer["probabilities"], images.expected(IDS, np.stack(decoded)), atol=images.rounding())
     np.testing.assert_array_equal(answer["personalized"], PERSONALIZED)
 
 
@@ -86,7 +86,7 @@ def test_examples_are_classified_with_or_without_a_client(images, servable):
     answer = servable.classify("classify", np.array(serialised, object))
     assert set(answer) == {"classes", "scores"}
     assert answer["classes"].tolist() == [[b"0", b"1", b"2"]] * 4
-    np.testing.assert_allclose(answer["scores"], images.expected(IDS, images.x), atol=1e-6)
+    np.testing.assert_allclose(answer["scores"], images.expected(IDS, images.x), atol=images.rounding())
 
 
 @pytest.mark.parametrize(

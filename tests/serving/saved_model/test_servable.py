@@ -226,7 +226,7 @@ def test_an_export_is_loaded_and_frees_its_session_when_closed(export_dir, expor
     servable = load_servable(export_dir)
     outputs = servable.predict("", {"client_id": np.array(["alice"] * 6, object), "x": exporter.x})
     (answers,) = [array for array in outputs.values() if array.dtype == np.float32]
-    np.testing.assert_allclose(answers, exporter.expected(["alice"] * 6, exporter.x), atol=1e-6)
+    np.testing.assert_allclose(answers, exporter.expected(["alice"] * 6, exporter.x), atol=exporter.rounding())
     session = weakref.ref(servable._session)
     # Not left to the garbage collector, which may come much later.
     gc.disable()

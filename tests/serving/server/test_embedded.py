@@ -45,7 +45,7 @@ def client(request, server):
 def test_answers_equal_the_model_in_this_process(client, exporter, client_ids):
     x = exporter.x[: len(client_ids)]
     prediction = client.predict("toy", client_ids, x)
-    np.testing.assert_allclose(prediction.answers, exporter.expected(client_ids, x), atol=1e-6)
+    np.testing.assert_allclose(prediction.answers, exporter.expected(client_ids, x), atol=exporter.rounding())
     assert prediction.answers.dtype == np.float32
     np.testing.assert_array_equal(
         prediction.personalized, [client_id in exporter.personal_weights for client_id in client_ids]
@@ -182,6 +182,7 @@ def test_a_swap_under_load_loses_no_request_and_answers_are_those_of_a_version(
     shutil.copytree(export_dir, tmp_path / "1")
     x = exporter.x[:1]
     expected = {1: exporter.expected(["alice"], x), 2: exporter.expected(["bob"], x)}
+    bound = exporter.rounding()
     seen, failures, done = set(), [], threading.Event()
 
     def hammer(stub, request):
@@ -194,7 +195,7 @@ def test_a_swap_under_load_loses_no_request_and_answers_are_those_of_a_version(
             version = response.model_spec.version.value
             seen.add(version)
             answer = tf.make_ndarray(response.outputs["probabilities"])
-            if not np.allclose(answer, expected[version], atol=1e-6):
+            if not np.allclose(answer, expected[version], rtol=0, atol=bound):
                 failures.append(answer)
 
     with (
@@ -227,7 +228,9 @@ def test_a_corrupt_version_keeps_the_old(exporter, export_dir, second_dir, tmp_p
         assert "does not match the SHA-256" in status["status"]["error_message"]
         with RestClient(f"127.0.0.1:{server.rest_port}") as client:
             answer = client.predict("toy", ["alice"], exporter.x[:1])
-        np.testing.assert_allclose(answer.answers, exporter.expected(["alice"], exporter.x[:1]), atol=1e-6)
+        np.testing.assert_allclose(
+            answer.answers, exporter.expected(["alice"], exporter.x[:1]), atol=exporter.rounding()
+        )
 
 
 def test_a_stop_answers_what_it_has_begun(exporter, export_dir, monkeypatch):
@@ -256,14 +259,14 @@ def test_a_stop_answers_what_it_has_begun(exporter, export_dir, monkeypatch):
     server.stop()
     for thread in threads:
         thread.join()
-    np.testing.assert_allclose(answers, [exporter.expected(["alice"], exporter.x[:1])] * 2, atol=1e-6)
+    np.testing.assert_allclose(answers, [exporter.expected(["alice"], exporter.x[:1])] * 2, atol=exporter.rounding())
 
 
 def test_a_stop_under_load_returns_and_answers_nothing_wrong(exporter, export_dir):
     server = EmbeddedServer(export_dir.parent, "toy")
     server.start()
     codes, wrong, answered = [], [], threading.Event()
-    expected = exporter.expected(["alice"], exporter.x[:1])
+    expected, bound = exporter.expected(["alice"], exporter.x[:1]), exporter.rounding()
 
     def hammer(stub):
         while True:
@@ -273,7 +276,7 @@ def test_a_stop_under_load_returns_and_answers_nothing_wrong(exporter, export_di
                 codes.append(error.code())
                 return
             answered.set()
-            if not np.allclose(tf.make_ndarray(response.outputs["probabilities"]), expected, atol=1e-6):
+            if not np.allclose(tf.make_ndarray(response.outputs["probabilities"]), expected, rtol=0, atol=bound):
                 wrong.append(response)
 
     def hammer_rest():

@@ -60,7 +60,7 @@ def test_many_requests_at_once_get_the_answers_of_their_own_client(manager, expo
         return await asyncio.gather(*calls)
 
     answers = np.concatenate([answer for _, answer in asyncio.run(main())])
-    np.testing.assert_allclose(answers, exporter.expected(clients, exporter.x[numbers]), atol=1e-6)
+    np.testing.assert_allclose(answers, exporter.expected(clients, exporter.x[numbers]), atol=exporter.rounding())
 
 
 @pytest.mark.parametrize("manager", [None, BatchingOptions()], ids=["one by one", "batched"], indirect=True)
@@ -80,7 +80,9 @@ def test_a_request_with_nan_does_not_spoil_those_beside_it(manager, exporter, ex
     for index, answer in enumerate(asyncio.run(main())):
         if index % 3:
             assert isinstance(answer, tuple)
-            np.testing.assert_allclose(answer[1], exporter.expected(["alice"], exporter.x[:1]), atol=1e-6)
+            np.testing.assert_allclose(
+                answer[1], exporter.expected(["alice"], exporter.x[:1]), atol=exporter.rounding()
+            )
         else:
             assert isinstance(answer, RequestError)
             assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -102,7 +104,7 @@ def test_examples_are_classified_through_the_same_batches(manager, exporter, exp
         return await asyncio.gather(*(classify(*call) for call in zip(clients, numbers, strict=True)))
 
     scores = np.concatenate(asyncio.run(main()))
-    np.testing.assert_allclose(scores, exporter.expected(clients, exporter.x[numbers]), atol=1e-6)
+    np.testing.assert_allclose(scores, exporter.expected(clients, exporter.x[numbers]), atol=exporter.rounding())
 
 
 def test_a_swap_under_load_fails_no_request_and_frees_the_old_session(manager, exporter, export_dir, tmp_path):
