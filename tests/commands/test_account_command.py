@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.privacy.accounting.anchor_support import CALIBRATED
+from tests.rounding import as_printed, half_a_digit
 from tff_pdp import cli
 from tff_pdp.commands import account as account_command
 from tff_pdp.errors import BudgetError, ConfigError
@@ -21,8 +23,9 @@ def run(*arguments):
 def test_json(capsys):
     assert run("--noise-multiplier", "1", "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["epsilon_rdp"] == pytest.approx(7.239, rel=1e-2)
-    assert result["epsilon_pld"] == pytest.approx(6.589, rel=1e-2)
+    assert result["epsilon_rdp"] == as_printed("7.239")
+    # The figure is of a coarser grid, to which privacy losses are rounded up.
+    assert 6.5 < result["epsilon_pld"] < 6.589 + half_a_digit("6.589")
     assert result["epsilon"] == min(result["epsilon_rdp"], result["epsilon_pld"])
     assert result["unit"] == "silo_example" and result["adjacency"] == "add_or_remove_one"
 
@@ -31,7 +34,8 @@ def test_calibration(capsys):
     assert run("--epsilon", "2", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["epsilon"] <= result["epsilon_target"] == 2.0
-    assert result["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    # Epsilon falls with the noise's third power at most.
+    assert result["epsilon"] > 2.0 * (1 - 3 * CALIBRATED)
     assert run("--noise-multiplier", str(result["noise_multiplier"]), "--json") == 0
     assert json.loads(capsys.readouterr().out)["epsilon"] == result["epsilon"]
 
@@ -118,7 +122,7 @@ def test_rows_of_a_contact_graph_in_batches_of_fixed_size(capsys):
     batches = ["--num-rows", "2609976", "--batch-size", "512"]
     run_rows("node", *batches, "--noise-multiplier", "4.5", "--json")
     result = json.loads(capsys.readouterr().out)
-    assert result["epsilon"] == result["epsilon_rdp"] == pytest.approx(20.7, rel=1e-2)
+    assert result["epsilon"] == result["epsilon_rdp"] == as_printed("20.7")
     assert result["epsilon_pld"] is result["sampling_rate"] is None
     assert (result["rows_per_unit"], result["num_rows"], result["batch_size"]) == (20, 2609976, 512)
     run_rows("node", *batches, "--epsilon", "20.7")
@@ -131,7 +135,7 @@ def test_rows_of_a_contact_graph_in_poisson_batches(capsys):
     sampling = ["--sampling-rate", "0.01"]
     run_rows("edge", *sampling, "--epsilon", "8", "--json")
     result = json.loads(capsys.readouterr().out)
-    assert result["epsilon"] == pytest.approx(8, rel=1e-3) and result["epsilon"] <= result["epsilon_target"] == 8
+    assert 8 * (1 - 3 * CALIBRATED) < result["epsilon"] <= result["epsilon_target"] == 8
     noise = ["--noise-multiplier", str(result["noise_multiplier"])]
     # No more rows differ than there are.
     run_rows("edge", *sampling, *noise, "--num-rows", "5", "--json")

@@ -30,11 +30,16 @@ from tff_pdp.processes.compose import (
 )
 
 DISTRIBUTIONS = ("tff-pdp", "tensorflow", "tensorflow-federated", "tensorflow-privacy", "dp-accounting")
-TOLERANCE = 1e-5
 _NUM_FEATURES = 64
 _NUM_CLASSES = 10
 _NUM_CLIENTS = 4
 _NOISE_STDDEV = 0.1
+# How far two right results may lie apart. A step of a round sums over features, over a client's 20 examples and, for a
+# norm, over all weights; it takes five exponentials, logarithms, sines and cosines one after another, which count as
+# eight roundings each, and has some twenty more operations. Weights start from zero and come no further than 0.06 in
+# three steps: one is 0.03 / 10 of a sum that is clipped to 1, with noise of up to five standard deviations of 1.
+_ROUNDINGS_OF_A_STEP = _NUM_FEATURES + 20 + (_NUM_FEATURES + 1) * _NUM_CLASSES + 5 * 8 + 20
+TOLERANCE = 2 * 3 * _ROUNDINGS_OF_A_STEP * 2.0**-24 * 0.06
 _SHOWN_CHARACTERS = 400
 
 
