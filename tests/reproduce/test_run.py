@@ -1,11 +1,15 @@
 """Real runs, of three made-up schools."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.io
 
+from tests.privacy.accounting.anchor_support import by_transforms
 from tests.reproduce.reproduce_support import build_reproduction
 from tests.reproduce.settings_support import setting_changed
+from tests.rounding import ELEMENTARY, probable_gamma
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -15,6 +19,8 @@ from tff_pdp.reproduce.run import JobRunner, planned_epsilon
 from tff_pdp.reproduce.setting import digest_of
 
 SIZES = (40, 25, 30)
+# Local steps of a run, and roundings of one: sums over 28 features and up to 32 examples, and six operations more.
+STEPS, STEP = 40, 28 + 32 + 6
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +71,22 @@ def test_without_noise_the_value_is_that_of_gradient_descent_by_hand(reproductio
     squares, silos = [], []
     for client_id in clients.client_ids:
         train, test = clients.load(client_id, "train"), clients.load(client_id, "test")
-        mean, stddev = train.x.mean(0), train.x.std(0)
+        mean, stddev = train.x.mean(0, dtype=np.float64), train.x.std(0, dtype=np.float64)
         stddev[stddev == 0] = 1
         x, weights, bias = (train.x - mean) / stddev, np.zeros(28), 0.0
-        for _ in range(40):
+        for _ in range(STEPS):
             residuals = x @ weights + bias - train.y
             weights, bias = weights - 0.01 * residuals @ x / len(x), bias - 0.01 * residuals.mean()
         squares.extend(((test.x - mean) / stddev @ weights + bias - test.y) ** 2)
         silos.append(np.mean(squares[-len(test.y) :]))
     assert len(squares) == 8 + 5 + 6
-    assert row["value"] == pytest.approx(np.mean(squares), rel=1e-4)
-    assert row["mean_over_clients"] == pytest.approx(np.mean(silos), rel=1e-4)
+    # Residuals lose what forty steps round of labels up to one and of themselves; squares lose that twice.
+    largest = math.sqrt(max(squares))
+    bound = 2 * largest * probable_gamma(STEPS * STEP) * (1 + largest)
+    assert row["value"] == pytest.approx(np.mean(squares), abs=bound)
+    assert row["mean_over_clients"] == pytest.approx(np.mean(silos), abs=bound)
     # The tenth of three is one.
-    assert row["worst_decile"] == pytest.approx(max(silos), rel=1e-4)
+    assert row["worst_decile"] == pytest.approx(max(silos), abs=bound)
 
 
 def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
@@ -94,7 +103,8 @@ def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
     ledger = plan.build_ledger()
     for round_number in (1, 2, 3):
         plan.charge_round(ledger, round_number)
-    assert planned_epsilon(plan) == pytest.approx(max(ledger.epsilon(name).best for name in "ab"), rel=1e-9)
+    spent = max(ledger.epsilon(name).best for name in "ab")
+    assert planned_epsilon(plan) == pytest.approx(spent, rel=by_transforms(20, 1e-3))
 
 
 def test_runs_of_one_method_share_their_computations(runner):
@@ -111,7 +121,8 @@ def test_lambda_zero_is_local_training(runner):
     """Two methods, two computations, the same batches and noise: an identity over the whole pipeline."""
     alone = runner(Job("paper", "local_only", 6.0, 0)).row
     free = runner(Job("paper", "mr_mtl", 6.0, 0, prox_weight=0.0)).row
-    assert free["value"] == pytest.approx(alone["value"], rel=1e-5)
+    # As in the steps by hand, in both, with noise: errors of a residual, twice in its square.
+    assert free["value"] == pytest.approx(alone["value"], rel=2 * 2 * probable_gamma(STEPS * (STEP + 3 * ELEMENTARY)))
 
 
 def test_the_automatic_lambda_is_another_than_the_configurations(runner):

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from beam_pipelines.sources.partition import (
     dirichlet_partition,
@@ -17,6 +19,7 @@ from beam_pipelines.sources.partition import (
     uniform_partition,
     write_digits_leaf,
 )
+from tests.rounding import standard_errors
 from tff_pdp.errors import DataError
 
 
@@ -115,8 +118,11 @@ def test_class_mixes_are_dirichlet():
     """Against the moments of Dir(a, ..., a) with 4 classes: mean 1/4, variance (1/4) (3/4) / (4 a + 1)."""
     for concentration in (0.1, 1.0, 10.0):
         mixes = draw_class_mixes(20_000, 4, concentration, np.random.default_rng(0))
-        np.testing.assert_allclose(mixes.mean(axis=0), 0.25, atol=0.012)
-        np.testing.assert_allclose(mixes.var(axis=0), 3 / 16 / (4 * concentration + 1), rtol=0.05)
+        variance, errors = 3 / 16 / (4 * concentration + 1), standard_errors(3 * 2 * 4)
+        # A class's share is Beta(a, 3 a), of which a sampled variance errs by the fourth moment.
+        excess = float(stats.beta.stats(concentration, 3 * concentration, moments="k"))
+        np.testing.assert_allclose(mixes.mean(axis=0), 0.25, atol=errors * math.sqrt(variance / len(mixes)))
+        np.testing.assert_allclose(mixes.var(axis=0), variance, rtol=errors * math.sqrt((excess + 2) / len(mixes)))
     for arguments in ((0, 1.0), (2, 0.0), (2, np.inf), (2, np.nan)):
         with pytest.raises(DataError, match="draw_class_mixes needs"):
             draw_class_mixes(arguments[0], 4, arguments[1], np.random.default_rng(0))
