@@ -96,7 +96,9 @@ def summary(tier: str | None, budget: dict, reference: float, groups: dict[str, 
             beyond.append(folder)
         mark = "  more than its budget" if folder in beyond else ""
         lines.append(f"{folder:40}{seconds:8.0f}{allowed.get(folder, '-'):>8}{mark}")
-    lines.append(f"{'together':40}{sum(spent.values()):8.0f}{sum(allowed.values()) or '-':>8}")
+    lines.append(
+        f"{'together':40}{sum(spent.values()):8.0f}{sum(allowed.get(folder, 0) for folder in spent) or '-':>8}"
+    )
     lines.append(f"(as on the machine of the budgets; seconds of this one are {1 / speed:.2f} of its)")
     return lines, beyond
 

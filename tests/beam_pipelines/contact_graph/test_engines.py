@@ -46,7 +46,13 @@ def finished(source, tmp_path):
     return run_contact_graph_job(options_of(source, tmp_path, **OPTIONS)).output
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+# Two processes that import Beam; a pipeline of Beam's engine tests runs on them in make test.
+SLOW = {"processes": pytest.mark.all}
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(engine, id=name, marks=SLOW.get(name, ())) for name, engine in ENGINES.items()]
+)
 def test_same_bytes_on_every_engine(source, finished, tmp_path, engine):
     options = options_of(source, tmp_path, output=tmp_path / "again", **OPTIONS, **engine)
     assert contents(run_contact_graph_job(options).output) == contents(finished)

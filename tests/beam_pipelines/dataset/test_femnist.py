@@ -52,7 +52,13 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+# Two processes that import Beam; a pipeline of Beam's engine tests runs on them in make test.
+SLOW = {"processes": pytest.mark.all}
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(engine, id=name, marks=SLOW.get(name, ())) for name, engine in ENGINES.items()]
+)
 def test_same_bytes_on_every_engine(write_leaf, options, tmp_path, engine):
     bad = make_user(9)
     bad["y"][3] = 7
