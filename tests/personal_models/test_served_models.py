@@ -43,13 +43,16 @@ def clients_with(weights, model=MODEL, **changes):
 
 
 def assert_serves(served, expected):
-    """The global model's weights first."""
+    """The global model's weights first; to the bit.
+
+    Rows are copies of weights, means are of small whole numbers, and a hypernetwork makes a row by the same operations.
+    """
     rows = [0, *served.models.rows]
     for row, weights in zip(rows, expected, strict=True):
         found = served.models.weights_of_row(row)
         assert set(found) == set(weights)
         for name, array in weights.items():
-            np.testing.assert_allclose(found[name], array, rtol=1e-6)
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def test_heads_are_stacked_and_the_rest_is_shared():
@@ -170,7 +173,7 @@ def test_scalings_are_shared_or_stacked_like_weights():
     assert set(served.references["client 1"]) == set(served.models.weights_of_row(0))
     x = np.array([[5.0, -1.0]], np.float32)
     found = served.models.model.predict(served.models.weights_of_row(2), tf.constant(x))
-    np.testing.assert_allclose(found, MODEL.predict(weights[1], tf.constant((x + 2) * np.float32(0.3))), rtol=1e-6)
+    np.testing.assert_array_equal(found, MODEL.predict(weights[1], tf.constant((x + 2) * np.float32(0.3))))
 
 
 HYPER = build_udp_hypernet(hidden_units=(), descriptor_size=2)
@@ -208,7 +211,7 @@ def test_a_hypernetwork_and_descriptors_are_served_where_they_are_smaller_than_m
     assert models.nbytes == served.sizes["hypernetwork"]
     assert all(name.startswith("broadcast/parameters/") for name in models.shared)
     for name, array in weights[19].items():
-        np.testing.assert_allclose(served.references["client 19"][name], array, rtol=1e-6)
+        np.testing.assert_array_equal(served.references["client 19"][name], array)
 
 
 def test_a_hypernetwork_may_be_served_as_models():
