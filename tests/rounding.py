@@ -75,7 +75,7 @@ def standard_errors(comparisons: int = 1, alarm: float = 1e-6) -> float:
 
     The estimates are means, or other sums of so many draws that they are close to normal. Bonferroni's inequality
     covers several comparisons at once. Tests have fixed seeds, whose bits are the same everywhere: what passes once
-    passes always.
+    passes always. So a test may also write its factor out, as 3, 4 or 5, which chance exceeds in 3e-3, 6e-5 and 6e-7.
 
     >>> round(standard_errors(), 2), round(standard_errors(100), 2)
     (4.89, 5.73)

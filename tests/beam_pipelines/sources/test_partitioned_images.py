@@ -8,6 +8,7 @@ import pytest
 from beam_pipelines.sources.cifar import read_cifar10
 from beam_pipelines.sources.divided import PartitionOptions, partitioned_images
 from beam_pipelines.sources.images import ImageDataset, Images
+from tests.rounding import standard_errors
 from tff_pdp.errors import ConfigError
 
 
@@ -102,7 +103,8 @@ def test_dirichlet_clients_are_equally_large_and_alike_on_both_sides(made):
         assert (~client.is_test).sum() in (1666, 1667) and client.is_test.sum() in (333, 334)
     # The first client finds every class whole, so it has its own mix on both sides: they differ by sampling only.
     train, test = counts_of(made["dirichlet"][0])
-    assert np.abs(train / train.sum() - test / test.sum()).max() < 0.1
+    variance = 0.25 * (1 / train.sum() + 1 / test.sum())
+    assert np.abs(train / train.sum() - test / test.sum()).max() < standard_errors(10, 1e-3) * np.sqrt(variance)
 
 
 def test_concentration_decides_how_alike_dirichlet_clients_are():

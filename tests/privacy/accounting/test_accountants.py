@@ -46,7 +46,8 @@ def test_bounds_hold_against_the_measured_hockey_stick_divergence():
         gaps = [with_record - math.exp(epsilon) * without, without - math.exp(epsilon) * with_record]
         return max(np.trapz(np.maximum(gap, 0), grid) for gap in gaps)
 
-    assert true_delta(bounds.best) <= delta * (1 + 1e-6)
+    # The rule is off by an eighth of the step's square for the gap's one kink, whose slopes differ by less than one.
+    assert true_delta(bounds.best) <= delta + (grid[1] - grid[0]) ** 2
     assert true_delta(bounds.best - 2e-3) > delta
 
 
@@ -149,7 +150,8 @@ def test_exponential_mechanism():
     assert bounds.rdp == pytest.approx(gaussian_rdp)
     assert bounds.pld is not None and bounds.exact is None
     # One choice can never cost more than its own epsilon, up to the grid.
-    assert epsilon_bounds(ExponentialMechanismDpEvent(0.5), 1e-9).pld <= 0.5 + 1e-3
+    grid = 1e-4
+    assert epsilon_bounds(ExponentialMechanismDpEvent(0.5), 1e-9, discretisation=grid).pld <= 0.5 + grid
 
 
 def test_custom_events_without_privacy_loss_distribution_use_rdp():

@@ -44,7 +44,8 @@ def test_dp_sgd_in_a_silo(records, batch, noise, steps, delta, rdp, pld):
     on_grid = epsilon_bounds(event, delta, discretisation=GRID)
     assert on_grid.rdp == as_printed(rdp)
     assert on_grid.pld == as_printed(pld)
-    assert epsilon_bounds(event, delta).best <= on_grid.best * 1.0005
+    # By a grid that is no coarser, where epsilon is below ten.
+    assert epsilon_bounds(event, delta).best <= on_grid.best + GRID
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_no_record_whatsoever_moves_the_sum_by_more_than_the_sensitivity():
     changes = [
         np.linalg.norm(whole - moment_sum(np.delete(records, row, axis=0), MOMENTS)) for row in range(len(records))
     ]
-    assert max(changes) <= MOMENTS.sensitivity * (1 + 1e-12)
+    # Two sums over all records, of values up to one, and ten operations on each.
+    rounded = 2 * gamma(len(records) + 10, np.float64) * len(records)
+    assert max(changes) <= MOMENTS.sensitivity * (1 + rounded)
     # A smaller one would be wrong: records at the corners and in the middle move the sum by all of it.
     assert changes[:3] == pytest.approx([math.sqrt(3)] * 3)
 
@@ -138,7 +140,7 @@ def test_noise_cannot_make_a_feature_explode_or_leave_its_bounds():
         stddevs.append(released.stddev / width)
     # A share of the width; half of it is the largest deviation that values within bounds can have.
     assert np.min(stddevs) == pytest.approx(0.05)
-    assert np.max(stddevs) <= 0.5 + 1e-12
+    assert np.max(stddevs) <= 0.5 * (1 + gamma(4, np.float64))
 
 
 def test_what_is_charged_is_known_before_anything_is_released():
@@ -197,7 +199,9 @@ def test_mechanisms_chosen_by_a_noised_number_can_break_what_each_of_them_keeps(
     second = np.linspace(0.8, 1.0, 200001)
     second = float(second[np.searchsorted([delta_of_pair(each) for each in second], delta) - 1])
     pair = [ExponentialMechanismDpEvent(of_choice), ExponentialMechanismDpEvent(second)]
-    assert epsilon_bounds(dp_accounting.ComposedDpEvent(pair), delta, discretisation=1e-5).pld <= epsilon + 1e-3
+    # Both losses are rounded up to the grid, and the second epsilon down to one of its own.
+    grid = 1e-5
+    assert epsilon_bounds(dp_accounting.ComposedDpEvent(pair), delta, discretisation=grid).pld <= epsilon + 2 * grid
     chosen_by_outcome = delta_of_pair(second) + (1 - high) * delta
     assert chosen_by_outcome > 1.4 * delta
     # As the choice is charged here, the second mechanism does not fit.
