@@ -108,8 +108,8 @@ def test_one_more_client_moves_the_sum_by_at_most_the_clip_norm(engines):
         both, _ = one_round(process, clients(2))
         alone, _ = one_round(process, clients(2)[:1])
     difference = np.concatenate([(one - other).ravel() for one, other in zip(both, alone, strict=True)])
-    # Both are over the constant of two clients. Movements are differences of weights that Glorot's limits keep below one,
-    # of which each round rounds every value once.
+    # Both are over the constant of two clients. Movements are differences of weights, below one by Glorot's limits, of
+    # which each round rounds every value once.
     rounded = 2 * 2 * gamma(1) * math.sqrt(SIZE)
     assert 0.009 < 2 * np.linalg.norm(difference) <= 0.01 + rounded
 
