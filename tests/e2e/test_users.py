@@ -9,6 +9,7 @@ from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.server.embedded import EmbeddedServer
 from tests.places import DEMO
+from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
@@ -27,6 +28,11 @@ METHODS = {
     "centaur": {**STEPS, "adapt_steps": 3},
     "udp_hypernet": {**STEPS, "hidden_units": [], "descriptor_learning_rate": 10.0},
 }
+# Relative, of a logit to the magnitudes of its terms: layers over 64 pixels and 8 units, with biases, each of weights
+# that may be made of a descriptor of 8 values, by an inner product and a bias.
+LOGIT = gamma((64 + 1) + (8 + 1) + 2 * (8 + 1))
+# Relative, of a probability: a softmax over ten classes.
+PROBABILITY = gamma(2 * ELEMENTARY + 10 + 2)
 LAYOUTS = {"centaur": "stacked", "udp_hypernet": "hypernetwork"}
 
 
@@ -89,12 +95,15 @@ def test_every_user_is_answered_by_its_own_model(output, name):
     known = [True] * NUM_USERS + [False] * 3
     models = [weights[user] if is_known else shared for user, is_known in zip(asked, known, strict=True)]
     expected = np.concatenate([_answers(method.model, own, row[None]) for own, row in zip(models, x, strict=True)])
+    # A probability changes by less than the logits do; served and expected ones are both rounded.
+    logits = np.stack([_logit_magnitude(own, row) for own, row in zip(models, x, strict=True)])
+    bounds = 2 * (PROBABILITY * expected + LOGIT * logits)
     with EmbeddedServer(config.export_folder, name, rest_port=0, grpc_port=0) as server:
         rest = RestClient(f"127.0.0.1:{server.rest_port}").predict(name, ids, x)
         with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
             grpc = client.predict(name, ids, x)
     for found in (rest, grpc):
-        np.testing.assert_allclose(found.answers, expected, atol=1e-5)
+        assert_within(found.answers, expected, bounds)
         assert found.personalized.tolist() == known
 
 
@@ -111,6 +120,15 @@ def test_no_file_of_an_export_names_a_user(output):
         assert any(exported_ids(config)(user).encode() in content for content in files.values())
     key = config.client_id_key.read_text().strip()
     assert not any(key.encode() in content or bytes.fromhex(key) in content for content in files.values())
+
+
+def _logit_magnitude(weights, x):
+    """Sums the magnitudes of all terms of the largest logit: `[1]`."""
+    size = np.abs(x.ravel())
+    for layer in range(2):
+        kernel, bias = (np.abs(np.asarray(weights[f"dense_{layer}/{part}"])) for part in ("kernel", "bias"))
+        size = size @ kernel + bias
+    return size.max(keepdims=True)
 
 
 def _answers(model, weights, x):

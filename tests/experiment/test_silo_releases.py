@@ -5,10 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from tests.rounding import assert_within, gamma
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.before_training import RELEASES_FILE
 from tff_pdp.experiment.build import build_method
 
+# Relative to what is added up, in units of the scale: shift and scale are rounded once each, their sum and product with
+# a feature once more.
+SCALED = gamma(4)
 NOISED = {"kind": "noised", "epsilon": 0.2}
 MOMENTS = {"kind": "dp_moments", "lower": 0.0, "upper": 1.0, "noise_multiplier": 20.0}
 PAPER = {"kind": "paper_private_standardisation"}
@@ -73,7 +77,7 @@ def test_features_are_scaled_by_what_was_released(experiment):
     x = method.clients.load(client_id, "validation").x
     mean, stddev = (np.reshape(stored[client_id][key], x.shape[1:]) for key in ("mean", "stddev"))
     scaled = method.client_data("validation")[0]["x"][: len(x)]
-    np.testing.assert_allclose(scaled, (x - mean) / stddev, rtol=1e-4, atol=1e-4)
+    assert_within(scaled, (x - mean) / stddev, SCALED * (np.abs(x) + np.abs(mean)) / stddev)
     (entry,) = [entry for entry in method.plan.build_ledger().entries if entry.scope == client_id]
     assert entry.event.noise_multiplier == 20.0
 
@@ -82,9 +86,15 @@ def test_the_papers_standardisation_claims_nothing(experiment):
     method = build_method(experiment(privacy__feature_scaling=PAPER), "mr_mtl")
     assert method.plan.claim == "none"
     assert "standardised" in method.plan.claim_reason
-    x = method.client_data("train")[0]
-    own = x["x"][: x["num_examples"]]
-    np.testing.assert_allclose(own.mean(axis=0), 0.0, atol=1e-5)
+    padded = method.client_data("train")[0]
+    own = padded["x"][: padded["num_examples"]].astype(np.float64)
+    x = method.clients.load(method.clients.client_ids[0], "train").x.astype(np.float64)
+    deviation = np.where(np.ptp(x, axis=0) == 0, 1.0, x.std(axis=0))
+    # The mean error is no larger than its root mean square, nor is what it moves a deviation by.
+    rounded = SCALED * np.sqrt(np.square(np.abs(x) + np.abs(x.mean(axis=0))).mean(axis=0)) / deviation
+    assert_within(own.mean(axis=0), np.zeros_like(deviation), rounded)
+    # A feature that does not vary stays so.
+    assert_within(own.std(axis=0), np.sign(np.ptp(x, axis=0)), rounded)
 
 
 def test_the_papers_sampler_claims_nothing(experiment):
