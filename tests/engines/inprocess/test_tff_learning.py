@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 
 from tests.engines.engine_equality import assert_same, largest_float
 from tests.engines.inprocess.inprocess_support import inprocess
+from tests.rounding import standard_errors
 from tff_pdp import _tff
 
 NUM_CLIENTS = 3
@@ -229,13 +230,15 @@ def test_noise_has_its_size_and_is_never_the_same(mode):
     with inprocess(mode) as engine, engine.install():
         state = process.initialize()
         draws = [np.asarray(process.next(state, [np.zeros(20000, np.float32)] * 4).result) for _ in range(3)]
-    # 0.5 over 4 clients. The standard error of the estimate is 0.5 %, of the mean 0.0009, of a correlation 0.007.
+    # 0.5 over 4 clients. Of three draws a deviation each, whose standard error is 1 / sqrt(2 n) of it, a mean and, of
+    # pairs, correlations.
+    errors = standard_errors(3 * 3) / np.sqrt(20000)
     for draw in draws:
-        assert draw.std() == pytest.approx(0.125, rel=0.03)
-        assert draw.mean() == pytest.approx(0, abs=0.006)
+        assert draw.std() == pytest.approx(0.125, rel=errors / np.sqrt(2))
+        assert draw.mean() == pytest.approx(0, abs=errors * 0.125)
     for one, other in itertools.combinations(draws, 2):
         assert (one == other).mean() < 1e-3
-        assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
+        assert abs(np.corrcoef(one, other)[0, 1]) < errors
 
 
 def test_distributed_noise_and_rounding_leave_the_mean(engine):
@@ -246,7 +249,11 @@ def test_distributed_noise_and_rounding_leave_the_mean(engine):
     values = [[np.full(4, 0.01 * number, np.float32)] for number in range(NUM_CLIENTS)]
     with engine.install():
         (mean,) = process.next(process.initialize(), values).result
-    assert np.asarray(mean) == pytest.approx(np.full(4, 0.01), abs=2e-4)
+    # The sum's noise is 1e-4 of a clip norm of 0.1. Each client rounds at random to a grid of 20 bits across the range
+    # of a sum, 2 * 3.9 deviations of 0.1 * 3 / sqrt(4): with a standard deviation of half a step at most.
+    rounding = 2 * 3.9 * 0.15 / 2**20 / 2
+    error = np.hypot(1e-4 * 0.1, np.sqrt(NUM_CLIENTS) * rounding) / NUM_CLIENTS
+    assert np.asarray(mean) == pytest.approx(np.full(4, 0.01), abs=standard_errors(4) * error)
 
 
 # Analytics
