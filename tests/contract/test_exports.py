@@ -85,8 +85,9 @@ def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
     for row, expected in [(GLOBAL_ROW, global_weights), *zip(served.models.rows, weights, strict=True)]:
         found = served.models.weights_of_row(int(row))
         assert set(found) == set(expected)
-        # A hypernetwork makes weights once more: two layers of at most eight units.
-        bound = 2 * gamma(2 * 9) if layout == HYPERNETWORK else 0
+        # A hypernetwork makes weights once more, in two layers of at most eight units; a global model may be a mean.
+        again = 2 * 9 if layout == HYPERNETWORK else 0
+        bound = 2 * gamma(again + (len(SIZES) + 1 if row == GLOBAL_ROW else 0))
         magnitude = max(np.abs(array).max() for array in expected.values())
         for weight, array in expected.items():
             np.testing.assert_allclose(found[weight], array, rtol=0, atol=bound * magnitude)
