@@ -1,10 +1,13 @@
-"""Says what machine this is, in words that do not tell whose."""
+"""Says what machine this is, in words that do not tell whose, and where measurements are written."""
 
 import os
 import platform
 from pathlib import Path
 
 import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def describe_machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from benchmarks.machine import describe_machine
-from benchmarks.places import RESULTS
+from benchmarks.machine import RESULTS, describe_machine
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import (

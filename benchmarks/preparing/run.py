@@ -20,9 +20,8 @@ import pyarrow.parquet
 from beam_pipelines.dataset.staging import remove
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
-from benchmarks.machine import describe_machine
+from benchmarks.machine import RESULTS, ROOT, describe_machine
 from benchmarks.measured import Cost, measure_command, python_module
-from benchmarks.places import RESULTS, ROOT
 from benchmarks.preparing.contact_graph_run import ENGINES
 from benchmarks.preparing.leaf_files import write_leaf_files
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
-from benchmarks.places import RESULTS
+from benchmarks.machine import RESULTS, describe_machine
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.engines.running import running_engine

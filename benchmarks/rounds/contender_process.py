@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import psutil
 
-from benchmarks.places import ROOT
+from benchmarks.machine import ROOT
 
 # Where `-m benchmarks...` finds this package, whichever environment's Python runs it.
 _SHOWN_STDERR_LINES = 5

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.places import RESULTS
+from benchmarks.machine import RESULTS
 from benchmarks.rounds.run import write_rows
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.base import Model

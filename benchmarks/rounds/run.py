@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.places import RESULTS, ROOT
+from benchmarks.machine import RESULTS, ROOT
 from benchmarks.rounds.measure import WARM_UP_ROUNDS, Row, measure
 from benchmarks.rounds.workloads import WORKLOADS, build_workload
 from tff_pdp.files import replace_text

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import RESULTS, describe_machine
 from benchmarks.measured import python_module
-from benchmarks.places import RESULTS
 from benchmarks.serving.layouts import LAYOUTS, NUM_FEATURES, build_models, measure_latencies
 from benchmarks.serving.protocols import measure_protocols, measure_throughput
 from serving.export.exporter import export_models

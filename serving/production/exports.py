@@ -10,16 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from serving.saved_model import layout
-from serving.tf_serving import (
-    CONFIG_FILE,
-    DOCKER_IMAGE,
-    LABELS_ARGUMENT,
-    MODELS_DIRECTORY,
-    ServedModel,
-    owner,
-    read_model_config_file,
-    write_model_config_file,
-)
+from serving.tf_serving import CONFIG_FILE, DOCKER_IMAGE, LABELS_ARGUMENT, MODELS_DIRECTORY, owner
 from tff_pdp.errors import ServingError
 
 
@@ -126,6 +117,9 @@ def write_models_config(base_path: str | Path, model_name: str) -> Path:
       ServingError: if the name cannot be served or there is no complete version: TensorFlow Serving would wait for
         one without end.
     """
+    # Brings TensorFlow Serving's messages, and gRPC with them; other commands start without.
+    from serving.models_config import ServedModel, read_model_config_file, write_model_config_file
+
     layout.check_model_name(model_name)
     base_path = Path(base_path)
     if not complete_versions(base_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from serving.models_config import Latest, ServedModel, Specific, write_model_config_file
 from serving.production import containers
 from serving.production.containers import (
     BATCHING_FILE,
@@ -21,7 +22,7 @@ from serving.production.containers import (
 )
 from serving.production.exports import ExportedModel, check_versions, find_models
 from serving.saved_model import layout
-from serving.tf_serving import CONFIG_FILE, METRICS_PATH, Latest, ServedModel, Specific, owner, write_model_config_file
+from serving.tf_serving import CONFIG_FILE, METRICS_PATH, owner
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from serving.errors import log_failure
+from serving.models_config import ServedModel
 from serving.saved_model import layout
 from serving.server.grpc_server import check_port, running_grpc_server
 from serving.server.manager import ModelManager
@@ -20,7 +21,7 @@ from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions, Limits
 from serving.server.rest_api import RestApi
 from serving.server.rest_server import bind, running_rest_server
-from serving.tf_serving import METRICS_PATH, ServedModel
+from serving.tf_serving import METRICS_PATH
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)

@@ -137,9 +137,9 @@ def personalize(options: argparse.Namespace) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """Serves exports until interrupted or terminated."""
+    from serving.models_config import ServedModel, read_model_config_file
     from serving.server.embedded import EmbeddedServer
     from serving.server.options import BatchingOptions, read_batching_file
-    from serving.tf_serving import ServedModel, read_model_config_file
 
     if options.model_config_file:
         if options.model_name:
