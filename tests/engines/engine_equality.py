@@ -89,10 +89,9 @@ def _share_of_leaf(result, expected, operations, magnitude, where):
     if expected.dtype.kind not in "fc":
         np.testing.assert_array_equal(result, expected, err_msg=where)
         return 0.0
-    finite = np.abs(expected[np.isfinite(expected)])
-    largest = max(magnitude, finite.max(initial=0.0))
+    is_finite = np.isfinite(expected)
+    largest = max(magnitude, np.abs(expected[is_finite]).max(initial=0.0))
     # Each of the two may be off.
     bound = 2 * probable_gamma(operations, expected.dtype) * largest
     np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=where)
-    differences = np.abs(result - expected)[np.isfinite(expected)]
-    return float(differences.max(initial=0.0) / bound)
+    return float(np.abs(result[is_finite] - expected[is_finite]).max(initial=0.0) / bound)
