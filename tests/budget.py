@@ -50,12 +50,16 @@ def pytest_configure(config):
 
 
 def group_of(item) -> str:
-    """Name the tests that belong in one worker, as they share what is slow to build: a file, mostly."""
+    """Name the tests that belong in one worker, as they share what is slow to build: a file or, of the contract, an
+    algorithm."""
     path = item.nodeid.partition("::")[0]
     if isinstance(item, pytest.DoctestItem):
         return f"doctests of {path.partition('/')[0]}"
-    algorithm = item.callspec.params.get("built") if hasattr(item, "callspec") else None
-    return f"{path} {algorithm}" if isinstance(algorithm, str) else path
+    if path.startswith("tests/contract/") and hasattr(item, "callspec"):
+        algorithm = item.callspec.params.get("built", item.callspec.params.get("name"))
+        if isinstance(algorithm, str):
+            return f"tests/contract/ {algorithm}"
+    return path
 
 
 def folder_of(group: str) -> str:

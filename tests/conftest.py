@@ -75,7 +75,7 @@ def client_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def experiment(client_folder, tmp_path, kept_runs):
+def experiment(client_folder, tmp_path):
     """A function that builds a small experiment on those silos, under this test's own folder."""
 
     def build(name="run", **overrides):

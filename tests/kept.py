@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.places import ROOT
+
+# Those of experiments, from settings to served models.
+FOLDERS = [("tests", name) for name in ("experiment", "training", "personal_models", "e2e")]
+
 
 @pytest.fixture(scope="session")
 def kept_computations():
@@ -37,9 +42,20 @@ def calibrations(tmp_path_factory, worker_id):
     return folder
 
 
-@pytest.fixture
-def kept_runs(kept_computations, lent_engines, calibrations, monkeypatch):
-    """Experiments of this test share with others what takes time to make."""
+@pytest.fixture(scope="module", autouse=True)
+def kept_runs(request):
+    """Experiments of the folders that train share with others what takes time to make."""
+    if request.path.relative_to(ROOT).parts[:2] not in FOLDERS:
+        yield
+        return
+    keep = request.getfixturevalue("keep_runs")
+    with pytest.MonkeyPatch.context() as patch, keep(patch):
+        yield
+
+
+@pytest.fixture(scope="session")
+def keep_runs(kept_computations, lent_engines, calibrations):
+    """A context manager, in which experiments share what the whole run keeps."""
     from tff_pdp.engines.running import build_engine, running_engine
     from tff_pdp.experiment import build
     from tff_pdp.privacy.accounting import accountants, repeated_runs
@@ -60,17 +76,19 @@ def kept_runs(kept_computations, lent_engines, calibrations, monkeypatch):
         with engines[key].install():
             yield engines[key]
 
-    monkeypatch.setattr(build, "running_engine", lent_engine)
-    for module, name in (
-        (accountants, "_calibrate"),
-        (accountants, "_bounds_of_parts"),
-        (repeated_runs, "_calibrate"),
-    ):
-        # Where a test has a double of its own in place, it stays.
-        if hasattr(getattr(module, name), "__wrapped__"):
-            monkeypatch.setattr(module, name, _on_disk(getattr(module, name), calibrations))
-    with build.keep_computations(kept_computations):
-        yield
+    @contextlib.contextmanager
+    def keep(patch):
+        patch.setattr(build, "running_engine", lent_engine)
+        for module, name in (
+            (accountants, "_calibrate"),
+            (accountants, "_bounds_of_parts"),
+            (repeated_runs, "_calibrate"),
+        ):
+            patch.setattr(module, name, _on_disk(getattr(module, name), calibrations))
+        with build.keep_computations(kept_computations):
+            yield
+
+    return keep
 
 
 def _on_disk(function, folder: Path):

@@ -34,6 +34,8 @@ from tff_pdp.personal_models.trained_clients import global_model_of, trained_cli
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
 from tff_pdp.training.train import read_metrics, train
 
+pytestmark = pytest.mark.usefixtures("one_fresh_process")
+
 SIZES = {"clinic_north": 60, "clinic_south": 40, "clinic_west": 50}
 # Relative, of a score to the magnitudes of its terms: two products, their sum and a bias. A shift rounds once more, and
 # scales are powers of two.

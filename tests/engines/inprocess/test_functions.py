@@ -39,6 +39,9 @@ def functions_of_loops():
 
 def test_functions_go_with_the_programs_that_brought_them(mode, monkeypatch):
     monkeypatch.setattr(engine_context, "_KEPT_PROGRAMS", 4)
+    # What other tests have left need not be looked through each time.
+    gc.collect()
+    gc.freeze()
     before = functions_of_loops()
     numbers = []
     with inprocess(mode) as engine, engine.install():
@@ -49,6 +52,7 @@ def test_functions_go_with_the_programs_that_brought_them(mode, monkeypatch):
     assert max(numbers) == numbers[4] > 0
     del engine
     assert functions_of_loops() <= before
+    gc.unfreeze()
 
 
 def test_functions_that_programs_share_stay_until_the_last_of_them_goes():
