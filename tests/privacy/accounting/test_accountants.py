@@ -4,6 +4,7 @@ import attr
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution, privacy_loss_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,12 @@ from tff_pdp.privacy.accounting.accountants import (
     exact_gaussian_epsilon,
     solve_noise_multiplier,
 )
-from tff_pdp.privacy.accounting.events import CustomDpEvent, ExponentialMechanismDpEvent, poisson_gaussian_event
+from tff_pdp.privacy.accounting.events import (
+    CustomDpEvent,
+    ExponentialMechanismDpEvent,
+    GaussianPrivacyLoss,
+    poisson_gaussian_event,
+)
 
 
 @pytest.mark.parametrize(
@@ -177,3 +183,25 @@ def test_pld_is_left_out_at_tiny_delta():
 def test_unknown_stored_event():
     with pytest.raises(ConfigError, match="unknown name"):
         dp_events.event_from_dict({"name": "os.system"})
+
+
+@pytest.mark.parametrize("adjacency", privacy_loss_mechanism.AdjacencyType)
+@pytest.mark.parametrize("sampling_rate", [0.01, 0.37, 0.5, 0.999, 1.0])
+def test_losses_inverted_at_once_have_the_librarys_bits(sampling_rate, adjacency):
+    """Also at the ends of the range, at zero, and beyond, where the library refuses."""
+    (library,) = GaussianPrivacyLoss.__bases__
+    edge = math.log1p(-sampling_rate) if sampling_rate < 1 else -40.0
+    sign = -1.0 if adjacency is privacy_loss_mechanism.AdjacencyType.ADD else 1.0
+    inside = np.arange(math.ceil(edge / 1e-3), 30_000) * 1e-3
+    near = edge * np.array([1, 1 - 1e-16, 1 - 1e-9, 1 - 1e-7, 1 - 1e-5])
+    losses = sign * np.concatenate([inside, near, np.random.default_rng(0).uniform(edge, 30, 2000)])
+    for noise in (0.4, 1.0, 7.3):
+        given = noise, {"sampling_prob": sampling_rate, "adjacency_type": adjacency}
+        ours, theirs = GaussianPrivacyLoss(given[0], **given[1]), library(given[0], **given[1])
+        np.testing.assert_array_equal(ours.get_delta_for_epsilon(losses), theirs.get_delta_for_epsilon(losses))
+        assert ours.get_delta_for_epsilon(sign * 0.3) == theirs.get_delta_for_epsilon(sign * 0.3)
+        if sampling_rate < 1:
+            for loss in (ours, theirs):
+                with pytest.raises(ValueError, match="sampling_prob"):
+                    loss.inverse_privacy_loss(sign * (edge - 0.1))
+    assert privacy_loss_distribution.privacy_loss_mechanism.GaussianPrivacyLoss is GaussianPrivacyLoss
