@@ -67,7 +67,9 @@ def note(difference: float, share: float) -> None:
 
 def _note(actual, desired, rtol: float, atol) -> None:
     try:
-        actual, desired = np.asarray(actual, np.float64), np.asarray(desired, np.float64)
+        actual, desired = np.asarray(actual), np.asarray(desired)
+        wide = np.complex128 if "c" in (actual.dtype.kind, desired.dtype.kind) else np.float64
+        actual, desired = actual.astype(wide), desired.astype(wide)
         with np.errstate(all="ignore"):
             differences = np.abs(actual - desired)
             bounds = np.asarray(atol + rtol * np.abs(desired), np.float64)

@@ -30,8 +30,8 @@ COVERING = {
     "dp_pfed_dsu": "masks, and a penalty",
     "udp_hypernet": "states that models are made of",
 }
-# How noise is drawn is the estimator's: two algorithms stand for all where a model is large.
-COVERING_LARGE = {"mr_mtl": "one pass over the data", "ditto": "two passes, whose draws are told apart"}
+# How noise is drawn is the estimator's: one algorithm stands for all where a model is large.
+COVERING_LARGE = {"mr_mtl": "a step's noise is drawn where it is needed"}
 # All that users release is one vector, whatever the algorithm: three stand for the forms of what they keep.
 COVERING_USERS = {
     "dp_fed_avg_ft": "nothing is kept",

@@ -124,7 +124,7 @@ def test_clusters_stay_once_selection_has_ended(engine):
     assert [int(client["cluster"]) for client in clients] == formed
 
 
-@pytest.fixture(params=["loop", "native"])
+@pytest.fixture(params=["loop", pytest.param("native", marks=pytest.mark.all)])
 def own_engine(request, engines):
     """Both that compute clients one by one."""
     return engines[request.param]

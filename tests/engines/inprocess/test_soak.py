@@ -82,9 +82,12 @@ def soak(client_parallelism, clients, rounds):
 
 
 @pytest.mark.parametrize(
-    ("clients", "rounds"), [pytest.param(10, 50, id="short"), pytest.param(100, 300, marks=pytest.mark.all, id="long")]
+    ("client_parallelism", "clients", "rounds"),
+    [
+        pytest.param("loop", 10, 50, id="loop-short"),
+        *(pytest.param(name, 100, 300, marks=pytest.mark.all, id=f"{name}-long") for name in ("vectorized", "loop")),
+    ],
 )
-@pytest.mark.parametrize("client_parallelism", ["vectorized", "loop"])
 def test_a_long_run_grows_in_nothing(client_parallelism, clients, rounds):
     command = [sys.executable, __file__, client_parallelism, str(clients), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)

@@ -129,20 +129,25 @@ def a_node_with_an_attribute_of_no_op(meta_graph):
     return "attribute '_kernel', which may change what runs"
 
 
+def function_with_arguments(meta_graph):
+    """The first there is: functions are in the order of their names, which have numbers of the process."""
+    return next(function for function in meta_graph.graph_def.library.function if function.signature.input_arg)
+
+
 def an_argument_with_an_attribute_of_no_op(meta_graph):
-    meta_graph.graph_def.library.function[0].arg_attr[0].attr["_composite_device"].s = b"other"
+    function_with_arguments(meta_graph).arg_attr[0].attr["_composite_device"].s = b"other"
     return "attribute '_composite_device', which may change what runs"
 
 
 def a_function_that_takes_a_list(meta_graph):
     # The next argument is then another input of a call than its number says.
-    meta_graph.graph_def.library.function[0].signature.input_arg[0].number_attr = "N"
+    function_with_arguments(meta_graph).signature.input_arg[0].number_attr = "N"
     return "takes a list, or a tensor of any dtype"
 
 
 def a_node_named_like_an_argument(meta_graph):
     # Its output is `name:output:0`, and the argument is `name`.
-    function = meta_graph.graph_def.library.function[0]
+    function = function_with_arguments(meta_graph)
     function.node_def.add(name=function.signature.input_arg[0].name, op="Const")
     return "two nodes have the name"
 

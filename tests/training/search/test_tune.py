@@ -390,7 +390,14 @@ def test_searches_that_cannot_be_made_are_refused_by_name(searched, algorithm, s
 
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
-    [("ditto", {}), ("mocha", {}), ("finetune", {}), ("ifca_local", {}), ("ifca_finetune", {}), ("ifca_mr_mtl", {})],
+    [
+        ("ditto", {}),
+        pytest.param("mocha", {}, marks=pytest.mark.all),
+        pytest.param("finetune", {}, marks=pytest.mark.all),
+        pytest.param("ifca_local", {}, marks=pytest.mark.all),
+        pytest.param("ifca_finetune", {}, marks=pytest.mark.all),
+        ("ifca_mr_mtl", {}),
+    ],
 )
 def test_methods_in_which_silos_keep_a_model_can_be_searched(searched, monkeypatch, watched, algorithm, settings):
     config = searched(
