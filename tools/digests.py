@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -155,19 +156,25 @@ EXPERIMENTS = {
 def digests(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields each file below a folder and the digest of its content, without what is different in each run."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink() and path.suffix != ".key" and path.parent.name != "variables":
+        is_volatile = path.suffix in (".key", ".log") or path.name == "partial.jsonl" or path.parent.name == "variables"
+        if path.is_file() and not path.is_symlink() and not is_volatile:
             yield str(path.relative_to(folder)), hashlib.sha256(_content(path)).hexdigest()[:16]
 
 
 def _content(path: Path) -> bytes:
     match path.suffix:
         case ".json":
-            return _as_bytes(_lasting(json.loads(path.read_text())))
+            content = _lasting(json.loads(path.read_text()))
+            # An export's list of its own files and their hashes: they are compared one by one.
+            return b"" if path.name == "manifest.json" and "files" in content else _as_bytes(content)
         case ".jsonl":
             return _as_bytes([_lasting(json.loads(line)) for line in path.read_text().splitlines()])
         case ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return b"".join(_of_array(key, array) for key, array in arrays.items())
+        case ".html":
+            # The time of writing, and seconds per round.
+            return re.sub(r"[0-9T:+-]{25} ·|[0-9.e-]+ s each", "", path.read_text()).encode()
         case ".pb" if path.name == "saved_model.pb":
             return _of_saved_model(path)
         case ".pb":

@@ -23,7 +23,7 @@ from tff_pdp.algorithms.base import (
 )
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.mechanisms.selection import NOTHING, Selector
-from tff_pdp.processes.vectorizable import vectorizable
+from tff_pdp.processes.vectorizable import map_stack, vectorizable
 
 # The hyper-parameter that says how many gradients a client asks for when it adapts.
 ADAPT_STEPS = "adapt_steps"
@@ -128,7 +128,7 @@ def _build(
         def run_one(own: tuple[Any, Any, Any, Any, Any]) -> Any:
             return run(message, *own, bounds)
 
-        return tf.vectorized_map(run_one, (states, data, params, draws, selected))
+        return map_stack(run_one, (states, data, params, draws, selected))
 
     return vectorizable(for_one, for_stack, num_shared=1)
 

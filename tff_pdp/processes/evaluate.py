@@ -11,7 +11,7 @@ from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model, Weights, at_least_one_row
 from tff_pdp.models.metrics import Ranking
 from tff_pdp.processes.client_work import build_adapt_work
-from tff_pdp.processes.vectorizable import vectorizable
+from tff_pdp.processes.vectorizable import map_stack, vectorizable
 
 
 def build_personalise(
@@ -139,6 +139,6 @@ def _with_ranking(measure: Callable[..., Any], ranking: Ranking) -> Callable[...
         return rank(measure(message, shared, state, data))
 
     def for_stack(message: Any, shared: Any, states: Any, data: Any) -> Any:
-        return rank(tf.vectorized_map(lambda own: measure(message, shared, *own), (states, data)))
+        return rank(map_stack(lambda own: measure(message, shared, *own), (states, data)))
 
     return vectorizable(for_one, for_stack, num_shared=2)

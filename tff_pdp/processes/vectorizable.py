@@ -10,6 +10,7 @@ import importlib
 import re
 import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -78,26 +79,33 @@ def find_rule(function_name: str) -> StackedRule | None:
     return _rules.get(match.group()) if match else None
 
 
-def _trace_without_idle_reshapes() -> None:
-    """Spares `tf.vectorized_map` the reshapes that change no shape, which are half of what tracing a round costs.
+def map_stack(function: Callable[..., Any], elements: Any) -> Any:
+    """As `tf.vectorized_map`, traced in about half of its time, and with its results to the last bit.
 
     Before each operation on elements TensorFlow 2.14 brings its stacked inputs to one rank, by six operations for every
-    input, even where the ranks are known to be equal already. The results are the same to the last bit.
+    input, even where the ranks are known to be equal already. Such reshapes are left out here.
     """
-    # The package has a function of the module's name.
-    operation = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")._PforInput
-    expand = operation.expanddim_inputs_for_broadcast
-
-    def expand_where_ranks_differ(self: Any) -> None:
-        ranks = [given.t.shape.rank for given in self.inputs]
-        if None not in ranks:
-            # As if the inputs that clients share were stacked, too.
-            ranks = [rank if given.is_stacked else rank + 1 for rank, given in zip(ranks, self.inputs, strict=True)]
-            if all(rank == max(ranks) for rank, given in zip(ranks, self.inputs, strict=True) if given.is_stacked):
-                return
-        expand(self)
-
-    operation.expanddim_inputs_for_broadcast = expand_where_ranks_differ
+    token = _spares_reshapes.set(True)
+    try:
+        return tf.vectorized_map(function, elements)
+    finally:
+        _spares_reshapes.reset(token)
 
 
-_trace_without_idle_reshapes()
+_spares_reshapes: ContextVar[bool] = ContextVar("spares reshapes", default=False)
+# The class that prepares the inputs of one operation; the package has a function of the module's name.
+_Inputs = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")._PforInput
+_expand = _Inputs.expanddim_inputs_for_broadcast
+
+
+def _expand_where_ranks_differ(self: Any) -> None:
+    ranks = [given.t.shape.rank for given in self.inputs]
+    if _spares_reshapes.get() and None not in ranks:
+        # As if the inputs that clients share were stacked, too.
+        ranks = [rank if given.is_stacked else rank + 1 for rank, given in zip(ranks, self.inputs, strict=True)]
+        if all(rank == max(ranks) for rank, given in zip(ranks, self.inputs, strict=True) if given.is_stacked):
+            return
+    _expand(self)
+
+
+_Inputs.expanddim_inputs_for_broadcast = _expand_where_ranks_differ

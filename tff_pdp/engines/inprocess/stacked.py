@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tff_pdp.engines.inprocess.graphs import Graph
-from tff_pdp.processes.vectorizable import StackedRule, find_rule
+from tff_pdp.processes.vectorizable import StackedRule, find_rule, map_stack
 
 # Operations that TensorFlow calls stateful though they give all clients the same.
 _HARMLESS = re.compile(
@@ -83,7 +83,7 @@ def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor
         return graph([next(rows) if column.is_stacked else column.tensor for column in columns])
 
     own = [column.tensor for column in columns if column.is_stacked]
-    results = tf.vectorized_map(one, (tf.range(num_clients), own))
+    results = map_stack(one, (tf.range(num_clients), own))
     return [Column(tensor, is_stacked=True) for tensor in results]
 
 

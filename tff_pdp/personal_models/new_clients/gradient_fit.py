@@ -18,6 +18,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.examples import bucket_sizes
 from tff_pdp.models.base import Model
 from tff_pdp.models.derived import SCALE, SHIFT, over_fixed_weights
+from tff_pdp.processes.vectorizable import map_stack
 
 Arrays = dict[str, np.ndarray]
 # How many clients are done.
@@ -126,7 +127,7 @@ def fit_rows(
             rate = tf.constant(fit.learning_rate)
             return dict(local_sgd(start, ClientData(*data), grad_fn, learning_rate=rate, local_steps=steps))
 
-        return tf.vectorized_map(fit_one, (x, y, num_examples, parameters, draws))
+        return map_stack(fit_one, (x, y, num_examples, parameters, draws))
 
     columns = {name: np.asarray(values, np.float32) for name, values in mechanism.items()}
     rows = {name: np.empty((len(clients), *array.shape), np.float32) for name, array in initial.items()}
@@ -162,7 +163,7 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
             count = tf.cast(size, tf.float32)
             return {name: tf.reduce_sum(is_own * values) / count for name, values in metrics.items()}
 
-        return tf.vectorized_map(measure_one, (x, y, num_examples, weights))
+        return map_stack(measure_one, (x, y, num_examples, weights))
 
     found: Arrays = {}
     for places, stacked in stacks(clients, model):
