@@ -1,6 +1,7 @@
 """Runs each command: reads the experiment, calls the part that does the work, says where the outputs are."""
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import ipaddress
@@ -169,7 +170,8 @@ def serve(options: argparse.Namespace) -> int:
         )
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with server:
+        # Whoever reads the banner may end the server in the same moment, before it waits.
+        with server, contextlib.suppress(KeyboardInterrupt):
             # What the start has made stays; looking through it took a tenth of the time of small requests.
             gc.collect()
             gc.freeze()

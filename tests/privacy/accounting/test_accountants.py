@@ -4,6 +4,7 @@ import attr
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution, privacy_loss_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -205,3 +206,20 @@ def test_losses_inverted_at_once_have_the_librarys_bits(sampling_rate, adjacency
                 with pytest.raises(ValueError, match="sampling_prob"):
                     loss.inverse_privacy_loss(sign * (edge - 0.1))
     assert privacy_loss_distribution.privacy_loss_mechanism.GaussianPrivacyLoss is GaussianPrivacyLoss
+
+
+@pytest.mark.parametrize(
+    ("sampling_rate", "noise_multiplier"),
+    [(1e-6, 0.3), (0.01, 1.0), (0.064, 0.9), (0.1, 5.0), (0.37, 300.0), (0.5, 2.0), (0.6, 0.05), (0.999, 1.3)],
+)
+def test_divergences_computed_at_once_have_the_librarys_bits(sampling_rate, noise_multiplier):
+    """Whole orders and others, for series of a few terms and of hundreds."""
+    orders = (1.0102, 1.1, 2.0, 2.5, 10.9, 33.0, 97.3, 256.0, 1024.0)
+    sampled = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
+    ours, theirs = dp_events.RdpAccountant(orders), rdp.RdpAccountant(orders)
+    for accountant in (ours, theirs):
+        accountant.compose(sampled)
+    rounded_up = np.maximum(theirs._rdp, 0.0) + 1e-14 / (np.array(orders) - 1)
+    np.testing.assert_array_equal(ours._rdp, rounded_up)
+    curve = dp_events.sampled_gaussian_rdp(sampling_rate, noise_multiplier, np.array(orders))
+    np.testing.assert_array_equal(curve, theirs._rdp)
