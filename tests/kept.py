@@ -18,6 +18,8 @@ from tests.places import ROOT
 
 # Those of experiments, from settings to served models.
 FOLDERS = [("tests", name) for name in ("experiment", "training", "personal_models", "e2e")]
+# Those that only calibrate noise.
+CALIBRATING = [("tests", "reproduce"), ("tests", "privacy", "plans")]
 
 
 @pytest.fixture(scope="session")
@@ -45,20 +47,37 @@ def calibrations(tmp_path_factory, worker_id):
 @pytest.fixture(scope="module", autouse=True)
 def kept_runs(request):
     """Experiments of the folders that train share with others what takes time to make."""
-    if request.path.relative_to(ROOT).parts[:2] not in FOLDERS:
-        yield
-        return
-    keep = request.getfixturevalue("keep_runs")
-    with pytest.MonkeyPatch.context() as patch, keep(patch):
+    parts = request.path.relative_to(ROOT).parts
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        if parts[:2] in FOLDERS:
+            stack.enter_context(request.getfixturevalue("keep_runs")(patch))
+        if parts[:2] in FOLDERS or any(parts[: len(folder)] == folder for folder in CALIBRATING):
+            request.getfixturevalue("keep_calibrations")(patch)
         yield
 
 
 @pytest.fixture(scope="session")
-def keep_runs(kept_computations, lent_engines, calibrations):
+def keep_calibrations(calibrations):
+    """A function, by whose patches the accountants look up what they have computed before."""
+    from tff_pdp.privacy.accounting import accountants, repeated_runs
+
+    def keep(patch):
+        for module, name in (
+            (accountants, "_calibrate"),
+            (accountants, "_draft_epsilon"),
+            (accountants, "_bounds_of_parts"),
+            (repeated_runs, "_calibrate"),
+        ):
+            patch.setattr(module, name, _on_disk(getattr(module, name), calibrations))
+
+    return keep
+
+
+@pytest.fixture(scope="session")
+def keep_runs(kept_computations, lent_engines):
     """A context manager, in which experiments share what the whole run keeps."""
     from tff_pdp.engines.running import build_engine, running_engine
     from tff_pdp.experiment import build
-    from tff_pdp.privacy.accounting import accountants, repeated_runs
 
     stack, engines = lent_engines
 
@@ -79,12 +98,6 @@ def keep_runs(kept_computations, lent_engines, calibrations):
     @contextlib.contextmanager
     def keep(patch):
         patch.setattr(build, "running_engine", lent_engine)
-        for module, name in (
-            (accountants, "_calibrate"),
-            (accountants, "_bounds_of_parts"),
-            (repeated_runs, "_calibrate"),
-        ):
-            patch.setattr(module, name, _on_disk(getattr(module, name), calibrations))
         with build.keep_computations(kept_computations):
             yield
 

@@ -4,7 +4,10 @@ Most tests are chosen by the marker `all`. Where the same test has more to do, o
 asks for its amount here, and has one id in both tiers.
 """
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -20,3 +23,14 @@ def begin(markexpr: str) -> None:
 def amount(*, test: T, all: T) -> T:
     """Return the amount of this run."""
     return test if _is_quick else all
+
+
+def parameters(every: Iterable[T], *, test: Iterable[T]) -> list[Any]:
+    """Return a test's parameters, of which `make test` takes some and leaves the others to `make test-all`."""
+    chosen = list(test)
+    return [value if value in chosen else _later(value) for value in every]
+
+
+def _later(value: Any) -> Any:
+    # A tuple is what several arguments of a test are.
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.all)

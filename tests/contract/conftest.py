@@ -2,6 +2,9 @@
 
 import pytest
 
+# Each traces a computation of its own.
+TRACING = {"test_no_coordinate_of_a_release_is_without_noise"}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
@@ -21,6 +24,8 @@ def pytest_collection_modifyitems(items):
         if "model" in params:
             is_covered = name in (COVERING_LARGE if params["model"] is LARGE else COVERING)
         else:
-            is_covered = params.get("engine", "loop") == "loop" or name in COVERING
+            is_covered = name in COVERING or (
+                params.get("engine", "loop") == "loop" and item.originalname not in TRACING
+            )
         if not is_covered:
             item.add_marker(pytest.mark.all)

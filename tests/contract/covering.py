@@ -20,14 +20,11 @@ from tff_pdp.privacy.mechanisms.selection import NOTHING
 from tff_pdp.processes.client_work import ADAPT_STEPS
 
 COVERING = {
-    "fed_avg": "a mean",
     "mr_mtl": "an anchor, and the pull to it inside the clip",
     "ditto": "two passes over the data",
     "mocha": "relations between clients, and a client's own place",
     "ifca_mr_mtl": "candidates, and sums in the places of clusters",
-    "pp_sgd": "weights seen through a view",
-    "centaur": "a shared part, adaptation, an optimizer at the server",
-    "dp_pfed_dsu": "masks, and a penalty",
+    "dp_pfed_dsu": "a shared part, adaptation, masks, a view, and a penalty",
     "udp_hypernet": "states that models are made of",
 }
 # How noise is drawn is the estimator's: one algorithm stands for all where a model is large.

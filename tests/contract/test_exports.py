@@ -11,6 +11,7 @@ from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
 from tests.contract.contract_support import MODEL, SIZES, build, ready, run
 from tests.rounding import gamma
+from tests.tiers import parameters
 from tff_pdp.experiment.registry import ALGORITHMS
 from tff_pdp.personal_models.served import build_served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
@@ -93,9 +94,7 @@ def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
             np.testing.assert_allclose(found[weight], array, rtol=0, atol=bound * magnitude)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in EXPORTED else pytest.mark.all) for name in sorted(ALGORITHMS)]
-)
+@pytest.mark.parametrize("name", parameters(sorted(ALGORITHMS), test=EXPORTED))
 def test_an_export_answers_like_the_personal_models(name, served_and_weights, fresh_process, tmp_path):
     served, weights, global_weights = served_and_weights
     version = export_models(

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.contract.contract_support import MODEL, ROUNDS, SIZES, assert_close, assert_same, build, leaves, run
 from tests.rounding import gamma
+from tests.tiers import parameters
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,7 @@ def test_without_a_pull_mocha_is_local_training(engine):
         assert_close(personal("mocha", prox_weight=0.0), personal("local_only"))
 
 
+@pytest.mark.all
 def test_fine_tuning_that_never_begins_is_fed_avg(engine):
     with engine.install():
         assert_same(personal("finetune", {"federated_fraction": 1.0}), personal("fed_avg"))
@@ -83,12 +85,10 @@ def test_fine_tuning_that_begins_at_once_is_local_training(engine):
 
 @pytest.mark.parametrize(
     ("clustered", "plain"),
-    [
-        ("ifca", "fed_avg"),
-        ("ifca_fed_avg", "fed_avg"),
-        ("ifca_finetune", "finetune"),
-        ("ifca_mr_mtl", "mr_mtl"),
-    ],
+    parameters(
+        [("ifca", "fed_avg"), ("ifca_fed_avg", "fed_avg"), ("ifca_finetune", "finetune"), ("ifca_mr_mtl", "mr_mtl")],
+        test=[("ifca_mr_mtl", "mr_mtl")],
+    ),
 )
 def test_one_cluster_is_no_cluster(clustered, plain, engine):
     arguments = {"num_clusters": 1}
@@ -98,6 +98,7 @@ def test_one_cluster_is_no_cluster(clustered, plain, engine):
         assert_close(personal(clustered, arguments), personal(plain))
 
 
+@pytest.mark.all
 def test_local_training_in_clusters_that_were_never_formed_is_local_training(engine):
     with engine.install():
         assert_same(personal("ifca_local", {"num_clusters": 1, "selection_fraction": 0.0}), personal("local_only"))
@@ -115,6 +116,7 @@ def test_clusters_models_are_the_means_of_their_members(engine):
             assert_mean(centroids[cluster], members)
 
 
+@pytest.mark.all
 def test_clusters_stay_once_selection_has_ended(engine):
     algorithm, process = build("ifca_fed_avg", num_clusters=3, selection_fraction=0.3)
     with engine.install():
@@ -167,6 +169,7 @@ def test_dsu_with_all_weights_and_no_penalty_is_centaur(own_engine):
         assert_same(trained("dp_pfed_dsu", sparsity=1.0, norm_weight=0.0, **shared), centaur)
 
 
+@pytest.mark.all
 def test_dsu_with_masks_of_all_weights_at_clients_is_centaur(engine):
     with engine.install():
         dsu = trained("dp_pfed_dsu", sparsity=1.0, norm_weight=0.0, mask_source="client")
@@ -197,6 +200,7 @@ def test_the_servers_head_is_the_public_initial_one(name, engine):
     assert any(np.any(server["weights"][weight] != value) for weight, value in MODEL.init(0).items())
 
 
+@pytest.mark.all
 def test_the_body_outside_of_the_servers_masks_stays_as_it_is(engine):
     """Whatever gradients and their noise are."""
     with engine.install():

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER, assert_close, client_data, leaves, roundings
 from tests.contract.covering import COVERING_USERS
 from tests.rounding import gamma
+from tests.tiers import parameters
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.registry import ALGORITHMS
@@ -108,7 +109,7 @@ def test_some_methods_are_for_users_and_some_are_not():
     assert set(NAMES) - set(RELEASING) == {"local_only"}
 
 
-@pytest.mark.parametrize("name", RELEASING)
+@pytest.mark.parametrize("name", parameters(RELEASING, test=COVERING_USERS))
 def test_all_that_one_user_releases_is_clipped_as_a_whole(name, loop):
     with loop.install():
         free = released_norm(step(name, *_with([0], started(name, math.inf, 0.0)), learning_rate=0.3)[2])
@@ -125,9 +126,7 @@ def _with(clients, states):
     return server, clients, state
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in COVERING_USERS else pytest.mark.all) for name in NAMES]
-)
+@pytest.mark.parametrize("name", parameters(NAMES, test=COVERING_USERS))
 def test_every_engine_gives_the_same_noised_rounds(name, engines):
     results = {}
     for engine_name, engine in engines.items():
@@ -143,7 +142,7 @@ def test_every_engine_gives_the_same_noised_rounds(name, engines):
     assert len(set(norms)) == 2 * len(algorithm_of(name).released)
 
 
-@pytest.mark.parametrize("name", RELEASING)
+@pytest.mark.parametrize("name", parameters(RELEASING, test=COVERING_USERS))
 def test_a_round_of_nobody_is_noise_of_the_same_size(name, loop):
     size = num_released(algorithm_of(name), MODEL)
     with loop.install():
@@ -173,7 +172,7 @@ def _same(one, other):
     return all(np.array_equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
 
 
-@pytest.mark.parametrize("name", RELEASING)
+@pytest.mark.parametrize("name", parameters(RELEASING, test=COVERING_USERS))
 def test_how_many_examples_a_user_has_does_not_count(name, loop):
     """The same examples twice are the same gradients; a user who has more of them counts no more than another."""
     twice = [
@@ -191,7 +190,7 @@ def test_how_many_examples_a_user_has_does_not_count(name, loop):
     assert_close(once[0]["algorithm"], more[0]["algorithm"], roundings(rounds=1) + 4 * max(SIZES))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parameters(NAMES, test=COVERING_USERS))
 def test_what_a_user_keeps_does_not_depend_on_the_servers_noise_or_on_other_users(name, loop):
     """In one round: it is of the broadcast and of the user's own data."""
     with loop.install():

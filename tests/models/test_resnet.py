@@ -188,6 +188,7 @@ def example_gradients(model, weights, x, y):
     return np.stack(rows)
 
 
+@pytest.mark.all
 def test_each_examples_gradient_is_clipped_by_closed_forms(caplog, monkeypatch):
     monkeypatch.setattr(per_example, "_models_logged", set())
     weights = normal_weights(SMALL)

@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from tests.contract.contract_support import SMALLER, compose_with_dp_sgd
 from tests.rounding import ELEMENTARY, gamma
+from tests.tiers import parameters
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.average_precision import RANKING
 from tff_pdp.models.dense import build_linear_svm, build_logistic_regression, build_mlp
@@ -94,7 +95,7 @@ def test_the_shared_model_is_ranked_too(engine):
             assert row[kind]["average_precision"] == pytest.approx(share, rel=STORED)
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", parameters(DIFFERENT, test=["mocha", "udp_hypernet"]))
 def test_whatever_personal_models_are_made_of_stacks_are_ranked_like_clients_one_by_one(name, engines, caplog):
     process, data = process_of(name, TWO_PARTS), client_data()
     found = {}

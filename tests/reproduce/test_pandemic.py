@@ -10,6 +10,7 @@ import pytest
 import beam_pipelines
 from tests.reproduce.reproduce_support import build_reproduction
 from tests.reproduce.settings_support import setting_changed
+from tests.tiers import parameters
 from tff_pdp.cli import main
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import DataError
@@ -64,7 +65,10 @@ def test_contacts_tell_who_falls_ill(pandemic, run_pandemic):
 
 
 @pytest.mark.parametrize(
-    ("variant", "unit", "num_rows"), [("default", "node", 11), ("no_contacts", "node", 1), ("edge", "edge", 2)]
+    ("variant", "unit", "num_rows"),
+    parameters(
+        [("default", "node", 11), ("no_contacts", "node", 1), ("edge", "edge", 2)], test=[("default", "node", 11)]
+    ),
 )
 def test_how_many_rows_a_variant_protects(pandemic, run_pandemic, variant, unit, num_rows):
     row = run_pandemic(variant, 8.0)

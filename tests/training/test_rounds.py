@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.rounding import network_roundings, probable_gamma
+from tests.tiers import parameters
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
@@ -31,7 +32,7 @@ def train(config, name):
     return method, state, states
 
 
-@pytest.fixture(params=["loop", "vectorized"])
+@pytest.fixture(params=parameters(["loop", "vectorized"], test=["loop"]))
 def leavers(request, experiment):
     """MR-MTL with given noise: the first silo's budget is spent first."""
     return train(experiment(**LEAVING, training__client_parallelism=request.param), "mr_mtl")
@@ -105,7 +106,7 @@ def test_settings_of_methods_that_mean_nothing(experiment, algorithms, message):
         build_method(experiment(algorithms=algorithms, export__algorithm=name), name)
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"])
+@pytest.mark.parametrize("name", parameters(["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"], test=["fed_avg", "mocha"]))
 def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name):
     settings = {"num_clusters": 1} if name.startswith("ifca") else {}
     given = {"algorithms": {name: settings}, "export__algorithm": name, "training__rounds": 1, "privacy__plan": "none"}
@@ -131,7 +132,7 @@ def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name)
 AUTO = {"algorithms": {"mr_mtl": {"prox_weight": "auto", "learning_rate": 0.3}}, "training__rounds": 40}
 
 
-@pytest.mark.parametrize("client_parallelism", ["loop", "vectorized"])
+@pytest.mark.parametrize("client_parallelism", parameters(["loop", "vectorized"], test=["loop"]))
 def test_lambda_is_set_from_what_silos_release(experiment, client_parallelism):
     config = experiment(**AUTO, training__client_parallelism=client_parallelism)
     method, state, _ = train(config, "mr_mtl")

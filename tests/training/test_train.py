@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import ELEMENTARY, network_roundings, probable_gamma
+from tests.tiers import parameters
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.training import checkpoint as checkpoints
@@ -54,7 +55,10 @@ def stop_before(monkeypatch, round_number):
 
 @pytest.mark.parametrize(
     ("name", "engine", "parallelism"),
-    [("fed_avg", "inprocess", "loop"), ("mr_mtl", "inprocess", "vectorized"), ("mr_mtl", "native", "auto")],
+    parameters(
+        [("fed_avg", "inprocess", "loop"), ("mr_mtl", "inprocess", "vectorized"), ("mr_mtl", "native", "auto")],
+        test=[("mr_mtl", "inprocess", "vectorized"), ("mr_mtl", "native", "auto")],
+    ),
 )
 def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name, engine, parallelism):
     settings = {"training__engine": engine, "training__client_parallelism": parallelism}
@@ -92,7 +96,7 @@ def test_a_resumed_run_goes_on_with_what_was_chosen_whatever_is_faster_now(exper
     assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"vectorized"}
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "local_only"])
+@pytest.mark.parametrize("name", parameters(["fed_avg", "local_only"], test=["fed_avg"]))
 def test_engines_draw_the_same_and_differ_in_rounding_alone(experiment, name):
     settings = [("native", "auto"), ("inprocess", "loop"), ("inprocess", "vectorized")]
     configs = [

@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 from tests.engines.engine_equality import assert_same, largest_float
 from tests.engines.inprocess.inprocess_support import inprocess
 from tests.rounding import standard_errors
+from tests.tiers import parameters
 from tff_pdp import _tff
 
 NUM_CLIENTS = 3
@@ -155,13 +156,11 @@ def engine():
         yield built
 
 
-# One of each form: momentum at the server, two models, sums in the clear, noise from a state.
-COVERING = {"FedAvg", "FedRecon", "secure", "DP, tree"}
+# One of each form: momentum at the server, two models, noise from a state.
+COVERING = {"FedAvg", "FedRecon", "DP, tree"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in COVERING else pytest.mark.all) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", parameters(ALGORITHMS, test=COVERING))
 def test_training_is_the_same_as_on_the_native_engine(name, engine, native_engine):
     process = ALGORITHMS[name]()
 
@@ -193,7 +192,7 @@ EVALUATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("name", parameters(EVALUATIONS, test=["Keras", "FedRecon"]))
 def test_evaluation_is_the_same_as_on_the_native_engine(name, engine, native_engine):
     process = EVALUATIONS[name]()
 

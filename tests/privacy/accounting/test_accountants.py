@@ -1,3 +1,4 @@
+import importlib.util
 import math
 
 import attr
@@ -5,7 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from dp_accounting.pld import privacy_loss_distribution, privacy_loss_mechanism
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,3 +224,32 @@ def test_divergences_computed_at_once_have_the_librarys_bits(sampling_rate, nois
     np.testing.assert_array_equal(ours._rdp, rounded_up)
     curve = dp_events.sampled_gaussian_rdp(sampling_rate, noise_multiplier, np.array(orders))
     np.testing.assert_array_equal(curve, theirs._rdp)
+
+
+def test_divergences_at_many_epsilons_have_the_librarys_bits():
+    """Below, among, at and above the losses, and at infinity."""
+    ours = dp_events.hockey_stick_divergences
+    assert pld_pmf._get_delta_for_epsilon_vectorized is ours
+    # The module as it is before anything is put in its place.
+    spec = importlib.util.find_spec(pld_pmf.__name__)
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 50, 3000):
+        losses = np.sort(rng.normal(0, 3, size))
+        masses = 1e-3, losses, rng.dirichlet(np.ones(size)) * 0.999
+        among = np.sort(rng.choice(losses, 5))
+        inside = np.linspace(0.0, 4.0, 64)
+        for epsilons in (
+            [-20.0],
+            [30.0],
+            [0.5, math.inf],
+            [math.inf],
+            inside,
+            [-30.0, *among, 30.0],
+            [*among, math.inf],
+        ):
+            expected = library._get_delta_for_epsilon_vectorized(*masses, epsilons)
+            np.testing.assert_array_equal(ours(*masses, epsilons), expected)
+    with pytest.raises(ValueError, match="ascend"):
+        ours(0.0, [0.0], [1.0], [1.0, 0.5])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rounding import gamma, network_roundings, probable_gamma
+from tests.tiers import parameters
 from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn
@@ -301,14 +302,7 @@ def test_in_a_loop_over_batches_of_unknown_size(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "linear",
-        "mlp",
-        pytest.param("cnn", marks=pytest.mark.all),
-        pytest.param("text", marks=pytest.mark.all),
-        "not in closed form",
-    ],
+    "name", parameters(["linear", "mlp", "cnn", "text", "not in closed form"], test=["mlp", "not in closed form"])
 )
 def test_under_a_vectorised_map_over_clients(name):
     model = MODELS[name]
@@ -421,16 +415,7 @@ def test_a_weight_that_no_layer_uses_is_pulled_too():
     assert_close(model, flat(clip(model, weights, x, y, 0.5, None, pull)), naive_clipped_sum(rows, 0.5, 1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("linear", marks=pytest.mark.all),
-        "mlp",
-        "cnn",
-        pytest.param("text", marks=pytest.mark.all),
-        pytest.param("not in closed form", marks=pytest.mark.all),
-    ],
-)
+@pytest.mark.parametrize("name", parameters(["linear", "mlp", "cnn", "text", "not in closed form"], test=["cnn"]))
 def test_a_pull_to_an_anchor_in_a_loop_under_a_vectorised_map_over_clients(name):
     """As DP-SGD runs: every step pulls to where the client started, by the distance it has come."""
     model = MODELS[name]

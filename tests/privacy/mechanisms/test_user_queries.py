@@ -15,6 +15,7 @@ from scipy import stats
 from tensorflow_privacy.privacy.dp_query import restart_query
 
 from tests.rounding import ELEMENTARY, gamma
+from tests.tiers import parameters
 from tff_pdp.privacy.mechanisms.user_queries import (
     LARGEST_CLIP_NORM,
     SMALLEST_CLIP_NORM,
@@ -211,8 +212,8 @@ def adaptive(sum_noise_multiplier=0.0, count_stddev=0.0, clip_norm=1.0, quantile
     )
 
 
-@pytest.mark.parametrize("quantile", [0.3, pytest.param(0.5, marks=pytest.mark.all), 0.85])
-@pytest.mark.parametrize("clip_norm", [0.1, 40.0])
+@pytest.mark.parametrize("quantile", parameters([0.3, 0.5, 0.85], test=[0.3, 0.85]))
+@pytest.mark.parametrize("clip_norm", parameters([0.1, 40.0], test=[40.0]))
 def test_without_noise_the_clip_norm_goes_to_the_quantile_by_geometric_steps(quantile, clip_norm):
     norms = np.arange(1.0, 11.0)
     records = np.outer(norms, [0.6, 0.0, -0.8])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 _SEED = 20_240
 _REQUESTS = amount(test=1_000, all=10_000)
-_CASES = amount(test=100, all=400)
+_CASES = amount(test=40, all=400)
 
 
 @pytest.fixture(scope="module")

@@ -391,7 +391,7 @@ def test_searches_that_cannot_be_made_are_refused_by_name(searched, algorithm, s
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
-        ("ditto", {}),
+        pytest.param("ditto", {}, marks=pytest.mark.all),
         pytest.param("mocha", {}, marks=pytest.mark.all),
         pytest.param("finetune", {}, marks=pytest.mark.all),
         pytest.param("ifca_local", {}, marks=pytest.mark.all),
