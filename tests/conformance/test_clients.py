@@ -19,6 +19,9 @@ from tests.conformance.models import (
     regression,
 )
 
+# `test_rollout.py` alone starts a server in every change.
+pytestmark = pytest.mark.all
+
 MIXED = ["alice", "nobody", "é ü", "", "bob", "alice"]
 PERSONAL = [True, False, True, False, True, True]
 

@@ -18,6 +18,9 @@ from tests.places import ROOT
 from tests.rounding import half_a_digit
 from tff_pdp.cli import build_parser as tff_pdp_parser
 
+# `test_rollout.py` alone starts a server in every change.
+pytestmark = pytest.mark.all
+
 TEXT = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 REST_ADDRESS = f"127.0.0.1:{KitOptions().rest_port}"
 PARSERS = {"serving": serving_parser, "tff-pdp": tff_pdp_parser}

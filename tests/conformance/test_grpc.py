@@ -15,6 +15,9 @@ from tensorflow_serving.apis import (
 
 from tests.conformance.models import CANARY, CLASSIFIER, TOLERANCE, classifier
 
+# `test_rollout.py` alone starts a server in every change.
+pytestmark = pytest.mark.all
+
 X = np.array([[[[0.0], [0.5]], [[1.0], [0.25]]]], np.float32)
 
 

@@ -17,6 +17,9 @@ from tests.conformance.models import (
     regression,
 )
 
+# `test_rollout.py` alone starts a server in every change.
+pytestmark = pytest.mark.all
+
 PREDICT = f"/v1/models/{CLASSIFIER}:predict"
 X = np.array([[[0.0], [0.5]], [[1.0], [0.25]]])
 

@@ -23,9 +23,8 @@ COVERING = {
     "mr_mtl": "an anchor, and the pull to it inside the clip",
     "ditto": "two passes over the data",
     "mocha": "relations between clients, and a client's own place",
-    "ifca_mr_mtl": "candidates, and sums in the places of clusters",
+    "ifca": "candidates, and sums in the places of clusters",
     "dp_pfed_dsu": "a shared part, adaptation, masks, a view, and a penalty",
-    "udp_hypernet": "states that models are made of",
 }
 # How noise is drawn is the estimator's: one algorithm stands for all where a model is large.
 COVERING_LARGE = {"mr_mtl": "a step's noise is drawn where it is needed"}

@@ -60,6 +60,7 @@ def test_one_round_of_ditto_trains_the_shared_model_as_fed_avg_does(engine):
         assert_close(run(process, ditto, 1)[0]["algorithm"], run(shared, fed_avg, 1)[0]["algorithm"])
 
 
+@pytest.mark.all
 def test_without_noise_dittos_shared_model_is_fed_avgs(engine):
     exact = {"noise_multiplier": 0.0, "sampling_rate": 1.0}
     with engine.install():

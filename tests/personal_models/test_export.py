@@ -199,6 +199,7 @@ def _rounded_mean(weights, own, errors):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.all
 def test_a_support_vector_machine_is_served_by_the_logistic_function_of_its_scores(tmp_path, capsys):
     config = config_of(tmp_path, "linear_svm", 2)
     summary, _ = run(config)

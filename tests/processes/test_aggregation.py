@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rounding import ELEMENTARY, assert_within, gamma, standard_errors
+from tests.tiers import parameters
 from tff_pdp import _tff
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
@@ -278,7 +279,7 @@ def test_before_it_is_started_all_results_are_nan(server, noise):
         assert np.isnan(flat(one.round([release(row) for row in users(2)]))).all()
 
 
-@pytest.mark.parametrize("noise", KINDS)
+@pytest.mark.parametrize("noise", parameters(KINDS, test=[TreeNoise()]))
 def test_engines_agree_on_noised_rounds_and_on_an_empty_one(engines, noise):
     """Three rounds of a tree of two, too."""
     plan = plan_of(0.5, 1.5, noise, rate=0.5)

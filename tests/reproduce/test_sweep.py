@@ -158,7 +158,14 @@ def test_two_sweeps_do_not_write_to_one_folder(output, build):
     assert runner.runs() == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "terminated", "killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="terminated", marks=pytest.mark.all),
+        pytest.param(signal.SIGKILL, id="killed"),
+    ],
+)
 def test_a_stopped_sweep_leaves_no_process_and_the_next_one_goes_on(output, build, tmp_path, how):
     runner = build(slow=("mr_mtl",))
     process = start_sweep(tmp_path, output, runner)

@@ -8,7 +8,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tests.engines.engine_equality import assert_same
-from tests.engines.inprocess.inprocess_support import VECTOR, inprocess, messages_of, vectors
+from tests.engines.inprocess.inprocess_support import MODES, VECTOR, inprocess, messages_of, vectors
+from tests.tiers import parameters
 from tff_pdp import _tff
 from tff_pdp.engines.inprocess import engine as engine_context
 from tff_pdp.errors import EngineError
@@ -37,6 +38,7 @@ def functions_of_loops():
     return {name for name in context.context().list_function_names() if name.startswith("while_")}
 
 
+@pytest.mark.parametrize("mode", parameters(MODES, test=["loop"]), indirect=True)
 def test_functions_go_with_the_programs_that_brought_them(mode, monkeypatch):
     monkeypatch.setattr(engine_context, "_KEPT_PROGRAMS", 4)
     # What other tests have left need not be looked through each time.

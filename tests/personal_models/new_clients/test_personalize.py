@@ -389,6 +389,7 @@ def test_a_silo_chooses_its_cluster_privately(tmp_path, capsys):
     assert json_of(done.version, "privacy_report")["silos"][-1]["releases_on_record"] == 1
 
 
+@pytest.mark.all
 def test_a_descriptor_is_fitted_to_a_new_user(tmp_path):
     hparams = {"learning_rate": 0.3, "local_steps": 10, "descriptor_size": 4, "hidden_units": [16], "head_scale": 1.0}
     config, version = exported(tmp_path, USERS, "udp_hypernet", hparams, **{"export.layout": "hypernetwork"})
@@ -420,6 +421,7 @@ def test_methods_and_plans_without_personal_parts_are_refused(tmp_path):
         personalize(nothing, file, ["lab"], PAID, progress=False)
 
 
+@pytest.mark.all
 def test_a_thousand_users_are_added_at_once(users, tmp_path, monkeypatch):
     config, _ = users
     new = [silo(f"user{number:04}", number, 12 + number % 20) for number in range(1000)]

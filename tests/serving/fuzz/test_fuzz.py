@@ -68,6 +68,7 @@ def _attack(target, served, root, seed, requests):
     assert outcome.probes > requests / 500
 
 
+@pytest.mark.all
 def test_corrupted_exports_are_refused_and_the_good_one_stays(target, served, root):
     base_path = root / "models" / served.name
     process, files = ProcessWatch(target.process), FileWatch(canaries(root))
