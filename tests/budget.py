@@ -23,8 +23,9 @@ from tests import tiers
 FILE = Path(__file__).with_name("budget.toml")
 TIERS = {"not all and not hurt": "test", "not hurt": "all", "hurt": "hurt"}
 START = "start and collection"
-# A folder may spend this share of its budget, and a small one these seconds: a new file there is no fault.
-TOLERANCE, SMALL_SECONDS = 1.2, 5.0
+# A folder may spend this share of its budget, and a small one these seconds more: on a machine that others share, the
+# same tests take up to a quarter more from one run to the next, and a new file in a small folder is no fault.
+TOLERANCE, SMALL_SECONDS = 1.5, 15.0
 # Groups below are not worth a line in the file; they come last.
 HEAVY_SECONDS = 4.0
 # How often the fixed piece of work is timed; other programs on the machine slow it down as they do the tests.
