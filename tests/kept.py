@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import ROOT
-
 # Those of experiments, from settings to served models.
 FOLDERS = [("tests", name) for name in ("experiment", "training", "personal_models", "e2e")]
 # Those that only calibrate noise.
@@ -47,7 +45,7 @@ def calibrations(tmp_path_factory, worker_id):
 @pytest.fixture(scope="module", autouse=True)
 def kept_runs(request):
     """Experiments of the folders that train share with others what takes time to make."""
-    parts = request.path.relative_to(ROOT).parts
+    parts = request.path.relative_to(request.config.rootpath).parts
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         if parts[:2] in FOLDERS:
             stack.enter_context(request.getfixturevalue("keep_runs")(patch))
