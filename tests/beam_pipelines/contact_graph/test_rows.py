@@ -173,9 +173,10 @@ def test_windows_labels_and_splits_of_many(tmp_path):
             name = name_by_hand(seed, "row", pid, window)
             starts.add(start)
             expected[name] = (split, label)
-            ages[name] = round(person.age * 2.55)
+            ages[name] = person.age * 2.55
     assert {name: (row.split, row.y) for name, row in rows.items()} == expected
-    assert {name: row.x[0] for name, row in rows.items()} == pytest.approx(ages, abs=1)
+    # The nearest of 255 levels; a product of doubles is off by less than 2^-45.
+    assert {name: row.x[0] for name, row in rows.items()} == pytest.approx(ages, abs=0.5 + 2**-45)
     assert starts == set(range(21, 51))
     assert 140 < sum(split == "validation" for split, _ in expected.values()) < 220
     assert 20 < sum(label for _, label in expected.values()) < 300
