@@ -45,6 +45,7 @@ def calibrations(tmp_path_factory, worker_id):
 @pytest.fixture(scope="module", autouse=True)
 def kept_runs(request):
     """Experiments of the folders that train share with others what takes time to make."""
+    # Not below the checkout: in a sandbox a test lies elsewhere, and this module is a link to it.
     parts = request.path.relative_to(request.config.rootpath).parts
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         if parts[:2] in FOLDERS:

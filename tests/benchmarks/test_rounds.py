@@ -124,8 +124,9 @@ def test_cpu_time_is_that_of_the_recorded_rounds(run, monkeypatch):
 
 def test_cpu_time_has_what_the_process_computes(run):
     (row,), _, _ = run({"a": {"go 3": "burn"}})
-    # 0.3 s in one of three rounds; each of its two readings is off by a step of 10 ms or less.
-    assert row["cpu_s_per_round"] >= (0.3 - 2 * 0.01) / 3
+    # 0.3 s in one of three rounds, whose two readings are off by a step of 10 ms or less each. Beside that a line is
+    # read and answered; what is counted twice would be beyond.
+    assert (0.3 - 2 * 0.01) / 3 <= row["cpu_s_per_round"] <= 0.1 + 0.03
 
 
 def test_one_that_fails_is_left_out_and_the_others_go_on(run):

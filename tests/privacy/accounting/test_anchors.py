@@ -107,8 +107,9 @@ def test_calibration(epsilon, delta, rate, steps, rdp_noise, pld_noise):
     assert at_pld.pld == pytest.approx(epsilon, rel=by_noise(pld_noise))
     found, published = calibrate_noise_multiplier(epsilon, delta, rate, steps), min(float(rdp_noise), float(pld_noise))
     assert found <= published * (1 + CALIBRATED) + half_a_digit(rdp_noise)
-    # A finer grid may gain where tiny losses are composed very often; it must not promise more than it computes.
     assert_smallest(found, epsilon, delta, rate, steps)
+    # The finer grid gains up to some 7 % where tiny losses are composed very often, and nothing beyond that.
+    assert found >= 0.93 * published
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_calibration_by_rdp(epsilon, delta, rate, steps, rdp_noise):
     found = epsilon_bounds(poisson_gaussian_event(rate, noise, steps), delta).rdp
     assert found == pytest.approx(epsilon, rel=by_noise(rdp_noise))
     calibrated = calibrate_noise_multiplier(epsilon, delta, rate, steps)
-    assert calibrated < noise
+    assert 0.85 * noise < calibrated < noise
     assert_smallest(calibrated, epsilon, delta, rate, steps)
 
 
@@ -217,7 +218,7 @@ def test_ditto_doubles_the_steps(passes, rdp_noise):
     found = epsilon_bounds(poisson_gaussian_event(0.064, noise, steps), 1e-7).rdp
     assert found == pytest.approx(0.5, rel=by_noise(rdp_noise))
     calibrated = calibrate_noise_multiplier(0.5, 1e-7, 0.064, steps)
-    assert calibrated < noise * (1 + CALIBRATED)
+    assert 0.9 * noise < calibrated < noise * (1 + CALIBRATED)
     assert_smallest(calibrated, 0.5, 1e-7, 0.064, steps)
 
 
