@@ -6,6 +6,7 @@ A file is replaced in one move. It is flushed where a power cut must not undo a 
 import contextlib
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,29 @@ def replace_text(path: Path, text: str) -> None:
     """Writes a text file in one move: a reader sees the old file or the whole new one, never a part."""
     with replacing(path) as staging:
         staging.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes errors of the system name a file: those of writing and flushing, such as on a full disk, do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def discard(folder: Path) -> None:
+    """Removes a folder and all in it. A process that is killed leaves it whole, or out of the way under another name.
+
+    What an earlier call left behind under that name is removed as well.
+    """
+    moved = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(moved, ignore_errors=True)
+    if folder.exists():
+        folder.rename(moved)
+        shutil.rmtree(moved, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -21,10 +21,12 @@ class RunKey:
     Attributes:
       secret: 32 bytes.
       is_test_only: the key came from a fixed seed, which anyone can guess; reports then say "not private".
+      attempt: how often rounds had to be drawn anew; each attempt draws as if it had a key of its own.
     """
 
     secret: bytes = dataclasses.field(repr=False)
     is_test_only: bool = False
+    attempt: int = 0
 
     @classmethod
     def from_entropy(cls) -> "RunKey":
@@ -35,6 +37,10 @@ class RunKey:
     def from_test_seed(cls, seed: int) -> "RunKey":
         """Derives a key from a number: reproducible, and not private."""
         return cls(hashlib.blake2b(f"test-only {seed}".encode(), digest_size=KEY_BYTES).digest(), is_test_only=True)
+
+    def fingerprint(self) -> str:
+        """Returns 32 hexadecimal digits that tell this secret from others, and nothing else of it."""
+        return hashlib.blake2b(b"", key=self.secret, digest_size=16, person=b"fingerprint").hexdigest()
 
     def client_seed(self, round_number: int, client_id: str, run: int = 0) -> np.ndarray:
         """Returns the int64 `[2]` seed of one client in one round.
@@ -70,4 +76,6 @@ class RunKey:
         return np.random.default_rng(int.from_bytes(digest))
 
     def _digest(self, message: str, purpose: bytes, size: int) -> bytes:
-        return hashlib.blake2b(message.encode(), key=self.secret, digest_size=size, person=purpose).digest()
+        # No other message begins with digits and a full stop.
+        attempt = f"{self.attempt}." if self.attempt else ""
+        return hashlib.blake2b((attempt + message).encode(), key=self.secret, digest_size=size, person=purpose).digest()

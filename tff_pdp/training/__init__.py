@@ -4,6 +4,8 @@ record: what a run spends, on disk before it is spent
 client_store: clients' states from round to round
 checkpoint: state, ledger, key and round as one folder
 rounds: first state, a round
+spending: rounds on record before they are run
+run_folder: configuration, choices and metrics beside the checkpoints
 costs: what all runs on these records have spent
 train: the loop
 privacy_facts: facts of the statement, from plans and ledgers

@@ -2,8 +2,6 @@
 
 import collections
 import dataclasses
-import json
-import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -12,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.files import sync
+from tff_pdp.files import discard, naming, sync
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.states import is_store
 from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.record import checkpoint_files
+from tff_pdp.training.record.checkpoint_files import ARRAYS_FILE, Surroundings, complete
 
-FORMAT_VERSION = 2
 KEPT = 2
 
 
@@ -37,6 +36,8 @@ class Checkpoint:
       config_hash: of the settings the run was started with.
       auto_prox: nest of arrays, what is known for setting lambda (`tff_pdp.algorithms.auto_prox.lambdas`); empty where
         it is given.
+      surroundings: what lay beside it when it was saved, to be compared when it is loaded; None of checkpoints from
+        before that was kept.
     """
 
     round_number: int
@@ -47,14 +48,34 @@ class Checkpoint:
     run_key: RunKey
     config_hash: str
     auto_prox: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    surroundings: Surroundings | None = None
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Writes a checkpoint and removes all but the newest few; a folder with a round's name is always complete."""
-    final = folder / f"round_{checkpoint.round_number:06d}"
+    final = folder / checkpoint_files.folder_name(checkpoint.round_number)
+    for leftover in folder.glob(".round_*"):
+        shutil.rmtree(leftover)
     staging = folder / f".{final.name}.tmp"
-    shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
+    try:
+        with naming(staging):
+            _write(staging, checkpoint)
+    except BaseException:
+        # On a full disk its room is needed.
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    # A run stopped between this round's training and its successor's repeats the round to the same bits, so what is
+    # already there under this name is the same checkpoint.
+    discard(final)
+    staging.rename(final)
+    sync(folder)
+    for old in complete(folder)[:-KEPT]:
+        discard(old)
+    return final
+
+
+def _write(staging: Path, checkpoint: Checkpoint) -> None:
     # Server states hold the seeds of the noise, client states are computed from raw data.
     staging.chmod(0o700)
     arrays: dict[str, np.ndarray] = {}
@@ -70,30 +91,20 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             )
         },
     }
-    np.savez(staging / "state.npz", **arrays)  # type: ignore[arg-type]
-    content = {
-        "format_version": FORMAT_VERSION,
-        "round_number": checkpoint.round_number,
-        "config_hash": checkpoint.config_hash,
-        "ledger": checkpoint.ledger.to_json() if checkpoint.ledger else None,
-        "structure": structure,
-    }
-    (staging / "checkpoint.json").write_text(json.dumps(content))
-    key = {"secret": checkpoint.run_key.secret.hex(), "is_test_only": checkpoint.run_key.is_test_only}
-    descriptor = os.open(staging / "run_key.json", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(key, file)
+    np.savez(staging / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
+    checkpoint_files.write_files(
+        staging,
+        round_number=checkpoint.round_number,
+        config_hash=checkpoint.config_hash,
+        ledger=checkpoint.ledger,
+        run_key=checkpoint.run_key,
+        structure=structure,
+        surroundings=checkpoint.surroundings or Surroundings(),
+    )
     for path in staging.iterdir():
         path.chmod(0o600)
         sync(path)
-    # A run stopped between this round's training and its successor's repeats the round to the same bits, so what is
-    # already there under this name is the same checkpoint.
-    shutil.rmtree(final, ignore_errors=True)
-    staging.rename(final)
-    sync(folder)
-    for old in _complete(folder)[:-KEPT]:
-        shutil.rmtree(old)
-    return final
+    sync(staging)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
@@ -102,52 +113,48 @@ def load_latest(folder: Path) -> Checkpoint | None:
     Of users, whose states are in a store, it names nobody and has no states: `with_store` enters both.
 
     Raises:
-      DataError: the newest checkpoint cannot be read.
+      DataError: a file of the newest checkpoint is missing, damaged or of another round.
+      ConfigError: the run has been sealed.
     """
-    complete = _complete(folder)
-    if not complete:
+    stored = checkpoint_files.newest(folder)
+    if stored is None:
         return None
-    latest = complete[-1]
+    if stored.run_key is None:
+        raise ConfigError(
+            f"{folder.parent} was sealed: its key and states are gone, so that it cannot be trained, tested or "
+            "exported any more. Its ledger and its results remain"
+        )
+    path = stored.folder / ARRAYS_FILE
     try:
-        content = json.loads((latest / "checkpoint.json").read_text())
-        version = content["format_version"]
-        if version != FORMAT_VERSION:
-            raise DataError(f"{latest}: checkpoint format {version}, this version reads {FORMAT_VERSION}")
-        key = json.loads((latest / "run_key.json").read_text())
-        with np.load(latest / "state.npz", allow_pickle=False) as arrays:
-            structure = content["structure"]
-            server_state = _unflatten(structure["server"], arrays)
-            clients = structure["clients"]
+        with np.load(path, allow_pickle=False) as arrays:
+            server_state = _unflatten(stored.structure["server"], arrays)
+            clients = stored.structure["clients"]
             client_states = None if clients is None else [_unflatten(state, arrays) for state in clients.values()]
-            auto_prox = _unflatten(structure["auto_prox"], arrays)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{latest}: the checkpoint cannot be read ({error}); remove that folder to use the one before"
-        ) from None
+            auto_prox = _unflatten(stored.structure["auto_prox"], arrays)
+    # What a damaged archive raises; checkpoints without digests may be damaged in any way.
+    except (OSError, EOFError, ValueError, KeyError, TypeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read ({error}); remove that folder to use the checkpoint before") from None
     return Checkpoint(
-        round_number=content["round_number"],
+        round_number=stored.round_number,
         server_state=server_state,
         client_ids=tuple(clients or ()),
         client_states=client_states,
-        ledger=Ledger.from_json(content["ledger"]) if content["ledger"] else None,
-        run_key=RunKey(bytes.fromhex(key["secret"]), key["is_test_only"]),
-        config_hash=content["config_hash"],
+        ledger=stored.ledger,
+        run_key=stored.run_key,
+        config_hash=stored.config_hash,
         auto_prox=auto_prox,
+        surroundings=stored.surroundings,
     )
 
 
 def oldest_kept(folder: Path) -> int:
     """The round of the oldest checkpoint."""
-    return int(_complete(folder)[0].name.removeprefix("round_"))
+    return int(complete(folder)[0].name.removeprefix("round_"))
 
 
 def with_store(checkpoint: Checkpoint, client_ids: Sequence[str], store: ClientStore) -> Checkpoint:
     """A loaded checkpoint with the store that users' states are in."""
     return dataclasses.replace(checkpoint, client_ids=tuple(client_ids), client_states=store)
-
-
-def _complete(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round_*"))
 
 
 def _flatten(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:

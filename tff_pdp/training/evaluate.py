@@ -34,14 +34,15 @@ from tff_pdp.reports.summary import (
 )
 from tff_pdp.reports.words import SILOS, USERS, plain, upper
 from tff_pdp.training import checkpoint as checkpoints
-from tff_pdp.training import costs as releases
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.costs import Trained
 from tff_pdp.training.privacy_facts import silo_results, silo_statement, user_costs, user_statement
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import evaluate_clients, ready_states
-from tff_pdp.training.train import read_metrics
+from tff_pdp.training.run_folder import read_metrics
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
@@ -58,11 +59,13 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
         raise ConfigError(
             f"{name} has {done} of {config.training.rounds} rounds in {folder}: run `tff-pdp {command} --resume` first"
         )
+    check_record(folder, state, read_charges(folder))
+    check_files(folder, state)
     method = build_method(config, name)
     if state.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
     if method.user_plan is not None:
-        store = ClientStore.open(folder / releases.STORE)
+        store = ClientStore.open(folder / STORE)
         if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):
             store.close()
             raise DataError(f"{store.folder} holds the states of another run: restore it, or train again")

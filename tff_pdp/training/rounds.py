@@ -11,13 +11,16 @@ import tensorflow as tf
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
 from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import ADAPTATION, RunKey
+from tff_pdp.privacy.mechanisms.user_noise import FixedClip, TreeNoise, rounds_per_epoch
 from tff_pdp.processes.aggregation import start_user_sum
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import MemoryStore, is_store, places_in_parts, replace_states, select_states
 from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.record.charges import Attempt
 
 # Users that are evaluated together: memory grows with it.
 _CLIENTS_AT_A_TIME = 512
@@ -58,6 +61,40 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
         run_key=run_key,
         config_hash=method.config_hash,
         auto_prox=auto_prox.init(method.auto_prox, method.model.num_parameters()) if method.auto_prox else {},
+    )
+
+
+def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
+    """The same state, from which rounds are drawn as if under another key. Needs an engine.
+
+    Args:
+      method: what is trained.
+      state: after some rounds.
+      attempt: the new one.
+
+    Raises:
+      ConfigError: the noise of users' sums goes on from round to round here, so that none of it can be drawn anew.
+    """
+    check_redrawn(method, state)
+    run_key = dataclasses.replace(state.run_key, attempt=attempt.number)
+    server_state = state.server_state
+    if method.user_plan is not None and method.algorithm.released:
+        first = method.process.initialize()["aggregation"]
+        server_state = {**server_state, "aggregation": start_user_sum(first, method.user_plan, run_key.server_seeds())}
+    return dataclasses.replace(state, server_state=server_state, run_key=run_key, ledger=attempt.ledger)
+
+
+def check_redrawn(method: Method, state: Checkpoint) -> None:
+    """Checks that what comes after a state can be drawn anew: `redrawn`, and its error."""
+    plan = method.user_plan
+    if plan is None or not method.algorithm.released or isinstance(plan.noise, FixedClip):
+        return
+    if isinstance(plan.noise, TreeNoise) and not state.round_number % rounds_per_epoch(plan.mechanism.sampling_rate):
+        return
+    raise ConfigError(
+        f"after round {state.round_number} the noise, or the clip norm, goes on from round to round, and this run was "
+        "started on another processor, or with other versions or settings of TensorFlow: resume the run there, or give "
+        "--overwrite to start again"
     )
 
 

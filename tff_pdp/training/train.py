@@ -1,11 +1,9 @@
 """The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
 
 import contextlib
-import json
-import shutil
+import dataclasses
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,35 @@ from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
-from tff_pdp.files import replace_text
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.training import checkpoint as checkpoints
-from tff_pdp.training import costs as releases
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, is_store
 from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.record.charges import ChargesWriter, read_charges
+from tff_pdp.training.record.lock import only_writer
+from tff_pdp.training.record.releases import (
+    CHECKPOINTS,
+    SEARCH,
+    STORE,
+    check_files,
+    check_record,
+    set_aside,
+    surroundings_of,
+)
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
-
-# How the clients of each computation are computed, where the engine has chosen.
-CHOICES_FILE = "client_parallelism.json"
+from tff_pdp.training.run_folder import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    Choices,
+    append_metrics,
+    check_engine,
+    cut_metrics,
+    read_choices,
+    start_folder,
+)
+from tff_pdp.training.spending import Spending, arithmetic_here, in_newest_attempt, open_run, take_over
 
 
 def train(
@@ -36,9 +51,12 @@ def train(
 ) -> Checkpoint:
     """Trains one method of an experiment and returns its final state.
 
-    A run that was stopped and resumed on the same machine's CPU ends with the same bits as one that was not: a repeated
-    round draws the same batches and the same noise, so repeating it releases nothing new. (On a GPU the draws are the
-    same, but sums may round differently.)
+    A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
+    batches and the same noise, so repeating it releases nothing new. Where the bits of a round may be others, because
+    the processor, a version or a setting is another, or on a GPU, rounds that may have been run are drawn anew and
+    charged again.
+
+    Guarantee: what a round costs is on disk before its noise is drawn (`tff_pdp.training.record`).
 
     Args:
       config: the experiment.
@@ -56,66 +74,84 @@ def train(
         raise ConfigError(
             f"{name}: tuning.search chooses its hyper-parameters. Run `tff-pdp tune`, or leave out the search"
         )
-    method = build_method(config, name)
     folder = config.algorithm_folder(name)
+    with only_writer(folder):
+        return _train(config, name, folder, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def _train(
+    config: ExperimentConfig, name: str, folder: Path, *, resume: bool, overwrite: bool, progress: bool
+) -> Checkpoint:
+    method = build_method(config, name)
     if overwrite:
-        releases.set_aside(Path(config.output), folder)
-    choices = read_choices(folder) if resume else {}
-    saved_choices = dict(choices)
+        set_aside(folder.parent, folder)
+    choices = Choices(read_choices(folder) if resume else {})
     with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-        state = _start_or_resume(config, method, folder, engine.device, resume, stack)
+        state, spending = _start_or_resume(config, method, folder, engine.device, choices, resume, stack)
         train_data, validation_data = method.round_data("train"), method.round_data("validation")
         warn(method)
         rounds = range(state.round_number + 1, config.training.rounds + 1)
         total, done = config.training.rounds, state.round_number
         for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
+            spending.before_round(round_number)
             started = time.monotonic()
             state = run_round(method, state, round_number, train_data)
             seconds = time.monotonic() - started
             is_last = round_number == config.training.rounds
             if is_last or round_number % config.training.evaluate_every == 0:
                 metrics = _validation_metrics(method, state, validation_data, train_data)
-                _append_metrics(folder, round_number, {"seconds": seconds, **metrics})
-            if choices != saved_choices:
-                # Other ways to compute round differently: a run that is resumed has to go on in the same way.
-                saved_choices = write_choices(folder, choices)
+                append_metrics(folder, round_number, {"seconds": seconds, **metrics})
             if is_last or round_number % config.training.checkpoint_every == 0:
                 save(folder, state)
+        spending.end(state)
     return state
 
 
 def _start_or_resume(
-    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool, stack: contextlib.ExitStack
-) -> Checkpoint:
-    """The state to go on from; the stack closes its store."""
-    saved = checkpoints.load_latest(folder / "checkpoints")
+    config: ExperimentConfig,
+    method: Method,
+    folder: Path,
+    device: str,
+    choices: Choices,
+    resume: bool,
+    stack: contextlib.ExitStack,
+) -> tuple[Checkpoint, Spending]:
+    """The state to go on from, and what may be spent from there; the stack closes the files of both."""
+    saved = checkpoints.load_latest(folder / CHECKPOINTS)
+    arithmetic = arithmetic_here(config, device)
     if saved is None:
-        if (folder / releases.SEARCH).exists():
+        if (folder / SEARCH).exists():
             raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")
         start_folder(config, folder, device)
-        store_folder = folder / releases.STORE
-        # A run that was killed before its first checkpoint has left one without anything in it.
-        shutil.rmtree(store_folder, ignore_errors=True)
-        first = first_state(method, config.training.test_only_seed, store_folder)
+        choices.keep_in(folder)
+        first = first_state(method, config.training.test_only_seed, folder / STORE)
         stack.callback(close_states, first.client_states)
+        writer = stack.enter_context(ChargesWriter(folder))
+        open_run(writer, method, first)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         save(folder, first)
-        return first
+        return first, Spending(writer, method.plan, first, arithmetic)
     if not resume:
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if saved.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
     check_engine(config, folder, device)
-    if saved.ledger is not None:
-        method.plan.precheck_rest(saved.ledger)
+    choices.keep_in(folder)
+    check_record(folder, saved, read_charges(folder))
+    check_files(folder, saved)
+    writer = stack.enter_context(ChargesWriter(folder))
+    if saved.surroundings is None:
+        take_over(writer, method, saved, arithmetic)
+    saved = in_newest_attempt(method, saved, writer, arithmetic)
     if method.user_plan is not None:
-        store = stack.enter_context(ClientStore.open(folder / releases.STORE))
+        store = stack.enter_context(ClientStore.open(folder / STORE))
         store.rewind(saved.round_number)
+        # A run that was killed after its last round may have left older states.
+        store.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
         saved = checkpoints.with_store(saved, method.clients.client_ids, store)
     # Rounds after the checkpoint are run again, and write their metrics again.
-    rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
-    replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    return saved
+    cut_metrics(folder, saved.round_number)
+    return saved, Spending(writer, method.plan, saved, arithmetic)
 
 
 def warn(method: Method) -> None:
@@ -126,58 +162,10 @@ def warn(method: Method) -> None:
 
 def save(folder: Path, state: Checkpoint) -> None:
     """Saves a checkpoint in a run's folder; a store keeps no more than what the kept checkpoints need."""
-    checkpoints.save(folder / "checkpoints", state)
+    beside = surroundings_of(folder, (CONFIG_FILE, METRICS_FILE))
+    checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):
-        state.client_states.prune(checkpoints.oldest_kept(folder / "checkpoints"))
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Reads the validation metrics a run has written: one row for each evaluated round."""
-    # A process that was killed while writing leaves a last line without its end.
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Makes a run's folder, with the resolved experiment and without metrics."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_resolved(config, device), indent=2))
-    (folder / "metrics.jsonl").write_text("")
-
-
-def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference.
-
-    Raises:
-      ConfigError: the run was started in another way.
-    """
-    started_with = json.loads((folder / "config.json").read_text())["training"]
-    content = _resolved(config, device)["training"]
-    for key in ("engine", "device", "client_parallelism", "clients_per_call"):
-        if started_with[key] != content[key]:
-            raise ConfigError(
-                f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it in "
-                "the same way, or give --overwrite to start again"
-            )
-
-
-def read_choices(folder: Path) -> dict[str, str]:
-    """Reads how the clients of each computation are computed, where the engine has chosen."""
-    path = folder / CHOICES_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write_choices(folder: Path, choices: Mapping[str, str]) -> dict[str, str]:
-    """Writes what `read_choices` reads, and returns a copy."""
-    replace_text(folder / CHOICES_FILE, json.dumps(choices, indent=2) + "\n")
-    return dict(choices)
-
-
-def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
-    """The experiment as plain data, with the device that it runs on in place of the one asked for."""
-    content = config.to_dict()
-    content["training"]["device"] = device
-    return content
+        state.client_states.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
 
 
 def _validation_metrics(
@@ -187,8 +175,3 @@ def _validation_metrics(
     clients = evaluate_clients(method, state, data, train_data).values()
     mean = mean_over_silos(float(client["personal"][metric.example_name]) for client in clients)
     return {"metric": metric.name, "higher_is_better": metric.higher_is_better, "mean": json_safe(mean)}
-
-
-def _append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"round": round_number, "split": "validation", **metrics}) + "\n")

@@ -19,7 +19,7 @@ from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExamplePlan, build_silo_example_plan, check_delta
-from tff_pdp.training.costs import PERSONALIZE, Release, all_releases, enter, why_without_bound
+from tff_pdp.training.record.releases import Release, all_releases, enter, why_without_bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,19 +114,22 @@ def put_on_record(output: Path, ledger: Ledger) -> dict[str, RecordedCost]:
     Raises:
       DataError: what is on record cannot be read; nothing was entered.
     """
-    releases = [*all_releases(output), Release(ledger)]
+    fit = Release(ledger)
+    releases = [*all_releases(output), fit]
     costs = {client_id: _recorded_cost(releases, client_id) for client_id in ledger.budgets}
-    enter(output, PERSONALIZE, 1, ledger)
+    enter(output, fit)
     return costs
 
 
 def _recorded_cost(releases: Sequence[Release], client_id: str) -> RecordedCost:
-    own = [release for release in releases if client_id in release.ledger.budgets]
-    delta = max(release.ledger.budgets[client_id].delta for release in own)
+    # A run without privacy has no scopes: it may have been about any silo.
+    own = [release for release in releases if release.ledger is None or client_id in release.ledger.budgets]
+    ledgers = [release.ledger for release in own if release.ledger is not None]
+    delta = max(ledger.budgets[client_id].delta for ledger in ledgers)
     why_infinite = why_without_bound(own)
     if why_infinite:
         return RecordedCost(math.inf, delta, len(own), why_infinite)
-    return RecordedCost(compose_worst_case([release.ledger for release in own], client_id).best, delta, len(own))
+    return RecordedCost(compose_worst_case(ledgers, client_id).best, delta, len(own))
 
 
 def _check_public(config: PrivacyConfig) -> None:

@@ -1,6 +1,12 @@
 """The record of a run: what was spent, written before it is spent, so that neither a crash nor a damaged byte hides it.
 
+Nothing here needs TensorFlow.
+
 journal: lines on disk, each chained to all before it
 charges: what a run has reserved of its budget, as such lines
+digests: digests of files
+checkpoint_files: a checkpoint without its arrays
+releases: what was ever spent on an experiment's records
+arithmetic: what the bits of a round depend on besides the run
 lock: one writer for each folder
 """

@@ -4,7 +4,8 @@ A run's `charges.jsonl` is a journal (`tff_pdp.training.record.journal`) of thes
 
 opened: whose run this is, and why nothing is claimed of it, if so.
 reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
-closed: rounds that were run, with the ledger after them: what was reserved beyond them is given back.
+redrawn: that rounds after some round are drawn anew from now on, with other noise, beside all that is on record.
+closed: that the last round was run, with the ledger after it.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from tff_pdp.training.record.journal import GENESIS, Content, Journal, read
 
 CHARGES_FILE = "charges.jsonl"
 FORMAT_VERSION = 1
+_KINDS = ("opened", "reserved", "redrawn", "closed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,28 @@ class RunIdentity:
 
 
 @dataclasses.dataclass(frozen=True)
+class Attempt:
+    """Rounds that are drawn from one key.
+
+    Attributes:
+      number: how often rounds had been drawn anew before; 0 for the first attempt.
+      first_round: the first of them.
+      ledger: what had been spent before them; None without privacy.
+      arithmetic: by the last round of each reservation, what its bits depend on.
+    """
+
+    number: int
+    first_round: int
+    ledger: Ledger | None
+    arithmetic: Mapping[int, Mapping[str, Any]]
+
+    def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
+        """Whether rounds after some round, as far as they may have been run, would have the same bits again."""
+        later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
+        return all(stored == arithmetic for stored in later)
+
+
+@dataclasses.dataclass(frozen=True)
 class Charges:
     """What is on record of a run.
 
@@ -66,8 +90,7 @@ class Charges:
     ledger: Ledger | None
     through_round: int
     is_closed: bool
-    attempt: int
-    arithmetic: Mapping[str, Any]
+    attempt: Attempt
     head: str
     chains: tuple[str, ...]
 
@@ -120,23 +143,24 @@ class ChargesWriter:
             raise
 
     @property
-    def charges(self) -> Charges:
-        """What is on record now.
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
-        Raises:
-          DataError: no run has begun here.
-        """
-        if self._charges is None:
-            raise DataError(f"{self._path} has no run")
+    @property
+    def charges(self) -> Charges | None:
+        """What is on record now; None before a run has begun."""
         return self._charges
 
-    def open_run(self, identity: RunIdentity, ledger: Ledger | None, arithmetic: Mapping[str, Any]) -> None:
+    def open_run(self, identity: RunIdentity, ledger: Ledger | None) -> None:
         """Begins the record.
 
         Args:
           identity: whose run it is.
           ledger: what has been released before its first round; None without privacy.
-          arithmetic: what the bits of a round depend on.
+
+        Raises:
+          DataError: there is one already.
         """
         if self._charges is not None:
             raise DataError(f"{self._path} has a run already")
@@ -146,33 +170,45 @@ class ChargesWriter:
                 "format_version": FORMAT_VERSION,
                 **dataclasses.asdict(identity),
                 "ledger": _text(ledger),
-                "arithmetic": dict(arithmetic),
             }
         )
 
-    def reserve(
-        self, through_round: int, ledger: Ledger | None, *, attempt: int, arithmetic: Mapping[str, Any]
-    ) -> None:
+    def reserve(self, through_round: int, ledger: Ledger | None, arithmetic: Mapping[str, Any]) -> None:
         """Puts rounds on record that are about to be run.
 
         Args:
           through_round: the last of them.
           ledger: as it will be after that round; None without privacy.
-          attempt: how often rounds had to be drawn anew.
-          arithmetic: what the bits of a round depend on.
+          arithmetic: what the bits of a round depend on (`tff_pdp.training.record.arithmetic`).
         """
         self._append(
             {
                 "kind": "reserved",
                 "through_round": through_round,
                 "ledger": _text(ledger),
-                "attempt": attempt,
                 "arithmetic": dict(arithmetic),
             }
         )
 
-    def give_back(self, through_round: int, ledger: Ledger | None) -> None:
-        """Closes the record after the last round that was begun, which may be followed by others all the same.
+    def redraw(self, first_round: int) -> Attempt:
+        """Begins another attempt: rounds from `first_round` on are run with other noise, beside all on record.
+
+        Raises:
+          DataError: no run has begun.
+        """
+        if self._charges is None:
+            raise DataError(f"{self._path} has no run")
+        self._append(
+            {
+                "kind": "redrawn",
+                "first_round": first_round,
+                "ledger": _text(self._charges.ledger),
+            }
+        )
+        return self._charges.attempt
+
+    def close_run(self, through_round: int, ledger: Ledger | None) -> None:
+        """Closes the record after the last round.
 
         Args:
           through_round: that round.
@@ -204,21 +240,41 @@ def _charges(path: Path, content: Content) -> Charges | None:
         return None
     opened, last = content.lines[0], content.lines[-1]
     try:
+        if opened["kind"] != "opened" or last["kind"] not in _KINDS:
+            raise ValueError("another kind of line")
         version = opened["format_version"]
         if version != FORMAT_VERSION:
             raise DataError(f"{path} has format version {version!r}, this version reads {FORMAT_VERSION}")
         names = (field.name for field in dataclasses.fields(RunIdentity))
-        # A clean end says nothing of how rounds are computed.
-        newest = next(line for line in reversed(content.lines) if line["kind"] != "closed")
         return Charges(
             identity=RunIdentity(**{name: opened[name] for name in names}),
-            ledger=None if last["ledger"] is None else Ledger.from_json(last["ledger"]),
-            through_round=last.get("through_round", 0),
+            ledger=_ledger(last),
+            # An attempt may have come less far than the one before.
+            through_round=max((line["through_round"] for line in content.lines if "through_round" in line), default=0),
             is_closed=last["kind"] == "closed",
-            attempt=newest.get("attempt", 0),
-            arithmetic=newest["arithmetic"],
+            attempt=_newest_attempt(content),
             head=content.head,
             chains=tuple(content.chains),
         )
-    except (KeyError, TypeError, StopIteration, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise DataError(f"{path} is no record of a run's charges ({type(error).__name__}: {error})") from error
+
+
+def _newest_attempt(content: Content) -> Attempt:
+    """The lines from the last one that begins an attempt."""
+    begins = [place for place, line in enumerate(content.lines) if line["kind"] in ("opened", "redrawn")]
+    first = content.lines[begins[-1]]
+    return Attempt(
+        number=len(begins) - 1,
+        first_round=first.get("first_round", 1),
+        ledger=_ledger(first),
+        arithmetic={
+            line["through_round"]: line["arithmetic"]
+            for line in content.lines[begins[-1] :]
+            if line["kind"] == "reserved"
+        },
+    )
+
+
+def _ledger(line: Mapping[str, Any]) -> Ledger | None:
+    return None if line["ledger"] is None else Ledger.from_json(line["ledger"])

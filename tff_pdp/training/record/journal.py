@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tff_pdp.errors import DataError
-from tff_pdp.files import sync, write_atomically
+from tff_pdp.files import naming, sync, write_atomically
 
 # The chain before the first line.
 GENESIS = "0" * 64
@@ -50,6 +50,15 @@ class Content(NamedTuple):
 def head_path(path: Path) -> Path:
     """The file that holds the chain of a journal's last line."""
     return path.with_suffix(".head")
+
+
+def stored_head(path: Path) -> str:
+    """Reads the chain of the last line without the lines.
+
+    Raises:
+      DataError: the file of the head is damaged.
+    """
+    return _read_head(path) or GENESIS
 
 
 def read(path: Path) -> Content:
@@ -153,10 +162,11 @@ class Journal:
         chain = _chain(before.head, line)
         stored = _as_stored(line, chain)
         try:
-            _write(self._file, stored, before.num_bytes)
-        except OSError as error:
+            with naming(self._path):
+                _write(self._file, stored, before.num_bytes)
+        except OSError:
             os.ftruncate(self._file, before.num_bytes)
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+            raise
         self._content = Content(
             [*before.lines, line], [*before.chains, chain], num_bytes=before.num_bytes + len(stored)
         )
@@ -178,10 +188,8 @@ class Journal:
 
     def _write_head(self, chain: str) -> None:
         # In place and within one sector of the disk: there is no moment without a head.
-        try:
+        with naming(head_path(self._path)):
             _write(self._head_file, _stored_head(chain), 0)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(head_path(self._path))) from error
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:

@@ -23,7 +23,9 @@ from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.record.releases import surroundings_of
 from tff_pdp.training.rounds import run_round
+from tff_pdp.training.run_folder import CONFIG_FILE, METRICS_FILE
 
 
 class Pivot(NamedTuple):
@@ -228,6 +230,7 @@ def save(folder: Path, state: SearchState) -> None:
             )
             for one in state.best
         ],
+        surroundings=surroundings_of(folder.parent, (CONFIG_FILE, METRICS_FILE)),
     )
     checkpoints.save(folder, content)
 
@@ -247,7 +250,13 @@ def load(folder: Path, first: Checkpoint) -> SearchState | None:
         return None
     kept = [(one["client_state"], float(one["score"]), int(one["run"])) for one in saved.client_states]
     return SearchState(
-        first=dataclasses.replace(first, ledger=saved.ledger, run_key=saved.run_key, config_hash=saved.config_hash),
+        first=dataclasses.replace(
+            first,
+            ledger=saved.ledger,
+            run_key=saved.run_key,
+            config_hash=saved.config_hash,
+            surroundings=saved.surroundings,
+        ),
         best=[Best(client_state, score, run) if run else Best() for client_state, score, run in kept],
         runs_done=saved.round_number - 1,
     )

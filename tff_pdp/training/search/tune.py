@@ -6,9 +6,8 @@ the search cost. `search_costs` says what a silo pays, and what a search would c
 
 import dataclasses
 import json
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.files import replace_text
+from tff_pdp.files import discard, write_atomically
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
@@ -29,12 +28,29 @@ from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
-from tff_pdp.training import costs as releases
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.record.charges import ChargesWriter, read_charges
+from tff_pdp.training.record.lock import only_writer
+from tff_pdp.training.record.releases import (
+    CHECKPOINTS,
+    SEARCH,
+    check_files,
+    check_record,
+    set_aside,
+    surroundings_of,
+)
 from tff_pdp.training.rounds import first_state
+from tff_pdp.training.run_folder import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    Choices,
+    check_engine,
+    read_choices,
+    start_folder,
+)
 from tff_pdp.training.search import runs as search_states
 from tff_pdp.training.search.runs import candidate_of, noisy_scores, numbers_of_runs, repeat, run_pivot
-from tff_pdp.training.train import check_engine, read_choices, start_folder, write_choices
+from tff_pdp.training.spending import arithmetic_here, close_run, open_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,16 +155,19 @@ def tune(
     if search is None:
         raise ConfigError(f"{name}: there is nothing to search; give tuning.search, or --algorithm and --values")
     folder = config.algorithm_folder(name)
-    if overwrite:
-        releases.set_aside(Path(config.output), folder)
-    choices = read_choices(folder) if resume else {}
-    with experiment_engine(config, choices) as engine:
-        result = _finished(method, folder, resume)
-        if result is None:
-            started = _start_or_resume(config, method, folder, engine.device, resume)
-            result = _search(method, search, folder, started, choices, progress)
-    # The result is there: what the silos kept for themselves until then is not needed any more.
-    shutil.rmtree(folder / releases.SEARCH, ignore_errors=True)
+    with only_writer(folder):
+        if overwrite:
+            set_aside(folder.parent, folder)
+        choices = Choices(read_choices(folder) if resume else {})
+        with experiment_engine(config, choices) as engine:
+            result = _finished(method, folder, resume)
+            if result is None:
+                started = _start_or_resume(config, method, folder, engine.device, choices, resume)
+                result = _search(method, search, folder, started, progress)
+        with ChargesWriter(folder) as writer:
+            close_run(writer, result)
+        # The result is there: what the silos kept for themselves until then is not needed any more.
+        discard(folder / SEARCH)
     return TunedMethod(
         method=method,
         search=search,
@@ -199,28 +218,60 @@ def tune_text(summary: Mapping[str, Any]) -> str:
 
 def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
     """The result of a search that has ended already."""
-    saved = checkpoints.load_latest(folder / "checkpoints")
+    saved = checkpoints.load_latest(folder / CHECKPOINTS)
     if saved is not None:
         _check_resume(method, folder, resume, saved.config_hash)
+        check_record(folder, saved, read_charges(folder))
+        check_files(folder, saved)
     return saved
 
 
 def _start_or_resume(
-    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool
+    config: ExperimentConfig, method: Method, folder: Path, device: str, choices: Choices, resume: bool
 ) -> search_states.SearchState:
     first = first_state(method, config.training.test_only_seed)
-    saved = search_states.load(folder / releases.SEARCH, first)
+    saved = search_states.load(folder / SEARCH, first)
+    arithmetic = arithmetic_here(config, device)
     if saved is not None:
         _check_resume(method, folder, resume, saved.first.config_hash)
         check_engine(config, folder, device)
+        choices.keep_in(folder)
+        check_record(folder, saved.first, read_charges(folder))
+        check_files(folder, saved.first)
+        _check_repeated(method, folder, saved.first, arithmetic)
         return saved
     start_folder(config, folder, device)
-    if first.ledger is not None:
-        method.silo_plan.charge_search(first.ledger)
-    started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
-    # Saved before anything is trained: a search that is stopped has cost what it would have cost.
-    search_states.save(folder / releases.SEARCH, started)
+    choices.keep_in(folder)
+    with ChargesWriter(folder) as writer:
+        open_run(writer, method, first)
+        if first.ledger is not None:
+            method.silo_plan.charge_search(first.ledger)
+        started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
+        # Before anything is trained: a search that is stopped has cost what it would have cost.
+        search_states.save(folder / SEARCH, started)
+        writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
     return started
+
+
+def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, str]) -> None:
+    """Checks that the pivot run, and runs of silos, would have the same bits again.
+
+    A search that was stopped before it was on record has not begun, and enters the record now.
+
+    Raises:
+      ConfigError: they would not.
+    """
+    with ChargesWriter(folder) as writer:
+        if writer.charges is None:
+            open_run(writer, method, saved)
+        if writer.charges and not writer.charges.through_round:
+            writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
+        if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
+            raise ConfigError(
+                f"{folder}: the search was started on another processor or a GPU, or with other versions or "
+                "settings of TensorFlow, and what it has released cannot be repeated to the same bits: resume it where it was "
+                "started, or give --overwrite to start again"
+            )
 
 
 def _check_resume(method: Method, folder: Path, resume: bool, config_hash: str) -> None:
@@ -235,27 +286,14 @@ def _search(
     search: Search,
     folder: Path,
     state: search_states.SearchState,
-    choices: Mapping[str, str],
     progress: bool,
 ) -> Checkpoint:
     """Runs what is left of a search and saves its result."""
-    saved_choices: Mapping[str, str] = {}
-
-    def keep_choices() -> None:
-        # Other ways to compute round differently: what is run again has to be run in the same way.
-        nonlocal saved_choices
-        if choices != saved_choices:
-            saved_choices = write_choices(folder, choices)
-
-    def rounds() -> Iterator[int]:
-        numbers = range(1, method.silo_plan.rounds + 1)
-        for round_number in tqdm(numbers, f"{method.algorithm.name} pivot run", unit="round", disable=not progress):
-            yield round_number
-            keep_choices()
-
+    numbers = range(1, method.silo_plan.rounds + 1)
+    rounds = tqdm(numbers, f"{method.algorithm.name} pivot run", unit="round", disable=not progress)
     first, run_key, best = state.first, state.first.run_key, list(state.best)
     train_data, validation_data = method.client_data("train"), method.client_data("validation")
-    pivot = run_pivot(method, search, first, train_data, rounds())
+    pivot = run_pivot(method, search, first, train_data, rounds)
     numbers = numbers_of_runs(method, search, run_key)
     if progress:  # A bar would count the runs.
         print(f"{method.algorithm.name}: every silo searches by itself", file=sys.stderr)
@@ -266,8 +304,7 @@ def _search(
         for place, client_state, score in zip(places, states, scores, strict=True):
             if score > best[place].score:
                 best[place] = search_states.Best(client_state, score, run)
-        keep_choices()
-        search_states.save(folder / releases.SEARCH, search_states.SearchState(first, best, run))
+        search_states.save(folder / SEARCH, search_states.SearchState(first, best, run))
     result = dataclasses.replace(
         first,
         round_number=method.silo_plan.rounds,
@@ -276,8 +313,10 @@ def _search(
             one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)
         ],
     )
-    replace_text(folder / SELECTED_FILE, json.dumps(_selected(method, search, run_key, best), indent=2) + "\n")
-    checkpoints.save(folder / "checkpoints", result)
+    selected = json.dumps(_selected(method, search, run_key, best), indent=2) + "\n"
+    write_atomically(folder / SELECTED_FILE, [selected.encode()])
+    beside = surroundings_of(folder, (CONFIG_FILE, METRICS_FILE, SELECTED_FILE))
+    checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(result, surroundings=beside))
     return result
 
 

@@ -1,0 +1,45 @@
+"""What the bits of a round depend on besides the run: a round that is repeated under another has other bits.
+
+Two releases with the same noise and other rounding of what is below it would show what the noise hides. So rounds are
+repeated with the same draws only where all of this is as it was.
+"""
+
+import hashlib
+import os
+import platform
+import secrets
+from importlib import metadata
+from pathlib import Path
+
+_PROCESSOR = Path("/proc/cpuinfo")
+
+
+def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[str, str]:
+    """What decides how sums are rounded here, as plain data.
+
+    Args:
+      engine: name of the engine.
+      device: its device.
+      is_deterministic: whether the device repeats its own sums to the bit; where not, nothing equals the result.
+    """
+    found = {
+        "engine": engine,
+        "device": device,
+        "processor": _processor(),
+        "tensorflow": metadata.version("tensorflow"),
+        "numpy": metadata.version("numpy"),
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),
+    }
+    return found if is_deterministic else {**found, "once": secrets.token_hex(8)}
+
+
+def _processor() -> str:
+    """Name and features of the processor, by which libraries choose their instructions."""
+    try:
+        lines = _PROCESSOR.read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    first = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    values = {key.strip(): value.strip() for key, value in first.items()}
+    name, features = values.get("model name", platform.machine()), values.get("flags", values.get("Features", ""))
+    return f"{name} {hashlib.sha256(' '.join(sorted(features.split())).encode()).hexdigest()[:16]}"

@@ -1,0 +1,172 @@
+"""The files of a checkpoint without its arrays: round, ledger and key, each checked against its digest.
+
+`tff_pdp.training.checkpoint` writes and reads the whole; what is here needs no TensorFlow.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.run_key import KEY_BYTES, RunKey
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.training.record.digests import Prefix, as_text, prefix_of, read_json
+from tff_pdp.training.record.journal import GENESIS
+
+FORMAT_VERSION = 3
+# Checkpoints without digests.
+UNDIGESTED_VERSION = 2
+CONTENT_FILE, KEY_FILE, ARRAYS_FILE = "checkpoint.json", "run_key.json", "state.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What lies beside a checkpoint, as it was when the checkpoint was saved.
+
+    Attributes:
+      charges_head: head of the run's charges.
+      earlier_head: head of the record of earlier releases.
+      files: by name, how files in the run's folder began.
+    """
+
+    charges_head: str = GENESIS
+    earlier_head: str = GENESIS
+    files: Mapping[str, Prefix] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint without its arrays.
+
+    Attributes:
+      folder: of the checkpoint.
+      round_number: rounds completed.
+      config_hash: of the settings the run was started with.
+      ledger: what has been spent; None without privacy.
+      run_key: the run's secret; None once it has been destroyed.
+      structure: which array is where.
+      surroundings: what lies beside it; None of checkpoints that do not say so.
+    """
+
+    folder: Path
+    round_number: int
+    config_hash: str
+    ledger: Ledger | None
+    run_key: RunKey | None
+    structure: Mapping[str, Any]
+    surroundings: Surroundings | None
+
+
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest last."""
+    return sorted(folder.glob("round_*"))
+
+
+def write_files(
+    staging: Path,
+    *,
+    round_number: int,
+    config_hash: str,
+    ledger: Ledger | None,
+    run_key: RunKey,
+    structure: Mapping[str, Any],
+    surroundings: Surroundings,
+) -> None:
+    """Writes all but the arrays, which are there already; arguments as of `StoredCheckpoint`."""
+    key = {"secret": run_key.secret.hex(), "is_test_only": run_key.is_test_only, "attempt": run_key.attempt}
+    (staging / KEY_FILE).touch(mode=0o600)
+    (staging / KEY_FILE).write_text(json.dumps(key))
+    content = {
+        "format_version": FORMAT_VERSION,
+        "round_number": round_number,
+        "config_hash": config_hash,
+        "ledger": ledger.to_json() if ledger else None,
+        "structure": structure,
+        "key_fingerprint": run_key.fingerprint(),
+        "charges_head": surroundings.charges_head,
+        "earlier_head": surroundings.earlier_head,
+        "files": {name: list(prefix_of(staging / name)) for name in (ARRAYS_FILE, KEY_FILE)},
+        "files_beside": {name: list(prefix) for name, prefix in surroundings.files.items()},
+    }
+    (staging / CONTENT_FILE).write_text(as_text(content))
+
+
+def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
+    """Reads a checkpoint without its arrays.
+
+    Args:
+      folder: of the checkpoint.
+      with_arrays: whether to check the digest of the arrays as well.
+
+    Raises:
+      DataError: a file is missing or damaged, or belongs to another round.
+    """
+    content = read_json(folder / CONTENT_FILE, undigested=(UNDIGESTED_VERSION,))
+    try:
+        version = content["format_version"]
+        if version not in (FORMAT_VERSION, UNDIGESTED_VERSION):
+            raise DataError(
+                f"{folder}: checkpoint format {version}, this version reads {UNDIGESTED_VERSION} and {FORMAT_VERSION}"
+            )
+        is_digested = version == FORMAT_VERSION
+        if is_digested:
+            for name, prefix in content["files"].items():
+                if with_arrays or name != ARRAYS_FILE:
+                    _check_whole(folder / name, Prefix(*prefix))
+        stored = StoredCheckpoint(
+            folder=folder,
+            round_number=content["round_number"],
+            config_hash=content["config_hash"],
+            ledger=Ledger.from_json(content["ledger"]) if content["ledger"] else None,
+            run_key=None if content.get("is_sealed") else _read_key(folder / KEY_FILE),
+            structure=content["structure"],
+            surroundings=_surroundings(content) if is_digested else None,
+        )
+        is_own_key = (
+            not is_digested or stored.run_key is None or stored.run_key.fingerprint() == content["key_fingerprint"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        raise DataError(f"{folder / CONTENT_FILE} is damaged ({type(error).__name__}: {error})") from None
+    if folder.name != folder_name(stored.round_number):
+        raise DataError(f"{folder} holds round {stored.round_number}: a checkpoint was renamed or damaged")
+    if not is_own_key:
+        raise DataError(f"{folder / KEY_FILE} is not the key of this run")
+    return stored
+
+
+def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None:
+    """Reads the newest of a folder's checkpoints, or returns None where there is none; otherwise as `read_files`."""
+    found: Sequence[Path] = complete(folder)
+    return read_files(found[-1], with_arrays=with_arrays) if found else None
+
+
+def folder_name(round_number: int) -> str:
+    """The name of a round's checkpoint."""
+    return f"round_{round_number:06d}"
+
+
+def _check_whole(path: Path, expected: Prefix) -> None:
+    if not path.is_file():
+        raise DataError(f"{path} is missing; remove that folder to use the checkpoint before")
+    if prefix_of(path) != expected:
+        raise DataError(f"{path} is damaged; remove that folder to use the checkpoint before")
+
+
+def _surroundings(content: Mapping[str, Any]) -> Surroundings:
+    files = {name: Prefix(*prefix) for name, prefix in content["files_beside"].items()}
+    return Surroundings(content["charges_head"], content["earlier_head"], files)
+
+
+def _read_key(path: Path) -> RunKey:
+    try:
+        key = json.loads(path.read_bytes())
+        secret, is_test_only = bytes.fromhex(key["secret"]), key["is_test_only"]
+        if len(secret) != KEY_BYTES or not isinstance(is_test_only, bool):
+            raise ValueError("no key")
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: restore it from a copy") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}): restore it from a copy") from None
+    return RunKey(secret, is_test_only, key.get("attempt", 0))

@@ -1,0 +1,271 @@
+"""Collects what was ever spent on an experiment's records: by its runs, by those they replaced, by fits of new clients.
+
+A run says in its own charges what it has spent at most. A run that is replaced, and each fit, enters the record of
+earlier releases in the experiment's folder, a journal. Runs and records of the first version are read as they are.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.files import discard
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
+from tff_pdp.training.record.checkpoint_files import StoredCheckpoint, Surroundings
+from tff_pdp.training.record.digests import prefix_of
+from tff_pdp.training.record.journal import Journal
+
+EARLIER = "earlier_releases.jsonl"
+# What fits of clients that were added after training are called in that record.
+PERSONALIZE = "personalize"
+# Where a search for hyper-parameters that is not finished keeps its state, in the method's folder.
+SEARCH = "search"
+# Where users' states are kept, in the method's folder.
+STORE = "client_states"
+CHECKPOINTS = "checkpoints"
+# Why nothing is claimed of a run, where its plan does not say so by itself.
+KNOWN_SEED = "the noise follows from training.test_only_seed"
+NO_PRIVACY = "privacy is switched off"
+
+
+class Saved(Protocol):
+    """A checkpoint, with its arrays or without."""
+
+    @property
+    def round_number(self) -> int:
+        """Rounds completed."""
+        ...
+
+    @property
+    def run_key(self) -> RunKey | None:
+        """The run's secret; None once it has been destroyed."""
+        ...
+
+    @property
+    def surroundings(self) -> Surroundings | None:
+        """What lay beside it; None of the first version's."""
+        ...
+
+
+class Release(NamedTuple):
+    """What one run, or one fit of added clients, has spent.
+
+    Attributes:
+      ledger: its own, with all that may have been spent; None without privacy.
+      non_private: why no epsilon holds for this release, whatever the ledger says; None where one does.
+      run: name of the method, or `PERSONALIZE`.
+      rounds: how many rounds the ledger covers.
+      run_id: of the run; empty of fits, and of runs from before runs had one.
+    """
+
+    ledger: Ledger | None
+    non_private: str | None = None
+    run: str = PERSONALIZE
+    rounds: int = 1
+    run_id: str = ""
+
+
+def set_aside(output: Path, folder: Path) -> None:
+    """Removes a run that is to be replaced, after entering what it spent at most into the record of earlier releases.
+
+    Args:
+      output: the experiment's folder.
+      folder: the run's.
+
+    Raises:
+      DataError: what the old run spent cannot be read.
+    """
+    # A command that was killed after the entry finds the run once more.
+    on_record = [_line(entry) for entry in _entries(output)]
+    for release in _runs_in(folder):
+        if not release.run_id or _line(release) not in on_record:
+            enter(output, release)
+    discard(folder)
+
+
+def enter(output: Path, release: Release) -> None:
+    """Appends to the record of earlier releases; when this returns, the entry outlasts a power cut.
+
+    Raises:
+      DataError: the record is damaged.
+      OSError: the entry cannot be written; the record is as before.
+    """
+    path = output / EARLIER
+    if _is_unchained(path):
+        journal.write(path, [_line(old) for old in _unchained(path)])
+    with Journal(path) as record:
+        record.append(_line(release))
+
+
+def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
+    """What lies beside a run's checkpoints now, to be kept in the next one.
+
+    Args:
+      folder: the run's, in the experiment's folder.
+      files: names of files in it.
+    """
+    return Surroundings(
+        charges_head=journal.stored_head(folder / CHARGES_FILE),
+        earlier_head=earlier_head(folder.parent),
+        files={name: prefix_of(folder / name) for name in files},
+    )
+
+
+def earlier_head(output: Path) -> str:
+    """Reads the head of the record of earlier releases, which runs keep: were the record lost, that would show."""
+    path = output / EARLIER
+    return journal.GENESIS if _is_unchained(path) else journal.stored_head(path)
+
+
+def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
+    """Reads what every run in an experiment's folder has spent at most, and those replaced since.
+
+    Args:
+      output: the experiment's folder.
+      about: scopes; fits of clients that were added after training are left out where they are about none of these.
+
+    Raises:
+      DataError: the record of earlier releases, or that of a run, cannot be read.
+    """
+    parts = (CHARGES_FILE, CHECKPOINTS, SEARCH)
+    folders = sorted({path.parent for part in parts for path in output.glob(f"*/{part}")})
+    own = [release for folder in folders if not folder.name.startswith(".") for release in _runs_in(folder)]
+    # A run that is still there, or was there again, may have spent more since it was entered.
+    newest = {release.run_id or place: release for place, release in enumerate([*_entries(output), *own])}
+    return [
+        release
+        for release in newest.values()
+        if about is None
+        or release.run != PERSONALIZE
+        or any(release.ledger and scope in release.ledger.budgets for scope in about)
+    ]
+
+
+def why_without_bound(releases: Sequence[Release]) -> str:
+    """Why no epsilon holds for all of these together, if so; otherwise an empty text."""
+    for release in releases:
+        if release.non_private:
+            return f"a run on record ({release.run}) has no bound: {release.non_private}"
+    if len({(release.ledger.unit, release.ledger.adjacency) for release in releases if release.ledger}) > 1:
+        return "runs on record protect different things"
+    return ""
+
+
+def _line(release: Release) -> dict[str, Any]:
+    ledger = release.ledger.to_json() if release.ledger else None
+    return {"format_version": 2, **release._asdict(), "ledger": ledger}
+
+
+def _entries(output: Path) -> list[Release]:
+    """The record of earlier releases."""
+    path = output / EARLIER
+    if _is_unchained(path):
+        return list(_unchained(path))
+    found = []
+    for number, line in enumerate(journal.read(path).lines, start=1):
+        try:
+            ledger = None if line["ledger"] is None else Ledger.from_json(line["ledger"])
+            found.append(Release(ledger, line["non_private"], line["run"], line["rounds"], line["run_id"]))
+        except (KeyError, TypeError, ConfigError) as error:
+            raise DataError(f"{path}: line {number} is no release ({type(error).__name__}: {error})") from error
+    return found
+
+
+def _is_unchained(path: Path) -> bool:
+    """Whether the record is one of the first version, whose lines are not chained."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        first = file.readline()
+        return bool(first) and b'"chain"' not in first
+    return False
+
+
+def _unchained(path: Path) -> Iterator[Release]:
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            if entry.keys() != {"run", "rounds", "ledger"}:
+                raise ValueError("other keys")
+            yield Release(Ledger.from_json(entry["ledger"]), None, entry["run"], entry["rounds"])
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            if number == len(lines):
+                return  # Cut off by a crash: what it is about is in its run's folder still, or was not begun.
+            raise DataError(
+                f"{path}: line {number} cannot be read ({type(error).__name__}: {error}), so it is not known what was "
+                "spent; restore the file from a copy"
+            ) from error
+
+
+def _runs_in(folder: Path) -> list[Release]:
+    """What the run in a method's folder has spent at most; two of a folder that has a search of the first version."""
+    charges = read_charges(folder)
+    saved = [
+        stored
+        for part in (CHECKPOINTS, SEARCH)
+        if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
+    ]
+    for stored in saved:
+        check_record(folder, stored, charges)
+    if charges is not None and charges.through_round:
+        _check_earlier(folder.parent, charges.identity.earlier_head)
+        return [Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)]
+    # A run of the first version. A search that was stopped while its result was saved is there twice, under one key.
+    started = {stored.run_key: stored for stored in saved if stored.round_number > 0}
+    return [_of_first_version(folder, stored) for stored in started.values()]
+
+
+def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
+    # How far a search came is a secret of the silos.
+    rounds = 0 if stored.folder.parent.name == SEARCH else stored.round_number
+    why = (
+        NO_PRIVACY if stored.ledger is None else KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
+    )
+    return Release(stored.ledger, why, folder.name, rounds)
+
+
+def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
+    """Checks that a checkpoint, the run's charges and the record of earlier releases belong together, and none is cut.
+
+    Args:
+      folder: the run's, in the experiment's folder.
+      saved: the checkpoint.
+      charges: of the run, where it has any.
+
+    Raises:
+      DataError: they do not; the message names the file that has lost lines.
+    """
+    kept, path = saved.surroundings, folder / CHARGES_FILE
+    if kept is None:
+        return
+    _check_earlier(folder.parent, kept.earlier_head)
+    if charges is None:
+        if kept.charges_head != journal.GENESIS:
+            raise DataError(f"{path} is missing, which a checkpoint of the run knows: restore it from a copy")
+        return
+    if kept.charges_head not in charges.chains or saved.round_number > charges.through_round:
+        raise DataError(f"{path} has lost lines that a checkpoint of the run knows: restore it from a copy")
+    if saved.run_key is not None and saved.run_key.fingerprint() != charges.identity.key_fingerprint:
+        raise DataError(f"{path} is of a run with another key than its checkpoint: restore both from a copy")
+
+
+def check_files(folder: Path, saved: Saved) -> None:
+    """Checks that files beside a checkpoint begin as they did when it was saved.
+
+    Raises:
+      DataError: one does not; the message names it.
+    """
+    for name, prefix in saved.surroundings.files.items() if saved.surroundings else ():
+        prefix.check(folder / name)
+
+
+def _check_earlier(output: Path, head: str) -> None:
+    path = output / EARLIER
+    if head != journal.GENESIS and (_is_unchained(path) or not journal.read(path).has_been_at(head)):
+        raise DataError(f"{path} is missing, or has lost lines that a run of the folder knows: restore it from a copy")

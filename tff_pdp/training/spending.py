@@ -1,0 +1,172 @@
+"""Puts rounds on a run's record before they are run, some at a time."""
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_pdp.errors import DataError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.plans.plan import PrivacyPlan
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.record.arithmetic import arithmetic_of
+from tff_pdp.training.record.charges import ChargesWriter, RunIdentity
+from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
+from tff_pdp.training.rounds import check_redrawn, redrawn
+
+# The share of a plan that is reserved at a time. A run that is killed and then replaced has spent at most so much more
+# than it used; one that is resumed takes its reservation over. And a run's record has at most a hundred lines, each of
+# them flushed to disk.
+_SHARE = 100
+
+
+class Spending:
+    """The rounds that a run may spend, as they are on its record.
+
+    Guarantee: after `before_round(n)` the record has the cost of all rounds up to n, whatever happens next.
+    """
+
+    def __init__(
+        self,
+        writer: ChargesWriter,
+        plan: PrivacyPlan,
+        state: Checkpoint,
+        arithmetic: Mapping[str, Any],
+    ):
+        """Takes over what is on record beyond a state.
+
+        Args:
+          writer: of the run's charges.
+          plan: of the run.
+          state: where the run starts or goes on, in the newest attempt on record; its ledger is not changed.
+          arithmetic: what the bits of a round depend on.
+
+        Raises:
+          DataError: the reservation does not follow from the state's ledger.
+          BudgetError: what is left of the plan would overspend.
+        """
+        self._writer, self._plan, self._arithmetic = writer, plan, arithmetic
+        self._through_round = state.round_number
+        charges = writer.charges
+        if charges is None:
+            raise DataError(f"{writer.path} has no run")
+        if state.ledger is not None and charges.attempt.number:
+            check_rest(plan, state.ledger, state.round_number)
+        elif state.ledger is not None and state.round_number:
+            plan.precheck_rest(state.ledger)
+        # With all that has been checked, so that entering rounds takes no more accounting.
+        self._ledger = copy.deepcopy(state.ledger)
+        reserved = max(charges.attempt.arithmetic, default=0)
+        if reserved > state.round_number:
+            self._charge_through(reserved)
+            if _as_counts(self._ledger) != _as_counts(charges.ledger):
+                raise DataError(
+                    f"{writer.path} and the checkpoint of round {state.round_number} disagree on what was spent: "
+                    "restore both from a copy"
+                )
+
+    def before_round(self, round_number: int) -> None:
+        """Reserves a round and some after it, unless it is reserved already.
+
+        Raises:
+          BudgetError: the round would overspend; nothing was reserved.
+          OSError: the record cannot be written; nothing was reserved.
+        """
+        if round_number <= self._through_round:
+            return
+        size = max(1, self._plan.rounds // _SHARE)
+        self._charge_through(max(round_number, min(self._plan.rounds, round_number + size - 1)))
+        self._writer.reserve(self._through_round, self._ledger, self._arithmetic)
+
+    def end(self, state: Checkpoint) -> None:
+        """Closes the record after a run's last round."""
+        close_run(self._writer, state)
+
+    def _charge_through(self, round_number: int) -> None:
+        for number in range(self._through_round + 1, round_number + 1):
+            if self._ledger is not None:
+                self._plan.charge_round(self._ledger, number)
+        self._through_round = round_number
+
+
+def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
+    """As `PrivacyPlan.precheck_rest`, for a ledger in which some rounds are more than once.
+
+    Args:
+      plan: of the run.
+      ledger: what has been spent.
+      round_number: the last round that is not run again.
+
+    Raises:
+      BudgetError: the rounds after it do not fit into the budgets any more.
+    """
+    for scope in plan.budgets:
+        rest: Counter[Any] = Counter()
+        for number in range(round_number + 1, plan.rounds + 1):
+            rest.update({event: count for event, count, _ in plan.charges(scope, number)})
+        ledger.precheck_all(scope, rest)
+
+
+def _as_counts(ledger: Ledger | None) -> Counter[Any]:
+    entries: Sequence[Any] = () if ledger is None else ledger.entries
+    return Counter({(entry.scope, entry.event, entry.reason): entry.count for entry in entries})
+
+
+def close_run(writer: ChargesWriter, state: Checkpoint) -> None:
+    """Puts on record that a run has been run to its end, once; a run of the first version may have no record."""
+    if writer.charges is not None and not writer.charges.is_closed:
+        writer.close_run(state.round_number, state.ledger)
+
+
+def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
+    """Begins the record of a run, with the reason why nothing is claimed of it, if so."""
+    reasons = [KNOWN_SEED] if first.run_key.is_test_only else []
+    reasons += [method.plan.claim_reason] if method.plan.claim == "none" else []
+    identity = RunIdentity.new(
+        method=method.algorithm.name,
+        non_private="; ".join(reasons) or None,
+        key_fingerprint=first.run_key.fingerprint(),
+        config_hash=first.config_hash,
+        earlier_head=earlier_head(writer.path.parent.parent),
+    )
+    writer.open_run(identity, first.ledger)
+
+
+def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, str]:
+    """What the bits of a round depend on, on this machine."""
+    return arithmetic_of(config.training.engine, device, is_deterministic=device == "cpu")
+
+
+def take_over(writer: ChargesWriter, method: Method, saved: Checkpoint, arithmetic: Mapping[str, str]) -> None:
+    """Begins the record of a run of the first version, which said in its checkpoints what it had spent."""
+    if writer.charges is None:
+        open_run(writer, method, saved)
+    if writer.charges and writer.charges.through_round < saved.round_number:
+        writer.reserve(saved.round_number, saved.ledger, arithmetic)
+
+
+def in_newest_attempt(
+    method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, str]
+) -> Checkpoint:
+    """The saved state as rounds go on from it: to the same bits as they may have been run, or drawn anew.
+
+    Raises:
+      DataError: nothing is on record of the run.
+      ConfigError: rounds that may have been run can be neither repeated nor drawn anew.
+      BudgetError: to draw them anew would overspend.
+    """
+    charges = writer.charges
+    if charges is None:
+        raise DataError(f"{writer.path} is missing: restore it from a copy")
+    attempt = charges.attempt
+    is_repeated = attempt.can_be_repeated(saved.round_number, arithmetic)
+    if is_repeated and saved.run_key.attempt == attempt.number:
+        return saved
+    if not (is_repeated and saved.round_number == attempt.first_round - 1):
+        check_redrawn(method, saved)
+        if charges.ledger is not None:
+            check_rest(method.plan, charges.ledger, saved.round_number)
+        attempt = writer.redraw(saved.round_number + 1)
+    return redrawn(method, saved, attempt)
