@@ -32,7 +32,8 @@ from tff_pdp.personal_models.export import export_experiment, exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
-from tff_pdp.training.train import read_metrics, train
+from tff_pdp.training.run_folder import read_metrics
+from tff_pdp.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")
 

@@ -20,7 +20,8 @@ from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.processes.compose import client_data_type
 from tff_pdp.training.evaluate import client_scores, evaluate_experiment, load_trained, pooled_figures, summary_table
 from tff_pdp.training.rounds import evaluate_clients, first_state, ready_states
-from tff_pdp.training.train import read_metrics, train
+from tff_pdp.training.run_folder import read_metrics
+from tff_pdp.training.train import train
 
 MODEL = {
     "name": "logistic_regression",

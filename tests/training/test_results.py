@@ -5,16 +5,16 @@ import json
 import dp_accounting
 import pytest
 
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.export import _privacy_report
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
 from tff_pdp.reports.words import upper
 from tff_pdp.training import checkpoint as checkpoints
-from tff_pdp.training.costs import all_releases
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
 from tff_pdp.training.privacy_facts import user_sums
+from tff_pdp.training.record.releases import all_releases
 from tff_pdp.training.train import train
 
 ONE = {"algorithms": {"fed_avg": {}}, "export__algorithm": "fed_avg", "training__test_only_seed": None}
@@ -54,6 +54,10 @@ def test_the_key_in_the_checkpoint_decides_not_the_configuration(experiment):
     state = train(config, "fed_avg", progress=False)
     guessed = dataclasses.replace(state, run_key=RunKey.from_test_seed(1))
     checkpoints.save(config.algorithm_folder("fed_avg") / "checkpoints", guessed)
+    with pytest.raises(DataError, match=r"charges\.jsonl"):
+        evaluate_experiment(config)
+    for path in config.algorithm_folder("fed_avg").glob("charges.*"):
+        path.unlink()
     assert evaluate_experiment(config)["privacy"]["claim"] == "none"
 
 

@@ -16,7 +16,8 @@ from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training import train as training
-from tff_pdp.training.train import read_metrics, train
+from tff_pdp.training.run_folder import CHOICES_FILE, read_metrics
+from tff_pdp.training.train import train
 
 
 def leaves(state):
@@ -89,11 +90,11 @@ def test_a_resumed_run_goes_on_with_what_was_chosen_whatever_is_faster_now(exper
         with pytest.raises(RuntimeError):
             train(config, "mr_mtl", progress=False)
     folder = config.algorithm_folder("mr_mtl")
-    assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"loop"}
+    assert set(json.loads((folder / CHOICES_FILE).read_text())["choices"].values()) == {"loop"}
     choose("vectorized")
     assert_same_run(whole, train(config, "mr_mtl", resume=True, progress=False))
     train(config, "mr_mtl", overwrite=True, progress=False)
-    assert set(json.loads((folder / training.CHOICES_FILE).read_text()).values()) == {"vectorized"}
+    assert set(json.loads((folder / CHOICES_FILE).read_text())["choices"].values()) == {"vectorized"}
 
 
 @pytest.mark.parametrize("name", parameters(["fed_avg", "local_only"], test=["fed_avg"]))

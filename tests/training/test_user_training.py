@@ -16,10 +16,10 @@ from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.privacy.plans.user import USERS
 from tff_pdp.training import checkpoint as checkpoints
-from tff_pdp.training import costs as releases
 from tff_pdp.training import train as training
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.evaluate import load_trained
+from tff_pdp.training.record import releases
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.train import train
 

@@ -27,6 +27,7 @@ from tff_pdp.reports.words import plain
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.privacy_facts import user_costs
+from tff_pdp.training.record.lock import only_writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,13 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
       ConfigError: the method has not been trained, or the layout is not possible for it.
       ServingError: clients that were added would be lost, the key of their ids is, or the export failed its checks;
         nothing was published.
+      DataError: another process writes to the run's folder, or a file there is damaged.
     """
+    with only_writer(config.algorithm_folder(config.export.algorithm)):
+        return _export(config, drop_added)
+
+
+def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
     method, state = load_trained(config, config.export.algorithm)
     exported_id = exported_ids(config)
     with contextlib.ExitStack() as stack:

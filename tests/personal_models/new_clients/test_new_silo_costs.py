@@ -14,7 +14,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.costs import EARLIER, all_releases
+from tff_pdp.training.record.releases import EARLIER, all_releases
 
 CONFIG = PrivacyConfig("silo_example", batch_size=32, clip_norm=0.5, budgets={"epsilon": 8, "delta": 1e-3})
 BUDGET = SiloBudget(2.0, 1e-4)
@@ -115,7 +115,10 @@ def test_a_training_whose_noise_anyone_can_work_out_leaves_no_bound(tmp_path):
     _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320, "b": 320})
     costs = put_on_record(tmp_path, ledger)
     assert (costs["a"].epsilon, costs["a"].releases) == (math.inf, 2)
-    assert costs["a"].why_infinite == "the noise of a run on record follows from training.test_only_seed"
+    assert (
+        costs["a"].why_infinite
+        == "a run on record (mr_mtl) has no bound: the noise follows from training.test_only_seed"
+    )
     assert (costs["b"].epsilon, costs["b"].releases, costs["b"].why_infinite) == (ledger.epsilon("b").best, 1, "")
 
 
@@ -123,8 +126,8 @@ def test_a_record_that_cannot_be_read_is_not_added_to(tmp_path):
     _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320})
     put_on_record(tmp_path, ledger)
     path = tmp_path / EARLIER
-    torn = path.read_text() + path.read_text()[:40]
-    path.write_text(torn)
-    with pytest.raises(DataError, match="line 2 cannot be read"):
+    damaged = path.read_text().replace("personalize", "personalise") + path.read_text()[:40]
+    path.write_text(damaged)
+    with pytest.raises(DataError, match=f"{EARLIER}: line 1 is damaged"):
         put_on_record(tmp_path, ledger)
-    assert path.read_text() == torn
+    assert path.read_text() == damaged

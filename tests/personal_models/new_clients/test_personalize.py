@@ -31,8 +31,8 @@ from tff_pdp.personal_models.new_clients.personalize import (
     personalized_content,
     personalized_text,
 )
-from tff_pdp.training.costs import EARLIER, all_releases
 from tff_pdp.training.evaluate import evaluate_experiment
+from tff_pdp.training.record.releases import EARLIER, all_releases
 from tff_pdp.training.train import train
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_fresh_process")]
@@ -264,9 +264,9 @@ def test_a_record_that_cannot_be_read_stops_the_fit(silos, tmp_path, monkeypatch
     record = Path(config.output) / EARLIER
     before = record.read_bytes() if record.exists() else b""
     monkeypatch.setattr(new_client_rows, "fit_rows", lambda *arguments: pytest.fail("the silo's examples are used"))
-    record.write_bytes(before + b'{"run": "perso')
+    record.write_bytes(before + b'{"run": "perso\n{"run": "personalize"}\n')
     try:
-        with pytest.raises(DataError, match=rf"{EARLIER}: line \d+ cannot be read"):
+        with pytest.raises(DataError, match=rf"{EARLIER}: line \d+ (cannot be read|is damaged)"):
             personalize(
                 config, save(tmp_path / "ward.npz", silo("ward", 13, NUM_TRAIN)), ["ward"], PAID, progress=False
             )

@@ -24,6 +24,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.plans.plan import check_suits_rows
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
+from tff_pdp.training.record.lock import only_writer
 
 # More clients are not listed one by one in text.
 _MOST_LISTED = 20
@@ -95,7 +96,8 @@ def personalize(
     Raises:
       ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
         missing, or for another kind of clients or models.
-      DataError: examples cannot be used, or what is on record of silos cannot be read.
+      DataError: examples cannot be used, what is on record of silos cannot be read, or another process writes to the
+        run's folder.
       BudgetError: no noise meets a silo's budget.
       ServingError: there is no usable export, somebody else exports at the same time, a client is in it already, or
         the new version failed its checks.
@@ -103,7 +105,7 @@ def personalize(
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)
     # Before a silo pays, so that no other version comes between, which would leave its clients out.
-    with adding_to_export(config) as exported:
+    with only_writer(config.algorithm_folder(config.export.algorithm)), adding_to_export(config) as exported:
         return _personalize(config, path, client_ids, options, budget, exported, progress)
 
 

@@ -268,8 +268,8 @@ def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic:
             writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
-                f"{folder}: the search was started on another processor or a GPU, or with other versions or "
-                "settings of TensorFlow, and what it has released cannot be repeated to the same bits: resume it where it was "
+                f"{folder}: the search was started on another processor or a GPU, or with other versions or settings "
+                "of TensorFlow, and what it has released cannot be repeated to the same bits: resume it where it was "
                 "started, or give --overwrite to start again"
             )
 
