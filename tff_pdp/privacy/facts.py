@@ -130,7 +130,7 @@ class UserCosts:
 
     Attributes:
       epsilon_target: the budget; infinite without privacy.
-      epsilon_spent: the smallest bound below; infinite without privacy, zero where nothing is released.
+      epsilon_spent: the smallest bound below; infinite where the claim is `none`, zero where nothing is released.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
@@ -151,7 +151,7 @@ class UserCosts:
     @property
     def is_bare(self) -> bool:
         """Whether something was released without noise, so that no epsilon holds."""
-        return not math.isfinite(self.epsilon_spent) or bool(self.num_noised and not self.noise_multiplier)
+        return not self.noise_multiplier and (self.num_noised > 0 or not math.isfinite(self.epsilon_spent))
 
 
 @dataclasses.dataclass(frozen=True)
