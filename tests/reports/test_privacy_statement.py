@@ -22,6 +22,7 @@ KEY_SENTENCES = [
     "the guarantee is ε = 11.9 at δ = 3e-05 for the silo that spent most (the sum over runs, an upper bound)",
     "Chosen by looking at results: lambda, among 4 configurations. This tuning is not in the ε.",
     "The number of training records of each silo (n_k) is treated as public",
+    "Under zero-out adjacency, where all that one record adds to any sum is replaced by zero and n_k stays, the same ε",
     "computed on held-out examples without noise and is not private",
     "Held-out examples are not covered by the training guarantee",
     "The noise is a float32 Gaussian.",

@@ -47,7 +47,9 @@ RECORDS = SiloUnit(
     several_heading="One person in several silos",
     size_text="The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
     "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "
-    "removing a record n_k is strictly private: where it must stay secret, this statement does not hold.",
+    "removing a record n_k is strictly private: where it must stay secret, this statement does not hold. Under "
+    "zero-out adjacency, where all that one record adds to any sum is replaced by zero and n_k stays, the same ε "
+    "and δ hold without this condition: that there is such a record is then not hidden.",
 )
 
 _PERSON_DIFFERS = {
