@@ -1,8 +1,8 @@
 """Which contacts fill the slots of a person's row.
 
-It depends on the ids of the person and of those it has met and on the seed: on the upper bits of a keyed hash, 40 or
-more in a partition of fewer than 2**24 people. Where these are equal, people's order by silo, split and id decides.
-Contacts are of one silo and the split is a hash of the id, so that who comes first depends on nobody else either.
+It depends on the ids of the person and of those it has met and on the seed: on all 64 bits of a keyed hash, and so not
+on how many people a partition has. Where these are equal, people's order by silo, split and id decides. Contacts are of
+one silo and the split is a hash of the id, so that who comes first depends on nobody else either.
 """
 
 from typing import NamedTuple
@@ -92,10 +92,8 @@ def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, i
       ids: int64 `[people]`, of all people.
     """
     priority = keyed_uint64(seed, "contacts", own_ids[pairs.owner], ids[pairs.other])
-    # One key, the owner above the priority: as many bits as are left decide, and stability decides what they do not.
-    bits = np.uint64(max(len(own_ids).bit_length(), 1))
-    key = (pairs.owner.astype(np.uint64) << (np.uint64(64) - bits)) | (priority >> bits)
-    order = np.argsort(key, kind="stable")
+    # Stable: places decide what priorities do not.
+    order = np.lexsort((priority, pairs.owner))
     ranks = _ranks(pairs.owner)
     chosen = order[ranks < num_slots]
     return Pairs(*(values[chosen] for values in pairs))._replace(slot=ranks[ranks < num_slots])

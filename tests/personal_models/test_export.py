@@ -325,10 +325,13 @@ def test_an_export_has_pseudonyms_in_place_of_ids(silos):
     epsilons = {silo["id"]: silo["epsilon"] for silo in report["silos"]}
     # In the order of the hashes: another would tell whose they are.
     assert list(epsilons) == sorted(hashed.values())
-    assert epsilons[hashed["clinic_south"]] == "inf" and epsilons[hashed["clinic_west"]] <= 4.0
+    assert epsilons[hashed["clinic_south"]] is None and epsilons[hashed["clinic_west"]] <= 4.0
+    claims = {silo["id"]: silo["claim"] for silo in report["silos"]}
+    assert {silo for silo, claim in claims.items() if claim == "none"} == {hashed["clinic_south"]}
     assert report["claim_reason"] == f"1 silos trained without noise, for example {hashed['clinic_south']}"
     assert report["personal_models"].startswith("Nothing is promised of the exported file")
     card = json.loads((version / "assets.extra" / "model_card.json").read_text())
+    assert (card["claim"], card["claim_reason"]) == ("none", report["claim_reason"])
     assert card["client_ids"].startswith("keyed hashes") and card["personal_models"] == report["personal_models"]
     assert card["layout"] == "stacked"
     # Another version has the same ids.
@@ -357,7 +360,7 @@ def test_every_silo_may_have_an_export_of_its_own(silos, capsys):
         assert found == {silo}
         assert all(files_with(version, other) == [] for other in SIZES)
         report = json.loads((version / "assets.extra" / "privacy_report.json").read_text())
-        assert (report["epsilon_at_most"], report["delta_at_most"], "silos" in report) == ("inf", 1e-4, False)
+        assert (report["epsilon_at_most"], report["delta_at_most"], "silos" in report) == (None, 1e-4, False)
     method, state = load_trained(config, "mr_mtl")
     with experiment_engine(config):
         weights = trained_clients(method, state).weights_by_id()

@@ -1,5 +1,6 @@
 """A made-up comparison of three methods, as large as a test wants it."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from tff_pdp.models.metrics import ACCURACY, Metric
 from tff_pdp.reports import content, summary
 from tff_pdp.reports import statement as privacy_statement
+from tff_pdp.training.privacy_facts import FIXED_SEED
 
 _METHODS = (("local_only", "Local only", 0.0), ("fed_avg", "FedAvg", 0.03), ("mr_mtl", "MR-MTL", 0.06))
 
@@ -31,6 +33,8 @@ def sample_silos(count: int, first_id: str = "silo-000", metric: Metric = ACCURA
                 noise_multiplier=3.2 / target,
                 sampling_rate=0.05,
                 last_round=120,
+                claim="formal-conditional",
+                claim_reason="Formal if the sizes of the silos are public.",
                 personal=personal,
                 shared={
                     "local_only": None,
@@ -71,6 +75,22 @@ def sample_algorithms(
 def sample_statement(silos: tuple[content.SiloResult, ...], **overrides) -> dict:
     arguments = {"algorithms": sample_algorithms(silos), "silos": silos, "clip": 1.0, "steps": 400}
     return privacy_statement.build_privacy_statement(**{**arguments, **overrides})
+
+
+def without_claim(result):
+    """A method, or a silo, of a run under a fixed test seed."""
+    result = dataclasses.replace(result, claim="none", claim_reason=FIXED_SEED)
+    if isinstance(result, content.SiloResult):
+        return dataclasses.replace(result, epsilon_spent=math.inf, epsilon_rdp=math.inf, epsilon_pld=math.inf)
+    return result
+
+
+def seeded_report(count: int) -> content.Report:
+    """A report of a run under a fixed test seed."""
+    report = sample_report(count)
+    silos, algorithms = (tuple(map(without_claim, results)) for results in (report.silos, report.algorithms))
+    statement = sample_statement(silos, algorithms=algorithms)
+    return dataclasses.replace(report, silos=silos, algorithms=algorithms, privacy=statement)
 
 
 def sample_report(

@@ -22,6 +22,7 @@ KEY_SENTENCES = [
     "the guarantee is ε = 11.9 at δ = 3e-05 for the silo that spent most (the sum over runs, an upper bound)",
     "Chosen by looking at results: lambda, among 4 configurations. This tuning is not in the ε.",
     "The number of training records of each silo (n_k) is treated as public",
+    "Under zero-out adjacency, where all that one record adds to any sum is replaced by zero and n_k stays, the same ε",
     "computed on held-out examples without noise and is not private",
     "Held-out examples are not covered by the training guarantee",
     "The noise is a float32 Gaussian.",
@@ -39,12 +40,16 @@ def test_key_sentences():
 
 
 def test_test_seed_is_not_private():
-    statement = samples.sample_statement(samples.sample_silos(3), known_seed=True)
+    statement = samples.seeded_report(3).privacy
     text = privacy_statement.statement_text(statement)
     assert (statement["claim"], statement["private"]) == ("none", False)
-    assert "This run is not private. Reason: Test mode: all noise follows from a fixed seed" in text
+    assert "This run is not private. Reason: test mode: all noise follows from a fixed seed" in text
     assert "need not be trusted" not in text
-    assert "No finite ε holds" in text
+    assert "No finite ε holds for the models of all 3 runs together: nothing is proven of Local only" in text
+    assert "No finite ε holds of what one method spent in a silo; that was asked for is between 1 and 4" in text
+    assert (statement["epsilon_minimum"], statement["epsilon_maximum"]) == (None, None)
+    assert {silo["epsilon_spent"] for silo in statement["silos"]} == {None}
+    assert {silo["epsilon_target"] for silo in statement["silos"]} == {1.0, 2.0, 4.0}
     json.dumps(statement, allow_nan=False)
 
 
@@ -73,7 +78,7 @@ def test_the_claim_is_the_weakest_of_what_is_exported():
     strong = dataclasses.replace(strong, claim="formal", claim_reason="Everything is counted")
     exported = samples.sample_statement(silos, algorithms=(weak, middle, strong))
     assert (exported["claim"], exported["claim_reason"]) == ("formal", "Everything is counted.")
-    assert exported["composed"]["epsilon"] == "inf"  # Releasing the unprotected method too would void everything.
+    assert exported["composed"]["epsilon"] is None  # Releasing the unprotected method too would void everything.
     kept = dataclasses.replace(strong, exported=False)
     assert samples.sample_statement(silos, algorithms=(middle, kept))["claim"] == "formal-conditional"
 
@@ -119,7 +124,7 @@ SEARCH = {
 
 
 def tuning(**overrides):
-    statement = samples.sample_statement(samples.sample_silos(3), **overrides)
+    statement = samples.sample_statement(**{"silos": samples.sample_silos(3), **overrides})
     json.dumps(statement, allow_nan=False)
     (text,) = [paragraph["text"] for paragraph in statement["paragraphs"] if paragraph["heading"] == "Tuning"]
     return statement["tuning"], text, privacy_statement.statement_text(statement)
@@ -157,7 +162,9 @@ def test_configurations_that_were_tried_have_a_price():
     assert (facts["in_epsilon"], facts["if_charged"]) == (False, charged)
     assert "If each of the 4 configurations were charged as a release" in text
     assert "the ε of the silo that spent most would be 7.34 at δ = 1e-05." in text
-    facts, text, _ = tuning(configurations_tried=4, if_charged=charged, known_seed=True)
+    seeded = samples.seeded_report(3)
+    given = {"algorithms": seeded.algorithms, "silos": seeded.silos}
+    facts, text, _ = tuning(configurations_tried=4, if_charged=charged, **given)
     assert facts["if_charged"] is None and "were charged" not in text
     facts, text, everything = tuning()
     assert (facts["in_epsilon"], facts["search"]) == (False, None)

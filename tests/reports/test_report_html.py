@@ -98,10 +98,12 @@ def test_silo_names_in_any_script_are_drawn():
 
 
 def test_test_seed_is_shown_as_not_private():
-    page = report_html.render_report(samples.sample_report(3, known_seed=True))
-    assert "<strong>Not private.</strong> Test mode" in page
+    page = report_html.render_report(samples.seeded_report(3))
+    assert "<strong>Not private.</strong> test mode" in page
     assert "Private training" not in page
-    assert "is no guarantee" in page
+    assert "no ε holds" in page and "targets and δ were asked for, and are no guarantee" in page
+    # Three bounds of each silo.
+    assert page.count('<td class="number">none</td>') == 9
 
 
 def test_missing_numbers_are_dashes_not_errors():

@@ -44,8 +44,8 @@ def test_a_page_of_users_speaks_of_users():
 
 
 def test_a_test_seed_is_not_private():
-    page = render_report(samples.sample_user_report(3, known_seed=True))
-    assert "<strong>Not private.</strong> Test mode" in page and "Private training" not in page
+    page = render_report(samples.sample_user_report(3, algorithms=samples.seeded_methods()))
+    assert "<strong>Not private.</strong> test mode" in page and "Private training" not in page
 
 
 def test_of_many_users_the_worst_are_listed():

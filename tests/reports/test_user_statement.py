@@ -61,20 +61,23 @@ def test_the_facts_have_the_keys_of_silos_statements():
     silos = silo_samples.sample_statement(silo_samples.sample_silos(2))
     of_silos_alone = {"silos", "epsilon_minimum", "epsilon_maximum", "delta_maximum", "row_influence"}
     assert set(silos) - set(statement) == of_silos_alone
-    assert set(silos["silos"][0]) - set(statement["users"]) == {"id"}
+    # Of users, the statement's own claim is that of each.
+    assert set(silos["silos"][0]) - set(statement["users"]) == {"id", "claim", "claim_reason"}
     assert (statement["unit"], statement["adjacency"], statement["steps"]) == ("user", "add or remove one user", 200)
     assert statement["users"]["epsilon_spent"] == 1.9876
     assert statement["noise_to_signal"] == {"local_only": 0.0, "fed_avg": 3.0, "mr_mtl": 3.0}
 
 
 def test_a_known_seed_and_missing_noise_take_the_claim_away():
-    seeded = samples.sample_user_statement(known_seed=True)
+    seeded = samples.sample_user_statement(algorithms=samples.seeded_methods())
     assert (seeded["claim"], seeded["private"]) == ("none", False)
-    assert "Test mode" in seeded["claim_reason"]
+    assert "test mode" in seeded["claim_reason"]
+    assert (seeded["users"]["epsilon_spent"], seeded["users"]["epsilon_target"]) == (None, 2.0)
+    assert "No finite ε holds of what one method spent; the one that was asked for is 2" in statement_text(seeded)
     costs = dict.fromkeys(("local_only", "fed_avg", "mr_mtl"), UNPROTECTED)
     bare = samples.sample_user_statement(algorithms=samples.sample_methods(**costs))
     assert (bare["claim"], bare["claim_reason"]) == ("none", "No noise was added to what users release.")
-    assert bare["composed"]["epsilon"] == "inf"
+    assert (bare["composed"]["claim"], bare["composed"]["epsilon"]) == ("none", None)
     text = statement_text(bare)
     assert "Nothing was clipped and no noise was added." in text
     assert "joint differential privacy" not in text and "Gaussian" not in text
@@ -141,8 +144,8 @@ def test_tuning_and_recorded_runs_are_priced_for_every_user():
     assert "the ε of every user would be 4.33 at δ = 0.0001" in paragraph(statement, "Tuning")
     assert "ε = 3.46 at δ = 0.0001 for every user" in paragraph(statement, "If all compared methods are released")
     assert statement["composed"]["methods"] == 5
-    mixed = samples.sample_user_statement(**{**recorded, "composed_epsilon": math.inf})
-    assert "another kind of guarantee" in paragraph(mixed, "If all compared methods are released")
+    mixed = samples.sample_user_statement(**recorded, why_no_bound="runs on record protect different things")
+    assert "protect different things" in paragraph(mixed, "If all compared methods are released")
 
 
 def test_methods_without_costs_are_refused():

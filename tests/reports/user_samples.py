@@ -1,6 +1,7 @@
 """A made-up comparison of two methods over users, as large as a test wants it."""
 
 import dataclasses
+import math
 
 from tests.reports import report_samples as samples
 from tff_pdp.models.metrics import ACCURACY
@@ -49,6 +50,13 @@ def sample_methods(**costs: UserCosts) -> tuple[content.AlgorithmResult, ...]:
         )
         for algorithm in samples.sample_algorithms(samples.sample_silos(3))
     )
+
+
+def seeded_methods() -> tuple[content.AlgorithmResult, ...]:
+    """The same under a fixed test seed."""
+    spent = dict.fromkeys(("epsilon_spent", "epsilon_rdp", "epsilon_pld"), math.inf)
+    costs = {name: dataclasses.replace(own, **spent) for name, own in (("local_only", NOTHING), ("fed_avg", COSTS))}
+    return tuple(map(samples.without_claim, sample_methods(**costs, mr_mtl=costs["fed_avg"])))
 
 
 def sample_user_statement(**overrides) -> dict:

@@ -94,7 +94,7 @@ def fake_row(job: Job) -> dict:
         job,
         "mse",
         value,
-        job.epsilon,
+        with_secret_key={"claim": "formal-conditional", "claim_reason": "made up", "epsilon": job.epsilon},
         mean_over_clients=value + 0.001,
         worst_decile=2 * value,
         settings={"learning_rate": 0.01, **settings},

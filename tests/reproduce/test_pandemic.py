@@ -59,9 +59,10 @@ def test_contacts_tell_who_falls_ill(pandemic, run_pandemic):
     for figure in ("value", "pooled_average_precision"):
         assert known[figure] > 3 * alone[figure] > 3 * labels.mean()
         assert private[figure] > 2 * labels.mean()
-    assert known["epsilon_spent"] == "inf"
+    assert known["epsilon_spent"] is private["epsilon_spent"] is None
+    assert known["with_secret_key"]["epsilon"] is None
     # The noise of an epsilon is the least that keeps it.
-    assert 7.9 < private["epsilon_spent"] <= 8.0
+    assert 7.9 < private["with_secret_key"]["epsilon"] <= 8.0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_how_many_rows_a_variant_protects(pandemic, run_pandemic, variant, unit,
     row = run_pandemic(variant, 8.0)
     influence = dataset(pandemic, variant).manifest.row_influence
     assert (influence.unit, influence.num_rows) == (unit, num_rows)
-    assert 7.9 < row["epsilon_spent"] <= 8.0
+    assert 7.9 < row["with_secret_key"]["epsilon"] <= 8.0
 
 
 def test_made_up_data_need_no_folder(monkeypatch):
@@ -115,7 +116,7 @@ def test_measured_contacts(tmp_path, real_contacts):
         row = runner(Job("hospital", "fed_avg", 8.0, 0)).row
     labels = labels_of(measured, "hospital")
     assert len(labels) == 75 and row["prevalence"] == pytest.approx(labels.mean())
-    assert 7.9 < row["epsilon_spent"] <= 8.0 and 0 < row["value"] <= 1
+    assert 7.9 < row["with_secret_key"]["epsilon"] <= 8.0 and 0 < row["value"] <= 1
     alone = measured.config(Job("hospital_no_contacts", "fed_avg", 8.0, 0))
     prepare_clients(alone)
     assert planned_epsilon(build_method(alone, "fed_avg").plan) == 0.0

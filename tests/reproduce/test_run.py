@@ -11,6 +11,7 @@ from tests.reproduce.reproduce_support import build_reproduction
 from tests.reproduce.settings_support import setting_changed
 from tests.rounding import ELEMENTARY, probable_gamma
 from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.experiment.build import build_method
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
@@ -66,7 +67,7 @@ def test_without_noise_the_value_is_that_of_gradient_descent_by_hand(reproductio
     """No silo has more training examples than a batch, so every step takes all of them."""
     job = Job("paper", "local_only", float("inf"), 0)
     row = runner(job).row
-    assert (row["epsilon"], row["epsilon_spent"]) == ("inf", "inf")
+    assert (row["epsilon"], row["epsilon_spent"]) == ("inf", None)
     clients = ClientDataset.open(reproduction.config(job).clients_folder)
     squares, silos = [], []
     for client_id in clients.client_ids:
@@ -92,7 +93,11 @@ def test_without_noise_the_value_is_that_of_gradient_descent_by_hand(reproductio
 def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
     private, free = (runner(Job("paper", "local_only", epsilon, 0)).row for epsilon in (6.0, float("inf")))
     assert private["value"] > free["value"]
-    assert 4 < private["epsilon_spent"] < 6
+    assert (private["claim"], private["epsilon_spent"]) == ("none", None)
+    # Batches are not those of the accounting, whatever the key.
+    assert (private["with_secret_key"]["claim"], private["with_secret_key"]["epsilon"]) == ("none", None)
+    config = runner._reproduction.config(Job("paper", "local_only", 6.0, 0))
+    assert 4 < planned_epsilon(build_method(config, "local_only").plan) < 6
 
 
 def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():

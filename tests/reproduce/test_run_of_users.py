@@ -84,8 +84,9 @@ def test_rows_of_users_say_who_is_served_worst_and_how_long_the_noise_is(rows):
     assert 0 <= tight["worst_decile"] <= tight["mean_over_clients"] <= 1
     assert tight["noise_multiplier"] > loose["noise_multiplier"] > free["noise_multiplier"] == 0
     assert tight["noise_to_signal"] > loose["noise_to_signal"] > free["noise_to_signal"] == 0
-    assert 1.9 < tight["epsilon_spent"] <= 2
-    assert (free["epsilon"], free["epsilon_spent"]) == ("inf", "inf")
+    assert 1.9 < tight["with_secret_key"]["epsilon"] <= 2
+    assert (tight["claim"], tight["epsilon_spent"]) == ("none", None)
+    assert (free["epsilon"], free["with_secret_key"]["epsilon"]) == ("inf", None)
     assert tight["learning_rate"] == 0.5
 
 
@@ -93,7 +94,7 @@ def test_what_releases_nothing_is_run_once_and_spends_nothing(rows):
     found, _ = rows
     assert [epsilon for method, epsilon in found if method == "local_only"] == [math.inf]
     row = found["local_only", math.inf]
-    assert (row["epsilon"], row["epsilon_spent"], row["noise_to_signal"]) == ("inf", 0.0, 0.0)
+    assert (row["epsilon"], row["with_secret_key"]["epsilon"], row["noise_to_signal"]) == ("inf", None, 0.0)
     # Two digits each: whoever learns at all is better than one in ten.
     assert row["value"] > 0.3
 

@@ -8,8 +8,9 @@ from tff_pdp.reproduce.sweep import Failure, Outcome, ResultStore
 
 
 def row(method, value, epsilon=6.0, **more):
-    spent = {"epsilon_spent": epsilon, "worst_decile": value / 2}
-    return {"method": method, "epsilon": epsilon, "value": value, **spent, **more}
+    promise = {"claim": "none", "epsilon": None} if epsilon == "inf" else {"claim": "formal", "epsilon": epsilon}
+    rest = {"with_secret_key": promise, "worst_decile": value / 2}
+    return {"method": method, "epsilon": epsilon, "value": value, **rest, **more}
 
 
 def test_means_and_sample_deviations_over_seeds():
@@ -80,12 +81,15 @@ def test_the_table_says_what_was_measured_what_the_paper_states_and_what_is_unli
     assert any("MR-MTL" in line and "| 1 " in line for line in lines)
 
 
-def test_the_report_is_plain_data_without_nulls(report):
+def test_the_report_is_plain_data_without_nulls_but_for_what_no_claim_covers(report):
     content = report.as_dict()
     assert content["metric"] == "mean_squared_error"
     (variant,) = content["variants"].values()
     assert {mean["method"] for mean in variant["means"]} == {"local_only", "fed_avg", "mr_mtl", "ditto"}
-    assert not any(value is None for mean in variant["means"] + variant["grid"] for value in mean.values())
+    means = variant["means"] + variant["grid"]
+    assert {key for mean in means for key, value in mean.items() if value is None} == {"epsilon_spent"}
+    assert {mean["claim"] for mean in means} == {"none"}
+    assert {mean["with_secret_key"]["epsilon"] for mean in means} == {6.0}
     assert variant["deviations"]
     assert len(content["failures"]) == len(content["infeasible"]) == 1
 

@@ -67,8 +67,8 @@ def test_another_run_whose_key_can_be_guessed_leaves_no_bound_for_both(experimen
     guessed = dataclasses.replace(state, run_key=RunKey.from_test_seed(1))
     checkpoints.save(config.algorithm_folder("mr_mtl") / "checkpoints", guessed)
     privacy = evaluate_experiment(config)["privacy"]
-    assert (privacy["composed"]["methods"], privacy["composed"]["epsilon"]) == (2, "inf")
-    assert "a fixed test seed" in privacy["composed"]["source"]
+    assert (privacy["composed"]["methods"], privacy["composed"]["epsilon"]) == (2, None)
+    assert "training.test_only_seed" in privacy["composed"]["claim_reason"]
 
 
 def test_a_run_without_privacy_is_reported_and_claims_nothing(experiment):
@@ -76,8 +76,9 @@ def test_a_run_without_privacy_is_reported_and_claims_nothing(experiment):
     state = train(config, "fed_avg", progress=False)
     summary = evaluate_experiment(config)
     json.dumps(summary, allow_nan=False)
-    assert "inf" in summary_table(summary)
+    assert "3 silos; claim: none, and no epsilon: privacy is switched off" in summary_table(summary)
     assert summary["privacy"]["claim"] == "none"
+    assert {silo["epsilon_spent"] for silo in summary["silos"]} == {None}
     method, _ = load_trained(config, "fed_avg")
     assert _privacy_report(method, state)["claim"] == "none"
 
@@ -173,6 +174,8 @@ def test_user_level_runs_compose_with_those_they_replace(experiment):
     assert once["privacy"]["composed"]["methods"] == 1
     assert twice["privacy"]["composed"] == {
         "methods": 2,
+        "claim": "formal-conditional",
+        "claim_reason": "the number of users is treated as public",
         "epsilon": by_hand,
         "delta": 1e-3,
         "source": "ledger",
@@ -190,8 +193,8 @@ def test_runs_that_protect_different_things_have_no_common_figure(experiment, fi
         train(kinds[kind], "fed_avg", overwrite=True, progress=False)
         summary = evaluate_experiment(kinds[kind])
     composed = summary["privacy"]["composed"]
-    assert (composed["methods"], composed["epsilon"]) == (2, "inf")
-    assert "another kind of guarantee" in composed["source"]
+    assert (composed["methods"], composed["claim"], composed["epsilon"]) == (2, "none", None)
+    assert "protect different things" in composed["claim_reason"]
 
 
 def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):

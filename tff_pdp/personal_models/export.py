@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,14 @@ from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_mode
 from tff_pdp.personal_models.trained_clients import global_model_of
 from tff_pdp.privacy.facts import unit_of
 from tff_pdp.privacy.plans.contact_graph import ContactGraphPlan
-from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
-from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.reports import silo_texts, user_texts
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.statement import is_private
 from tff_pdp.reports.words import plain
+from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import load_trained
-from tff_pdp.training.privacy_facts import user_costs
+from tff_pdp.training.privacy_facts import claim_of_run, claim_of_silo, user_costs
 from tff_pdp.training.record.lock import only_writer
 
 
@@ -130,7 +130,9 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
     return str if config.export.client_ids == "plain" else hashed_ids(config)
 
 
-def _model_card(method: Method, state: Any, served: ServedModels, privacy_report: Mapping[str, Any]) -> dict[str, Any]:
+def _model_card(
+    method: Method, state: Checkpoint, served: ServedModels, privacy_report: Mapping[str, Any]
+) -> dict[str, Any]:
     unknown_get = global_model_of(method, is_divided=served.layout == PER_CLIENT)
     return {
         "algorithm": method.algorithm.name,
@@ -138,28 +140,21 @@ def _model_card(method: Method, state: Any, served: ServedModels, privacy_report
         "rounds": state.round_number,
         "clients": len(served.models.client_ids),
         "unknown_clients": f"answered by {unknown_get}, with personalized = false",
-        "personal_models": privacy_report["personal_models"],
+        **{key: privacy_report[key] for key in ("claim", "claim_reason", "personal_models")},
         "layout": served.layout,
     }
 
 
 def _privacy_report(
-    method: Method, state: Any, exported_id: Callable[[str], str] = str, *, is_divided: bool = False
+    method: Method, state: Checkpoint, exported_id: Callable[[str], str] = str, *, is_divided: bool = False
 ) -> dict[str, Any]:
     """What the export says of its privacy: epsilon and delta of every silo, or once for all users.
 
     Where each client has an export of its own (`is_divided`), it is the same in all of these, and names no client.
     """
-    plan = method.user_plan
-    if plan is None:
-        bare, costs = _silo_report(method.silo_plan, state, exported_id, is_divided)
-    else:
-        bare, costs = _user_report(plan, state)
-    claim, reason = method.plan.claim, method.plan.claim_reason
-    if state.run_key.is_test_only:
-        claim, reason = "none", "all noise follows from a fixed seed"
-    elif bare:
-        claim, reason = "none", bare
+    claim, reason = claim_of_run(method, state, None if is_divided else exported_id)
+    is_users = method.user_plan is not None
+    costs = _user_report(method, state) if is_users else _silo_report(method, state, exported_id, is_divided)
     content = {
         "unit": method.plan.unit,
         "adjacency": method.plan.adjacency.value,
@@ -167,25 +162,21 @@ def _privacy_report(
         "claim_reason": reason,
         **costs,
     }
-    if plan is None:
+    if is_users:
+        content["personal_models"] = user_texts.export_text(is_private(claim))
+    else:
         unit = unit_of(method.plan.row_influence if isinstance(method.plan, ContactGraphPlan) else None)
         content["personal_models"] = silo_texts.export_text(is_private(claim), unit)
-    else:
-        content["personal_models"] = user_texts.export_text(is_private(claim))
     return json_safe(content)
 
 
 def _silo_report(
-    plan: SiloExamplePlan, state: Any, exported_id: Callable[[str], str], is_divided: bool
-) -> tuple[str, dict[str, Any]]:
-    """Who trained without noise, if anyone did; what every silo spent, and what that does not cover."""
-    bare = sorted(exported_id(silo) for silo, mechanism in plan.mechanisms.items() if mechanism.noise_multiplier == 0)
+    method: Method, state: Checkpoint, exported_id: Callable[[str], str], is_divided: bool
+) -> dict[str, Any]:
+    """What every silo spent, and what that does not cover."""
+    plan = method.silo_plan
     silos = [
-        {
-            "id": exported_id(client_id),
-            "epsilon": plan.guaranteed_epsilon(state.ledger, client_id).best,
-            "delta": budget.delta,
-        }
+        {"id": exported_id(client_id), **_silo_costs(method, state, client_id), "delta": budget.delta}
         for client_id, budget in plan.budgets.items()
     ]
     # In the order of the budgets, pseudonyms would tell who they are.
@@ -195,20 +186,32 @@ def _silo_report(
         if plan.search is None
         else "test examples, the choice of hyper-parameters beyond the search, other methods trained beside it"
     )
-    without_noise = f"{len(bare)} silos trained without noise" if bare else ""
-    if is_divided:
-        # There are no budgets under `privacy.plan: none`.
-        largest = {f"{key}_at_most": max(silo[key] for silo in silos) for key in ("epsilon", "delta") if silos}
-        return without_noise, {**largest, "not_covered": not_covered}
-    example = f", for example {bare[0]}" if bare else ""
-    return without_noise + example, {"silos": silos, "not_covered": not_covered}
+    if not is_divided:
+        return {"silos": silos, "not_covered": not_covered}
+    # There are no budgets under `privacy.plan: none`.
+    if not silos:
+        return {"not_covered": not_covered}
+    epsilons = [silo["epsilon"] for silo in silos]
+    return {
+        "epsilon_at_most": None if None in epsilons else max(epsilons),
+        "delta_at_most": max(silo["delta"] for silo in silos),
+        "not_covered": not_covered,
+    }
 
 
-def _user_report(plan: UserPlan, state: Any) -> tuple[str, dict[str, Any]]:
-    """Why there is no epsilon, if so; what every user spent, and what that does not cover."""
-    costs = user_costs(plan, state)
-    return user_texts.NO_NOISE if costs.is_bare else "", {
-        "epsilon": costs.epsilon_spent,
+def _silo_costs(method: Method, state: Checkpoint, silo: str) -> dict[str, Any]:
+    claim, reason = claim_of_silo(method, state, silo)
+    if claim == "none" or state.ledger is None:
+        return {"claim": claim, "claim_reason": reason, "epsilon": None}
+    epsilon = method.silo_plan.guaranteed_epsilon(state.ledger, silo).best
+    return {"claim": claim, "claim_reason": reason, "epsilon": epsilon}
+
+
+def _user_report(method: Method, state: Checkpoint) -> dict[str, Any]:
+    """What every user spent, and what that does not cover."""
+    costs = user_costs(method, state)
+    return {
+        "epsilon": costs.epsilon_spent if math.isfinite(costs.epsilon_spent) else None,
         "delta": costs.delta,
         "noise_to_signal": costs.noise_to_signal,
         "not_covered": user_texts.NOT_COVERED,

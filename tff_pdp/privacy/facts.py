@@ -47,7 +47,9 @@ RECORDS = SiloUnit(
     several_heading="One person in several silos",
     size_text="The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
     "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "
-    "removing a record n_k is strictly private: where it must stay secret, this statement does not hold.",
+    "removing a record n_k is strictly private: where it must stay secret, this statement does not hold. Under "
+    "zero-out adjacency, where all that one record adds to any sum is replaced by zero and n_k stays, the same ε "
+    "and δ hold without this condition: that there is such a record is then not hidden.",
 )
 
 _PERSON_DIFFERS = {
@@ -130,7 +132,7 @@ class UserCosts:
 
     Attributes:
       epsilon_target: the budget; infinite without privacy.
-      epsilon_spent: the smallest bound below; infinite without privacy, zero where nothing is released.
+      epsilon_spent: the smallest bound below; infinite where the claim is `none`, zero where nothing is released.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
@@ -151,7 +153,7 @@ class UserCosts:
     @property
     def is_bare(self) -> bool:
         """Whether something was released without noise, so that no epsilon holds."""
-        return not math.isfinite(self.epsilon_spent) or bool(self.num_noised and not self.noise_multiplier)
+        return not self.noise_multiplier and (self.num_noised > 0 or not math.isfinite(self.epsilon_spent))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,8 @@ from tff_pdp.reports.words import SILOS, USERS, ClientWords
 
 # JSON has no infinities and no NaN; a budget without bound must not turn into an unreadable file.
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+# What was spent or is promised; null in JSON where no finite epsilon holds.
+_SPENT = frozenset({f"epsilon_{end}" for end in ("spent", "rdp", "pld", "minimum", "maximum", "at_most")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +50,15 @@ class SiloResult(ClientScores):
       num_train: number of training examples, public or noised.
       epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
       epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
-        or the budget where the number of training examples was noised.
+        or the budget where the number of training examples was noised; infinite where the claim is `none`.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
       noise_multiplier: standard deviation of the noise over the clip norm.
       sampling_rate: probability that one record takes part in one step.
       last_round: the last it took part in, when its budget was spent or training ended.
+      claim: of that method's guarantee for this silo; `none` where the silo, or the run, has none.
+      claim_reason: one line that says why.
     """
 
     num_train: int
@@ -66,6 +70,8 @@ class SiloResult(ClientScores):
     noise_multiplier: float
     sampling_rate: float
     last_round: int
+    claim: str
+    claim_reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +89,7 @@ class AlgorithmResult:
       history: pairs (round, mean over clients of the validation metric).
       rounds: number of rounds trained.
       seconds_per_round: mean wall-clock seconds of a round.
-      claim: `formal`, `formal-conditional`, `empirical` or `none`.
+      claim: of this run: `formal`, `formal-conditional`, `empirical` or `none`.
       claim_reason: one line that says why.
       exported: whether this method's models were written for serving.
       user_costs: what its training cost every user; `None` where clients are silos.
@@ -187,11 +193,14 @@ def _checked(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_safe(value: Any) -> Any:
-    """The value with tuples as lists and with infinities and NaN as words, which every JSON reader accepts."""
+    """The value with tuples as lists and with infinities and NaN as words, which every JSON reader accepts.
+
+    A spent epsilon that is infinite is null: there is none. Budgets that are infinite were asked for, and stay words.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     if isinstance(value, Mapping):
-        return {key: json_safe(entry) for key, entry in value.items()}
+        return {key: None if key in _SPENT and entry == math.inf else json_safe(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [json_safe(entry) for entry in value]
     return value
@@ -202,10 +211,10 @@ def _decode(values: Mapping[str, Any]) -> dict[str, Any]:
 
     def decode(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: decode(entry) for key, entry in value.items()}
+            return {key: math.inf if key in _SPENT and entry is None else decode(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
             return [decode(entry) for entry in value]
         return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
     text = {"id", "name", "title", "claim", "claim_reason"}
-    return {key: value if key in text else decode(value) for key, value in values.items()}
+    return {**decode(values), **{key: value for key, value in values.items() if key in text}}

@@ -50,7 +50,9 @@ def render_report(report: content.Report) -> str:
         lstrip_blocks=True,
     )
     text = metric_text(report.metric)
-    environment.filters.update(plain=numbers.plain, upper=numbers.upper, value=text.value, gain=text.gain)
+    environment.filters.update(
+        plain=numbers.plain, upper=numbers.upper, spent=numbers.spent, value=text.value, gain=text.gain
+    )
     return environment.get_template(_TEMPLATE).render(_page(report))
 
 
@@ -96,7 +98,9 @@ def _figures(report: content.Report, featured: content.AlgorithmResult | None) -
             plots.epsilon_figure(report.silos),
             "ε spent by each silo for one method, against its target.",
             "Public: follows from public settings, costs nothing to show."
-            + ("" if report.privacy["private"] else " This run is not private: the numbers are no guarantee."),
+            + (
+                "" if report.privacy["private"] else " This run is not private; silos without a guarantee are left out."
+            ),
         ),
     ]
     if featured is not None:

@@ -1,6 +1,5 @@
 """The sentences that the privacy statements of all units share, each written so that it can be read alone."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,8 +49,8 @@ def composed_text(composed: Mapping[str, Any], words: ClientWords) -> str:
     methods, epsilon = composed["methods"], composed["epsilon"]
     if methods == 1:
         return "Only one training run on these records is on record in this folder; nothing is added."
-    if not math.isfinite(epsilon):
-        return f"No finite ε holds for the models of all {methods} runs together, because of {composed['source']}."
+    if epsilon is None:
+        return f"No finite ε holds for the models of all {methods} runs together: {composed['claim_reason']}."
     how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over runs, an upper bound"
     delta = numbers.plain(composed["delta"])
     return (

@@ -60,11 +60,18 @@ def mechanism_text(
 
 def cost_text(silos: Sequence[content.SiloResult], other_releases: Sequence[str], num_examples_are_noised: bool) -> str:
     """Epsilon and delta over silos, spent and targeted, and what else than gradients they cover."""
-    spent = numbers.between([silo.epsilon_spent for silo in silos], numbers.upper)
+    proven = [silo for silo in silos if math.isfinite(silo.epsilon_spent)]
     targets = numbers.between([silo.epsilon_target for silo in silos])
     deltas = numbers.between([silo.delta for silo in silos])
-    over = [silo.id for silo in silos if silo.epsilon_spent > silo.epsilon_target]
-    text = f"ε spent by one method is {spent} over silos, targets are {targets}, δ is {deltas}. " + (
+    over = [silo.id for silo in proven if silo.epsilon_spent > silo.epsilon_target]
+    if not proven:
+        return (
+            f"No finite ε holds of what one method spent in a silo; that was asked for is {targets}, δ {deltas}. "
+            "Calibration set the noise for it, under conditions that are not met here."
+        )
+    spent = numbers.between([silo.epsilon_spent for silo in proven], numbers.upper)
+    where = "silos" if len(proven) == len(silos) else f"the {len(proven)} silos that have one"
+    text = f"ε spent by one method is {spent} over {where}, targets are {targets}, δ is {deltas}. " + (
         "Each ε is the silo's budget: training depends on a noised number of records, and only the budget holds for "
         "each number that could have come out."
         if num_examples_are_noised

@@ -20,23 +20,25 @@ def covered_methods(algorithms: Sequence[content.AlgorithmResult]) -> list[conte
     return [algorithm for algorithm in algorithms if algorithm.exported] or list(algorithms)
 
 
-def claim_of(covered: Sequence[content.AlgorithmResult], known_seed: bool, without_noise: str = "") -> tuple[str, str]:
+def claim_of(covered: Sequence[content.AlgorithmResult], without_noise: str = "") -> tuple[str, str]:
     """The claim and its reason: the weakest of the methods', or none.
 
     Args:
       covered: the methods that it is about.
-      known_seed: a run's noise follows from a fixed seed.
       without_noise: who trained without noise, as a sentence, if anyone did.
     """
     unknown = [algorithm.claim for algorithm in covered if algorithm.claim not in privacy_texts.CLAIMS]
     if unknown:
         raise errors.ConfigError(f'Unknown privacy claim "{unknown[0]}"; known: {", ".join(privacy_texts.CLAIMS)}.')
-    if known_seed:
-        return "none", "Test mode: all noise follows from a fixed seed, so anyone can subtract it."
-    if without_noise:
+    weakest = weakest_of(covered)
+    if without_noise and weakest.claim != "none":
         return "none", without_noise
-    weakest = max(covered, key=lambda algorithm: list(privacy_texts.CLAIMS).index(algorithm.claim))
     return weakest.claim, _sentence(weakest.claim_reason)
+
+
+def weakest_of(algorithms: Sequence[content.AlgorithmResult]) -> content.AlgorithmResult:
+    """The first of the methods with the weakest claim."""
+    return max(algorithms, key=lambda algorithm: list(privacy_texts.CLAIMS).index(algorithm.claim))
 
 
 def is_private(claim: str) -> bool:
@@ -53,9 +55,11 @@ def composed_costs(
     composed_epsilon: float | None,
     composed_delta: float | None,
     recorded_runs: int | None,
-    known_seed: bool,
+    why_no_bound: str,
 ) -> dict[str, Any]:
-    """What the models of all compared methods cost together, and where that figure comes from.
+    """What the models of all compared methods cost together: a claim, and where its figure comes from.
+
+    Without a finite epsilon the claim is `none`, and epsilon and delta are None.
 
     Args:
       algorithms: the compared methods.
@@ -65,25 +69,26 @@ def composed_costs(
       composed_epsilon: from a ledger; without it the sum over methods, which is always an upper bound.
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers; default: one a method.
-      known_seed: a run's noise follows from a fixed seed.
+      why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
     """
     runs = recorded_runs or len(algorithms)
 
-    def without_bound(source: str) -> dict[str, Any]:
-        return {"methods": runs, "epsilon": math.inf, "delta": 0.0, "source": source}
+    def without_bound(reason: str) -> dict[str, Any]:
+        return {"methods": runs, "claim": "none", "claim_reason": reason, "epsilon": None, "delta": None}
 
-    if known_seed:
-        return without_bound("the fixed test seed")
-    if any(not is_private(algorithm.claim) for algorithm in algorithms):
-        return without_bound("a method without a proof")
-    if composed_epsilon is not None and composed_delta is not None:
-        if not math.isfinite(composed_epsilon):
-            return without_bound("a run without noise, under a fixed test seed, or with another kind of guarantee")
-        return {"methods": runs, "epsilon": composed_epsilon, "delta": composed_delta, "source": "ledger"}
+    unproven = next((algorithm for algorithm in algorithms if not is_private(algorithm.claim)), None)
+    if unproven is not None:
+        return without_bound(f"nothing is proven of {unproven.title}: {unproven.claim_reason.strip().rstrip('.')}")
+    if why_no_bound:
+        return without_bound(why_no_bound)
     if not math.isfinite(spent):
-        return without_bound(f"{words.many} without noise")
+        return without_bound(f"there are {words.many} without noise")
+    weakest = weakest_of(algorithms)
+    claim = {"methods": runs, "claim": weakest.claim, "claim_reason": weakest.claim_reason}
+    if composed_epsilon is not None and composed_delta is not None:
+        return {**claim, "epsilon": composed_epsilon, "delta": composed_delta, "source": "ledger"}
     methods = len(algorithms)
-    return {"methods": runs, "epsilon": methods * spent, "delta": methods * delta, "source": "sum over methods"}
+    return {**claim, "epsilon": methods * spent, "delta": methods * delta, "source": "sum over methods"}
 
 
 def tuning_facts(
@@ -130,12 +135,12 @@ def build_privacy_statement(
     composed_epsilon: float | None = None,
     composed_delta: float | None = None,
     recorded_runs: int | None = None,
-    known_seed: bool = False,
+    why_no_bound: str = "",
 ) -> dict[str, Any]:
     """Builds the statement of silos that protect their records or, where these are rows of a contact graph, people.
 
     The claim in the headline is the weakest over the exported methods, or over all methods where none was exported. It
-    falls to `none` in test mode and where any silo trained without protection: the headline must hold for every reader.
+    falls to `none` where any silo trained without protection: the headline must hold for every reader.
 
     Args:
       algorithms: the compared methods with their own claims.
@@ -157,7 +162,7 @@ def build_privacy_statement(
         without it the sum over methods is stated, which is always an upper bound.
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
-      known_seed: a run's noise follows from a fixed seed; such a run is not private.
+      why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
 
     Returns:
       A JSON-able dict. `paragraphs` is a list of `{"heading", "text"}`, meant to be shown in order; the other keys hold
@@ -171,7 +176,7 @@ def build_privacy_statement(
         raise errors.ConfigError("A privacy statement needs at least one method and one silo.")
     unit = unit_of(row_influence)
     covered = covered_methods(algorithms)
-    claim, reason = claim_of(covered, known_seed, _without_noise(silos))
+    claim, reason = claim_of(covered, _without_noise(silos))
     if not is_private(claim):
         if_charged = None
     spent = [silo.epsilon_spent for silo in silos]
@@ -184,7 +189,7 @@ def build_privacy_statement(
         composed_epsilon=composed_epsilon,
         composed_delta=composed_delta,
         recorded_runs=recorded_runs,
-        known_seed=known_seed,
+        why_no_bound=why_no_bound,
     )
     searched = silo_texts.search_text(search) if search else ""
     tuning = privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), if_charged, SILOS, searched)
@@ -212,13 +217,12 @@ def build_privacy_statement(
         "claim": claim,
         "claim_reason": reason,
         "private": is_private(claim),
-        "known_seed": known_seed,
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": sampler,
         "clip": clip,
         "steps": steps,
-        "epsilon_minimum": min(spent),
-        "epsilon_maximum": max(spent),
+        "epsilon_minimum": math.inf if claim == "none" else min(spent),
+        "epsilon_maximum": math.inf if claim == "none" else max(spent),
         "delta_maximum": largest_delta,
         "silos": [_silo_costs(silo) for silo in silos],
         "composed": composed,
@@ -253,6 +257,8 @@ def _silo_costs(silo: content.SiloResult) -> dict[str, Any]:
         "delta": silo.delta,
         "noise_multiplier": silo.noise_multiplier,
         "sampling_rate": silo.sampling_rate,
+        "claim": silo.claim,
+        "claim_reason": silo.claim_reason,
     }
 
 
@@ -266,12 +272,12 @@ def build_user_statement(
     composed_epsilon: float | None = None,
     composed_delta: float | None = None,
     recorded_runs: int | None = None,
-    known_seed: bool = False,
+    why_no_bound: str = "",
 ) -> dict[str, Any]:
     """Builds the statement for user-level privacy.
 
     The claim in the headline is the weakest over the exported methods, or over all methods where none was exported. It
-    falls to `none` in test mode and where any of these methods was trained without noise on what users release.
+    falls to `none` where any of these methods was trained without noise on what users release.
 
     Args:
       algorithms: the compared methods with their own claims and `user_costs`.
@@ -283,7 +289,7 @@ def build_user_statement(
         over methods is stated, which is always an upper bound.
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
-      known_seed: a run's noise follows from a fixed seed; such a run is not private.
+      why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
 
     Returns:
       A JSON-able dict with the keys of `build_privacy_statement`. As all users share one epsilon,
@@ -296,7 +302,7 @@ def build_user_statement(
     covered = covered_methods(algorithms)
     is_bare = any(costs[algorithm.name].is_bare for algorithm in covered)
     without_noise = f"{user_texts.NO_NOISE.capitalize()}." if is_bare else ""
-    claim, reason = claim_of(covered, known_seed, without_noise)
+    claim, reason = claim_of(covered, without_noise)
     if not is_private(claim):
         if_charged = None
     worst = max(costs.values(), key=lambda own: own.epsilon_spent)
@@ -308,7 +314,7 @@ def build_user_statement(
         composed_epsilon=composed_epsilon,
         composed_delta=composed_delta,
         recorded_runs=recorded_runs,
-        known_seed=known_seed,
+        why_no_bound=why_no_bound,
     )
     paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, user_texts.guarantee_text(worst)))]
     if all(own.is_bare for own in costs.values()):
@@ -336,7 +342,6 @@ def build_user_statement(
         "claim": claim,
         "claim_reason": reason,
         "private": is_private(claim),
-        "known_seed": known_seed,
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": "epochs" if is_tree else "poisson",
         "clip": sums.clip_norm,

@@ -138,6 +138,12 @@ def noise_text(algorithms: Sequence[content.AlgorithmResult], sums: UserSums) ->
 
 def cost_text(algorithms: Sequence[content.AlgorithmResult], costs: UserCosts) -> str:
     """Epsilon and delta, spent and targeted."""
+    if not math.isfinite(costs.epsilon_spent):
+        return (
+            "No finite ε holds of what one method spent; the one that was asked for is "
+            f"{numbers.plain(costs.epsilon_target)}, δ is {numbers.plain(costs.delta)}. Calibration set the noise for "
+            "it, under conditions that are not met here."
+        )
     text = (
         f"ε spent by one method is {numbers.upper(costs.epsilon_spent)} for every user, whether or not that user was "
         f"ever drawn; the target is {numbers.plain(costs.epsilon_target)}, δ is {numbers.plain(costs.delta)}. It is "

@@ -54,6 +54,15 @@ def upper(value: float | None) -> str:
     return plain(steps * 10.0**exponent)
 
 
+def spent(value: float | None) -> str:
+    """Like `upper`, of an epsilon that was spent: `none` where no finite one holds.
+
+    >>> spent(2.0001), spent(float("inf"))
+    ('2.01', 'none')
+    """
+    return "none" if value is not None and math.isinf(value) else upper(value)
+
+
 def percent(value: float | None) -> str:
     """A share as per cent with one decimal.
 

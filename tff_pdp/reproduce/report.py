@@ -5,17 +5,19 @@ variant, the best of the grid, what was published, and what is unlike it.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_pdp.models.metrics import Metric
 from tff_pdp.reports.summary import metric_text
-from tff_pdp.reports.words import MISSING, USERS, ClientWords, plain
+from tff_pdp.reports.words import MISSING, USERS, ClientWords, plain, spent
 from tff_pdp.reproduce.jobs import Reproduction
 from tff_pdp.reproduce.setting import METHODS, Published, Statement
 from tff_pdp.reproduce.settings import deviations
 from tff_pdp.reproduce.sweep import Failure, ResultStore, is_a_grid_job
+from tff_pdp.training.privacy_facts import FIXED_SEED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Mean:
       mean: over seeds.
       deviation: sample standard deviation over seeds; None of one seed.
       seeds: how many.
-      epsilon_spent: the largest over clients and seeds.
+      with_secret_key: of the seed that costs most, the claim of the same training with a secret key, see `result_row`.
       worst_decile: mean over seeds of what the tenth of the clients gets that is served worst.
       pooled: mean over seeds of the figure of all clients' test examples together; None where it is no other.
       prevalence: mean over seeds of the share of positive test examples; None where that says nothing.
@@ -43,7 +45,7 @@ class Mean:
     mean: float
     deviation: float | None
     seeds: int
-    epsilon_spent: float
+    with_secret_key: Mapping[str, Any]
     worst_decile: float
     pooled: float | None = None
     prevalence: float | None = None
@@ -68,7 +70,7 @@ def means_over_seeds(
             mean=statistics.fmean(row["value"] for row in group),
             deviation=statistics.stdev(row["value"] for row in group) if len(group) > 1 else None,
             seeds=len(group),
-            epsilon_spent=max(float(row["epsilon_spent"]) for row in group),
+            with_secret_key=max((row["with_secret_key"] for row in group), key=_cost),
             worst_decile=statistics.fmean(row["worst_decile"] for row in group),
             pooled=_mean_of("pooled_average_precision", group),
             prevalence=_mean_of("prevalence", group),
@@ -77,6 +79,10 @@ def means_over_seeds(
         )
         for key, group in groups.items()
     ]
+
+
+def _cost(claimed: Mapping[str, Any]) -> float:
+    return math.inf if claimed["epsilon"] is None else claimed["epsilon"]
 
 
 def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -218,7 +224,8 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
 def _without_none(mean: Mean) -> dict[str, Any]:
     content = {name: value for name, value in dataclasses.asdict(mean).items() if value is not None}
     # JSON has no infinity.
-    return {name: "inf" if value == float("inf") else value for name, value in content.items()}
+    content = {name: "inf" if value == float("inf") else value for name, value in content.items()}
+    return {**content, "claim": "none", "claim_reason": FIXED_SEED, "epsilon_spent": None}
 
 
 _OF_USERS = (
@@ -236,7 +243,8 @@ def report_text(report: Reported) -> str:
         "",
         f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. Each seed's is the mean over "
         f"{report.clients.many}, weighted by their numbers of test examples. Seeds are test-only ones: these figures "
-        "are not private.",
+        "are not private (claim: none, and no ε). Of each training, the table has the ε that this project's "
+        "accountants find for the same with a secret key.",
     ]
     if report.clients == USERS:
         lines += ["", _OF_USERS]
@@ -287,7 +295,7 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
         "prevalence": of_rankings,
         "worst decile": of_users,
         "seeds": True,
-        "ε by our accountants": True,
+        "ε with a secret key": True,
         "noise to signal": of_users,
         "paper" if report.is_paper_scale else "paper, at its scale": with_paper,
         "difference": with_paper and report.is_paper_scale,
@@ -306,7 +314,7 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
                 MISSING if mean.prevalence is None else value_text(mean.prevalence, metric),
                 value_text(mean.worst_decile, metric),
                 str(mean.seeds),
-                plain(mean.epsilon_spent),
+                spent(_cost(mean.with_secret_key)),
                 plain(mean.noise_to_signal),
                 MISSING if stated is None else value_text(stated, metric),
                 MISSING if stated is None else f"{mean.mean - stated:+.5f}",

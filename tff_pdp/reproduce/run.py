@@ -9,7 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class JobRunner:
                 job,
                 self._reproduction.setting.row_metric,
                 value,
-                planned_epsilon(method.plan),
+                with_secret_key=with_secret_key(method.plan),
                 mean_over_clients=mean_over_silos(values),
                 worst_decile=worst_decile(values, method.model.metric),
                 pooled=pooled,
@@ -137,6 +137,12 @@ class JobRunner:
                 self._data.popitem(last=False)
         self._data.move_to_end(key)
         return self._data[key]
+
+
+def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
+    """What could be claimed of a planned training if its seed were not a test-only one."""
+    epsilon = None if plan.claim == "none" else planned_epsilon(plan)
+    return {"claim": plan.claim, "claim_reason": plan.claim_reason, "epsilon": epsilon}
 
 
 def planned_epsilon(plan: PrivacyPlan) -> float:

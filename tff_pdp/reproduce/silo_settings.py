@@ -32,7 +32,7 @@ _SOUND_DEVIATIONS = (
 )
 _UNIFORM = "aggregation: silos count the same; the released code weights them by their numbers of examples"
 _PAPER_DEVIATIONS = (
-    "ε by our accountants: of Poisson batches, as the thesis computes it; for the batches taken here it does not hold",
+    "ε: none; the thesis computes it as of Poisson batches, which does not hold for the batches taken here",
     "selection: half the noise of the released code's exponential mechanism, enough because errors only grow with an "
     "example more",
     "noise: the classic RDP conversion at the released code's orders; which conversion the published figures were made "

@@ -20,6 +20,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.workers import BuildRunner, run_jobs
+from tff_pdp.training.privacy_facts import FIXED_SEED
 
 PARTIAL_FILE = "partial.jsonl"
 INFINITE = "inf"
@@ -44,20 +45,21 @@ def result_row(
     job: Job,
     metric: str,
     value: float,
-    epsilon_spent: float,
     *,
+    with_secret_key: Mapping[str, Any],
     mean_over_clients: float,
     worst_decile: float,
     settings: Mapping[str, float | int | str],
     pooled: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """A row of the results, every value a number or a word.
+    """A row of the results: plain data.
 
     Args:
       job: what was run.
       metric: `mse`, `accuracy` or `average_precision`.
       value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
-      epsilon_spent: the largest over clients, by this project's accountants; infinite without privacy.
+      with_secret_key: `claim`, `claim_reason` and `epsilon` of the same training with a secret key, by this project's
+        accountants, the largest over clients; epsilon is None where that claim is `none`.
       mean_over_clients: the same mean with every client counting the same.
       worst_decile: mean over the tenth of the clients that are served worst.
       settings: of the method and its noise, such as `learning_rate` and `prox_weight`.
@@ -65,8 +67,8 @@ def result_row(
         share of positive ones: of many examples, a random ranking's average precision; of few, that is somewhat more.
 
     Returns:
-      `method`, `epsilon`, `seed`, `metric`, `value`, then the others, pooled figures and the settings. Infinity is the
-      word "inf".
+      `method`, `epsilon`, `seed`, `metric`, `value`, then the claim of the run itself, which is `none`, the others,
+      pooled figures and the settings. Infinity is the word "inf".
     """
     return {
         "method": job.method,
@@ -74,7 +76,10 @@ def result_row(
         "seed": job.seed,
         "metric": metric,
         "value": value,
-        "epsilon_spent": _finite_or_word(epsilon_spent),
+        "claim": "none",
+        "claim_reason": FIXED_SEED,
+        "epsilon_spent": None,
+        "with_secret_key": dict(with_secret_key),
         "mean_over_clients": mean_over_clients,
         "worst_decile": worst_decile,
         **(pooled or {}),

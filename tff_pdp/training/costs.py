@@ -20,16 +20,17 @@ Trained = tuple[Method, Checkpoint]
 
 
 def epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, float]:
-    """Budget and spending under the names that reports give them; infinite without privacy."""
-    if budget is None or bounds is None:
-        names = ("epsilon_target", "epsilon_spent", "epsilon_rdp", "epsilon_pld")
-        return {**dict.fromkeys(names, math.inf), "delta": 0.0}
+    """Budget and spending under the names that reports give them; infinite without a budget, or without bounds."""
+    asked = {"epsilon_target": math.inf, "delta": 0.0}
+    if budget is not None:
+        asked = {"epsilon_target": budget.epsilon, "delta": budget.delta}
+    if bounds is None:
+        return {**asked, **dict.fromkeys(("epsilon_spent", "epsilon_rdp", "epsilon_pld"), math.inf)}
     return {
-        "epsilon_target": budget.epsilon,
+        **asked,
         "epsilon_spent": bounds.best,
         "epsilon_rdp": math.nan if bounds.rdp is None else bounds.rdp,
         "epsilon_pld": math.nan if bounds.pld is None else bounds.pld,
-        "delta": budget.delta,
     }
 
 
@@ -47,9 +48,10 @@ def recorded_costs(
     releases = all_releases(Path(config.output), about=scopes) if all(state.ledger for _, state in trained) else []
     if not releases:
         return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
+    why_no_bound = why_without_bound(releases)
     ledgers = [release.ledger for release in releases if release.ledger is not None]
     delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())
-    if why_without_bound(releases):
+    if why_no_bound:
         epsilon = math.inf
     elif only_budgets_hold:
         # Budgets hold whatever number was released, and so does their sum.
@@ -58,7 +60,12 @@ def recorded_costs(
         delta *= len(ledgers)
     else:
         epsilon = max(compose_worst_case(ledgers, scope).best for scope in scopes)
-    return {"composed_epsilon": epsilon, "composed_delta": delta, "recorded_runs": len(releases)}
+    return {
+        "composed_epsilon": epsilon,
+        "composed_delta": delta,
+        "recorded_runs": len(releases),
+        "why_no_bound": why_no_bound,
+    }
 
 
 def epsilon_if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> float | None:

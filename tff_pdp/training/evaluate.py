@@ -32,13 +32,13 @@ from tff_pdp.reports.summary import (
     summary_content,
     worst_decile,
 )
-from tff_pdp.reports.words import SILOS, USERS, plain, upper
+from tff_pdp.reports.words import SILOS, USERS, between, plain, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.costs import Trained
-from tff_pdp.training.privacy_facts import silo_results, silo_statement, user_costs, user_statement
+from tff_pdp.training.privacy_facts import claim_of_run, silo_results, silo_statement, user_costs, user_statement
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import evaluate_clients, ready_states
@@ -132,15 +132,23 @@ def write_summary(output: Path, summary: dict[str, Any]) -> None:
 
 
 def _silo_costs(summary: dict[str, Any]) -> list[str]:
-    # Numbers that JSON cannot hold are words there: "inf", "nan".
-    spent = [float(silo["epsilon_spent"]) for silo in summary["silos"]]
-    return [f"{len(spent)} silos; each method spent between {min(spent):.2f} and {max(spent):.2f} of epsilon"]
+    silos = summary["silos"]
+    spent = [silo["epsilon_spent"] for silo in silos if silo["epsilon_spent"] is not None]
+    if len(spent) < len(silos):
+        return [f"{len(silos)} silos; {_no_claim(summary)}"]
+    return [f"{len(silos)} silos; each method spent {between(spent, upper)} of epsilon"]
 
 
 def _user_costs(summary: dict[str, Any]) -> list[str]:
     costs = summary["privacy"]["users"]
-    spent = upper(float(costs["epsilon_spent"]))
+    if costs["epsilon_spent"] is None:
+        return [f"{summary['num_users']} users; {_no_claim(summary)}"]
+    spent = upper(costs["epsilon_spent"])
     return [f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}"]
+
+
+def _no_claim(summary: dict[str, Any]) -> str:
+    return f"claim: none, and no epsilon: {summary['privacy']['claim_reason']}"
 
 
 def _report(
@@ -179,6 +187,7 @@ def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoin
     personal = [float(client["personal"][metric.example_name]) for client in metrics.values()]
     shared = [float(client["global"][metric.example_name]) for client in metrics.values() if "global" in client]
     history = read_metrics(config.algorithm_folder(method.algorithm.name))
+    claim, reason = claim_of_run(method, state)
     return AlgorithmResult(
         name=method.algorithm.name,
         title=method.algorithm.title,
@@ -193,10 +202,10 @@ def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoin
         history=tuple((row["round"], float(row["mean"])) for row in history),
         rounds=state.round_number,
         seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
-        claim=method.plan.claim,
-        claim_reason=method.plan.claim_reason,
+        claim=claim,
+        claim_reason=reason,
         exported=method.algorithm.name == config.export.algorithm,
-        user_costs=None if method.user_plan is None else user_costs(method.user_plan, state),
+        user_costs=None if method.user_plan is None else user_costs(method, state),
     )
 
 

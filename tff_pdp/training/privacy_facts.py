@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.facts import UserCosts, UserSums
+from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
 from tff_pdp.privacy.plans.contact_graph import ContactGraphPlan
 from tff_pdp.privacy.plans.silo_example import GRADIENTS
@@ -15,6 +17,39 @@ from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
 from tff_pdp.reports.statement import build_privacy_statement, build_user_statement
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.costs import Trained, epsilon_fields, epsilon_if_charged, recorded_costs
+
+FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subtract it"
+
+
+def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
+    """The claim of the models that a run released, and one line that says why: of all its silos, or users, together.
+
+    Args:
+      method: what was trained.
+      state: of the run; its key says whether its noise can be guessed.
+      shown_id: what stands in place of a silo's id; None where no silo is to be named.
+    """
+    if state.run_key.is_test_only:
+        return "none", FIXED_SEED
+    if method.user_plan is None and method.plan.claim != "none":
+        bare = sorted((shown_id or str)(silo) for silo, one in method.silo_plan.mechanisms.items() if _is_bare(one))
+        if bare:
+            example = f", for example {bare[0]}" if shown_id else ""
+            return "none", f"{len(bare)} silos trained without noise{example}"
+    return method.plan.claim, method.plan.claim_reason
+
+
+def claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
+    """The claim for one silo, which may have one where another silo has none."""
+    if state.run_key.is_test_only:
+        return "none", FIXED_SEED
+    if method.plan.claim != "none" and _is_bare(method.silo_plan.mechanisms[silo]):
+        return "none", "the silo trained without noise"
+    return method.plan.claim, method.plan.claim_reason
+
+
+def _is_bare(mechanism: SiloMechanism) -> bool:
+    return mechanism.noise_multiplier == 0
 
 
 def silo_results(trained: Sequence[Trained], scores: Sequence[ClientScores]) -> tuple[SiloResult, ...]:
@@ -44,20 +79,16 @@ def silo_statement(
         configurations_tried=config.tuning.configurations_tried,
         search=_search(config, trained),
         if_charged=_silo_if_charged(config, trained, silos),
-        known_seed=any(state.run_key.is_test_only for _, state in trained),
         **recorded_costs(config, trained, [silo.id for silo in silos], only_budgets_hold=are_noised),
     )
 
 
 def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
-    def spent(pair: Trained) -> float:
-        method, state = pair
-        return method.plan.guaranteed_epsilon(state.ledger, own.id).best if state.ledger else math.inf
-
-    method, state = max(trained, key=spent)
+    method, state = max(trained, key=lambda pair: _spent_by_silo(pair, own.id))
     plan = method.silo_plan
     mechanism = plan.mechanisms[own.id]
-    bounds = plan.guaranteed_epsilon(state.ledger, own.id) if state.ledger else None
+    claim, reason = claim_of_silo(method, state, own.id)
+    bounds = plan.guaranteed_epsilon(state.ledger, own.id) if state.ledger and claim != "none" else None
     return SiloResult(
         id=own.id,
         num_test=own.num_test,
@@ -67,8 +98,17 @@ def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
         noise_multiplier=mechanism.noise_multiplier,
         sampling_rate=mechanism.sampling_rate,
         last_round=plan.last_rounds[own.id],
+        claim=claim,
+        claim_reason=reason,
         **epsilon_fields(plan.budgets.get(own.id), bounds),
     )
+
+
+def _spent_by_silo(pair: Trained, silo: str) -> tuple[bool, float]:
+    """Orders methods by what a silo spent: those without a claim last, and among these, too, by the accounting."""
+    method, state = pair
+    spent = method.plan.guaranteed_epsilon(state.ledger, silo).best if state.ledger else math.inf
+    return claim_of_silo(method, state, silo)[0] == "none", spent
 
 
 def _other_releases(states: Sequence[Checkpoint]) -> list[str]:
@@ -107,13 +147,16 @@ def _silo_if_charged(
     return None if epsilon is None else {"epsilon": epsilon, "delta": worst.delta}
 
 
-def user_costs(plan: UserPlan, state: Checkpoint) -> UserCosts:
-    """What the training of one method cost every user."""
+def user_costs(method: Method, state: Checkpoint) -> UserCosts:
+    """What the training of one method cost every user: infinitely much where its claim is `none`."""
+    plan = method.plan
+    assert isinstance(plan, UserPlan)
+    has_claim = state.ledger is not None and claim_of_run(method, state)[0] != "none"
     return UserCosts(
         noise_multiplier=plan.mechanism.noise_multiplier,
         num_noised=plan.num_noised,
         noise_to_signal=plan.noise_to_signal,
-        **epsilon_fields(plan.budgets.get(USERS), state.ledger.epsilon(USERS) if state.ledger else None),
+        **epsilon_fields(plan.budgets.get(USERS), state.ledger.epsilon(USERS) if state.ledger and has_claim else None),
     )
 
 
@@ -127,7 +170,6 @@ def user_statement(
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         if_charged=_user_if_charged(config, trained),
-        known_seed=any(state.run_key.is_test_only for _, state in trained),
         **recorded_costs(config, trained, [USERS]),
     )
 

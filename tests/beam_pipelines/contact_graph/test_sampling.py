@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from beam_pipelines.contact_graph import sampling
 from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
 from beam_pipelines.keyed_hash import hexadecimal_names, keyed_uint64
 from tests.beam_pipelines.contact_graph.graph_support import hash_by_hand, name_by_hand
@@ -67,6 +68,17 @@ def test_order_of_contacts_does_not_matter():
         sampled(contacts), sampled(Contacts(*(values[order] for values in contacts))), strict=True
     ):
         np.testing.assert_array_equal(first, second)
+
+
+def test_all_bits_of_a_hash_decide_however_many_people_there_are(monkeypatch):
+    # Three priorities that differ in the last bits alone, the smallest last.
+    priorities = np.array([2**63 + 2, 2**63 + 1, 2**63], np.uint64)
+    monkeypatch.setattr(sampling, "keyed_uint64", lambda *arguments: priorities)
+    pairs = pairs_of([0, 0, 0], [1, 2, 3])
+    ids = np.arange(4)
+    for num_people in (1, 2**20):
+        own_ids = np.arange(num_people)
+        assert sample_pairs(pairs, 2, 0, own_ids, ids).other.tolist() == [3, 2]
 
 
 def test_slots_are_those_of_a_loop_over_people():

@@ -22,7 +22,7 @@ from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows
-from tff_pdp.personal_models.new_clients.costs import RecordedCost
+from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION, RecordedCost
 from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import (
     AddedClient,
@@ -205,6 +205,8 @@ def test_a_silo_pays_and_what_is_on_record_adds_up(silos, tmp_path):
     rows = {row["id"]: row for row in json_of(done.version, "privacy_report")["silos"]}
     assert rows[hashed["clinic"]] == {
         "id": hashed["clinic"],
+        "claim": "formal-conditional",
+        "claim_reason": FIT_CONDITION,
         "epsilon": clinic.epsilon,
         "delta": 1e-3,
         "releases_on_record": 1,
@@ -347,14 +349,21 @@ def test_what_was_done_is_told_to_people_and_programs():
     assert lines[0] == "1 clients added: export/2"
     assert lines[1] == (
         "annex (served as c0ffee): 96 examples; accuracy 0.5 -> 1; loss 0.75 -> 0.1; spent epsilon 2.5 at delta 0.001, "
-        "noise multiplier 1.25; with all 2 releases on record epsilon ∞ at delta 0.001 "
-        "(the noise of a run on record follows from training.test_only_seed)"
+        "noise multiplier 1.25; with all 2 releases on record claim: none, and no epsilon: the noise of a run on "
+        "record follows from training.test_only_seed"
     )
     assert lines[2] == "1 clients left out, without training examples, such as empty"
     content = json.loads(json.dumps(personalized_content(done), allow_nan=False))
     (client,) = content["clients"]
     assert (client["client_id"], client["delta"], client["before"]) == ("annex", 1e-3, metrics)
-    assert (client["recorded"]["epsilon"], client["recorded"]["why_infinite"]) == ("inf", recorded.why_infinite)
+    assert (client["claim"], client["epsilon"]) == ("formal-conditional", 2.5)
+    assert client["recorded"] == {
+        "claim": "none",
+        "claim_reason": recorded.why_infinite,
+        "epsilon": None,
+        "delta": 1e-3,
+        "releases_on_record": 2,
+    }
     assert (content["version"], content["before_and_after_are_private"]) == ("export/2", False)
 
 

@@ -253,3 +253,20 @@ def test_divergences_at_many_epsilons_have_the_librarys_bits():
             np.testing.assert_array_equal(ours(*masses, epsilons), expected)
     with pytest.raises(ValueError, match="ascend"):
         ours(0.0, [0.0], [1.0], [1.0, 0.5])
+
+
+@pytest.mark.parametrize(("sampling_rate", "noise"), [(0.05, 1.3), (0.5, 3.0), (1.0, 4.0)])
+def test_a_zeroed_record_costs_what_an_absent_one_costs(sampling_rate, noise):
+    # Both neighbours draw the record with the same probability; it adds 1, the clip norm, in one of them.
+    points, spacing = np.linspace(-30 * noise, 30 * noise, 2_000_001, retstep=True)
+    zeroed = np.exp(-0.5 * (points / noise) ** 2) / noise / math.sqrt(2 * math.pi)
+    added = np.exp(-0.5 * ((points - 1) / noise) ** 2) / noise / math.sqrt(2 * math.pi)
+    with_record = (1 - sampling_rate) * zeroed + sampling_rate * added
+    delta = 1e-3
+    epsilon = epsilon_bounds(poisson_gaussian_event(sampling_rate, noise, 1), delta).best
+    spent = [
+        float(np.maximum(first - math.exp(epsilon) * second, 0).sum() * spacing)
+        for first, second in ((with_record, zeroed), (zeroed, with_record))
+    ]
+    # An upper bound for both directions, and no looser than its grid of losses (1e-4) makes it.
+    assert 0.95 * delta < max(spent) <= delta * (1 + 1e-6)

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExamplePlan, build_silo_example_plan, check_delta
 from tff_pdp.training.record.releases import Release, all_releases, enter, why_without_bound
+
+# Why the claim of a fit is no stronger.
+FIT_CONDITION = "the number of examples of each silo that is added is treated as public"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,16 @@ class RecordedCost:
     delta: float
     releases: int
     why_infinite: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`."""
+        return {
+            "claim": "none" if self.why_infinite else "formal-conditional",
+            "claim_reason": self.why_infinite or FIT_CONDITION,
+            "epsilon": None if self.why_infinite else self.epsilon,
+            "delta": self.delta,
+            "releases_on_record": self.releases,
+        }
 
 
 def plan_gradients(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tff_pdp.engines.base import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.personal_models.new_clients.costs import RecordedCost
+from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION, RecordedCost
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
 from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
@@ -155,11 +155,21 @@ def personalized_content(done: Personalized) -> dict[str, Any]:
     return json_safe(
         {
             "version": str(done.version),
-            "clients": [dataclasses.asdict(client) for client in done.clients],
+            "clients": [_client_content(client) for client in done.clients],
             "left_out": done.left_out,
             "before_and_after_are_private": False,
         }
     )
+
+
+def _client_content(client: AddedClient) -> dict[str, Any]:
+    is_protected = client.epsilon is not None
+    return {
+        **dataclasses.asdict(client),
+        "claim": "formal-conditional" if is_protected else "none",
+        "claim_reason": FIT_CONDITION if is_protected else "fitted to the client's own examples without noise",
+        "recorded": client.recorded and client.recorded.to_dict(),
+    }
 
 
 def personalized_text(done: Personalized) -> str:
@@ -185,9 +195,11 @@ def _line(client: AddedClient) -> str:
         noise = f", noise multiplier {plain(client.noise_multiplier)}" if client.noise_multiplier else ""
         words.append(f"spent epsilon {upper(client.epsilon)} at delta {client.delta:g}{noise}")
         if client.recorded.releases > 1:
-            words.append(
-                f"with all {client.recorded.releases} releases on record epsilon {upper(client.recorded.epsilon)} at "
-                f"delta {client.recorded.delta:g}"
-                + (f" ({client.recorded.why_infinite})" if client.recorded.why_infinite else "")
-            )
+            words.append(f"with all {client.recorded.releases} releases on record {_recorded_text(client.recorded)}")
     return "; ".join(words)
+
+
+def _recorded_text(recorded: RecordedCost) -> str:
+    if recorded.why_infinite:
+        return f"claim: none, and no epsilon: {recorded.why_infinite}"
+    return f"epsilon {upper(recorded.epsilon)} at delta {recorded.delta:g}"

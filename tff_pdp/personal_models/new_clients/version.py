@@ -127,12 +127,13 @@ def publish_with_clients(
     # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
+    report = report_with(exported.privacy_report, costs)
     return export_models(
         exported.held,
         models,
         model_name=config.export.model_name,
-        privacy_report=report_with(exported.privacy_report, costs),
-        model_card=card_with(exported.model_card, exported.version, rows, num_clients=len(models.client_ids)),
+        privacy_report=report,
+        model_card=card_with(exported.model_card, report, exported.version, rows, num_clients=len(models.client_ids)),
         references=_references(exported.models, rows),
         further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
     )
@@ -242,33 +243,34 @@ def report_with(before: Mapping[str, Any], costs: Mapping[str, RecordedCost]) ->
     """The report with the new silos' costs in it, beside the others'; of other clients, what protects them."""
     if not costs:
         return {**before, "clients_added_after_training": _NOT_PROTECTED}
-    new = [
-        {
-            "id": client_id,
-            "epsilon": cost.epsilon,
-            "delta": cost.delta,
-            "releases_on_record": cost.releases,
-            "added_after_training": True,
-            **({"epsilon_reason": cost.why_infinite} if cost.why_infinite else {}),
-        }
-        for client_id, cost in costs.items()
-    ]
+    new = [{"id": client_id, **cost.to_dict(), "added_after_training": True} for client_id, cost in costs.items()]
     others = [silo for silo in before.get("silos", []) if silo["id"] not in costs]
-    return json_safe({**before, "silos": [*others, *new], "clients_added_after_training": _SILOS_ADDED})
+    bare = sum(cost.why_infinite != "" for cost in costs.values())
+    claim = {"claim": "none", "claim_reason": f"no epsilon holds for {bare} silos that were added"} if bare else {}
+    return json_safe({**before, **claim, "silos": [*others, *new], "clients_added_after_training": _SILOS_ADDED})
 
 
-def card_with(before: Mapping[str, Any], version: Path, fitted: Collection[str], *, num_clients: int) -> dict[str, Any]:
+def card_with(
+    before: Mapping[str, Any],
+    report: Mapping[str, Any],
+    version: Path,
+    fitted: Collection[str],
+    *,
+    num_clients: int,
+) -> dict[str, Any]:
     """The model card of the version that is made from another.
 
     Args:
       before: the card of that one.
-      version: its folder.
+      report: the new version's, as of `report_with`.
+      version: the folder of the version that it is made from.
       fitted: ids of the clients that were fitted.
       num_clients: how many clients there are now.
     """
     num_new = num_clients - before["clients"]
     return {
         **before,
+        **{key: report[key] for key in ("claim", "claim_reason")},
         "clients": num_clients,
         "clients_not_in_training": before.get("clients_not_in_training", 0) + num_new,
         "clients_fitted_after_training": before.get("clients_fitted_after_training", 0) + len(fitted),
