@@ -111,6 +111,8 @@ def _start_or_resume(
     if method.user_plan is not None:
         store = stack.enter_context(ClientStore.open(folder / releases.STORE))
         store.rewind(saved.round_number)
+        # A run that was killed after its last checkpoint, while states were pruned, has no later round that would.
+        store.prune(checkpoints.oldest_kept(folder / "checkpoints"))
         saved = checkpoints.with_store(saved, method.clients.client_ids, store)
     # Rounds after the checkpoint are run again, and write their metrics again.
     rows = [row for row in read_metrics(folder) if row["round"] <= saved.round_number]
