@@ -1,5 +1,6 @@
 """Training: rounds of ledger, next, checkpoint.
 
+record: what a run spends, on disk before it is spent
 client_store: clients' states from round to round
 checkpoint: state, ledger, key and round as one folder
 rounds: first state, a round

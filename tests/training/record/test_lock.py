@@ -1,0 +1,56 @@
+"""One command writes to a folder at a time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tff_pdp.errors import DataError
+from tff_pdp.training.record.lock import lock_path, only_writer
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from tff_pdp.training.record.lock import only_writer
+with only_writer(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_second_is_told_the_process_and_the_folder(tmp_path):
+    folder = tmp_path / "output" / "mr_mtl"
+    with subprocess.Popen([sys.executable, "-c", _HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with (
+            pytest.raises(DataError, match=f"^process {process.pid} writes to {folder}: wait") as error,
+            only_writer(folder),
+        ):
+            raise AssertionError("two writers")
+        assert "\n" not in str(error.value)
+        with only_writer(folder.with_name("fed_avg")):
+            pass
+        process.kill()
+    # However the first one ended, the folder is free.
+    with only_writer(folder):
+        assert lock_path(folder).read_text() == f"{os.getpid()}\n"
+
+
+def test_the_folder_may_be_replaced_under_the_lock(tmp_path):
+    folder = tmp_path / "mr_mtl"
+    folder.mkdir()
+    with only_writer(folder):
+        folder.rename(tmp_path / "old")
+        folder.mkdir()
+        with pytest.raises(DataError, match=f"process {os.getpid()} writes"), only_writer(folder):
+            pass
+
+
+def test_a_full_disk_keeps_the_lock(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with only_writer(tmp_path / "a"), pytest.raises(DataError, match="not known"), only_writer(tmp_path / "a"):
+        pass

@@ -1,0 +1,224 @@
+"""What a run has spent of its budget at most, on disk before it is spent.
+
+A run's `charges.jsonl` is a journal (`tff_pdp.training.record.journal`) of these lines, told apart by `kind`:
+
+opened: whose run this is, and why nothing is claimed of it, if so.
+reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
+closed: rounds that were run, with the ledger after them: what was reserved beyond them is given back.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.training.record.journal import GENESIS, Content, Journal, read
+
+CHARGES_FILE = "charges.jsonl"
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+    """Whose charges these are: the line `opened`.
+
+    Attributes:
+      run_id: 32 hexadecimal digits, random.
+      method: name of the method.
+      non_private: why no epsilon is claimed of this run, whatever its ledger says; None where one is.
+      key_fingerprint: of the run key; it tells nothing of the key.
+      config_hash: of the settings and data of the run.
+      earlier_head: head of the record of earlier releases when the run began.
+    """
+
+    run_id: str
+    method: str
+    non_private: str | None
+    key_fingerprint: str
+    config_hash: str
+    earlier_head: str = GENESIS
+
+    @classmethod
+    def new(cls, method: str, non_private: str | None, key_fingerprint: str, config_hash: str, earlier_head: str):
+        """The identity of a run that begins, under a new id."""
+        return cls(secrets.token_hex(16), method, non_private, key_fingerprint, config_hash, earlier_head)
+
+
+@dataclasses.dataclass(frozen=True)
+class Charges:
+    """What is on record of a run.
+
+    Attributes:
+      identity: whose run it is.
+      ledger: what the run has spent at most; None without privacy.
+      through_round: the last round that may have been run; 0 where nothing has been released.
+      is_closed: whether the run ended cleanly, so that the ledger says what was spent to the last round.
+      attempt: how often rounds had to be drawn anew, with other noise.
+      arithmetic: of the newest attempt, in plain data (`tff_pdp.training.record.arithmetic`).
+      head: of the chain of lines.
+      chains: of all lines.
+    """
+
+    identity: RunIdentity
+    ledger: Ledger | None
+    through_round: int
+    is_closed: bool
+    attempt: int
+    arithmetic: Mapping[str, Any]
+    head: str
+    chains: tuple[str, ...]
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.identity.run_id
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.identity.method
+
+    @property
+    def non_private(self) -> str | None:
+        """Why no epsilon is claimed of this run; None where one is."""
+        return self.identity.non_private
+
+
+def read_charges(folder: Path) -> Charges | None:
+    """Reads what is on record of the run in a folder, or returns None where no run has begun.
+
+    Guarantee: `ledger` is at least what the run has spent, whenever and however it was stopped: a line that was not
+      written to its end had not been acted upon.
+
+    Raises:
+      DataError: a line is damaged or missing.
+    """
+    return _charges(folder / CHARGES_FILE, read(folder / CHARGES_FILE))
+
+
+class ChargesWriter:
+    """The open record of a run; a context manager.
+
+    Guarantee: what `reserve` is told outlasts a power cut before it returns. Rounds are run only after that.
+    """
+
+    def __init__(self, folder: Path):
+        """Opens the record of the run in a folder, to begin it or to go on.
+
+        Raises:
+          DataError: a line is damaged or missing.
+        """
+        self._path = folder / CHARGES_FILE
+        self._journal = Journal(self._path)
+        try:
+            self._charges = _charges(self._path, self._journal.content)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    @property
+    def charges(self) -> Charges:
+        """What is on record now.
+
+        Raises:
+          DataError: no run has begun here.
+        """
+        if self._charges is None:
+            raise DataError(f"{self._path} has no run")
+        return self._charges
+
+    def open_run(self, identity: RunIdentity, ledger: Ledger | None, arithmetic: Mapping[str, Any]) -> None:
+        """Begins the record.
+
+        Args:
+          identity: whose run it is.
+          ledger: what has been released before its first round; None without privacy.
+          arithmetic: what the bits of a round depend on.
+        """
+        if self._charges is not None:
+            raise DataError(f"{self._path} has a run already")
+        self._append(
+            {
+                "kind": "opened",
+                "format_version": FORMAT_VERSION,
+                **dataclasses.asdict(identity),
+                "ledger": _text(ledger),
+                "arithmetic": dict(arithmetic),
+            }
+        )
+
+    def reserve(
+        self, through_round: int, ledger: Ledger | None, *, attempt: int, arithmetic: Mapping[str, Any]
+    ) -> None:
+        """Puts rounds on record that are about to be run.
+
+        Args:
+          through_round: the last of them.
+          ledger: as it will be after that round; None without privacy.
+          attempt: how often rounds had to be drawn anew.
+          arithmetic: what the bits of a round depend on.
+        """
+        self._append(
+            {
+                "kind": "reserved",
+                "through_round": through_round,
+                "ledger": _text(ledger),
+                "attempt": attempt,
+                "arithmetic": dict(arithmetic),
+            }
+        )
+
+    def give_back(self, through_round: int, ledger: Ledger | None) -> None:
+        """Closes the record after the last round that was begun, which may be followed by others all the same.
+
+        Args:
+          through_round: that round.
+          ledger: after that round; None without privacy.
+        """
+        self._append({"kind": "closed", "through_round": through_round, "ledger": _text(ledger)})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._journal.append(line)
+        self._charges = _charges(self._path, self._journal.content)
+
+
+def _text(ledger: Ledger | None) -> str | None:
+    return None if ledger is None else ledger.to_json()
+
+
+def _charges(path: Path, content: Content) -> Charges | None:
+    if not content.lines:
+        return None
+    opened, last = content.lines[0], content.lines[-1]
+    try:
+        version = opened["format_version"]
+        if version != FORMAT_VERSION:
+            raise DataError(f"{path} has format version {version!r}, this version reads {FORMAT_VERSION}")
+        names = (field.name for field in dataclasses.fields(RunIdentity))
+        # A clean end says nothing of how rounds are computed.
+        newest = next(line for line in reversed(content.lines) if line["kind"] != "closed")
+        return Charges(
+            identity=RunIdentity(**{name: opened[name] for name in names}),
+            ledger=None if last["ledger"] is None else Ledger.from_json(last["ledger"]),
+            through_round=last.get("through_round", 0),
+            is_closed=last["kind"] == "closed",
+            attempt=newest.get("attempt", 0),
+            arithmetic=newest["arithmetic"],
+            head=content.head,
+            chains=tuple(content.chains),
+        )
+    except (KeyError, TypeError, StopIteration, ConfigError) as error:
+        raise DataError(f"{path} is no record of a run's charges ({type(error).__name__}: {error})") from error
