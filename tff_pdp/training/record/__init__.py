@@ -2,5 +2,4 @@
 
 journal: lines on disk, each chained to all before it
 charges: what a run has reserved of its budget, as such lines
-lock: one writer for each folder
 """
