@@ -8,7 +8,7 @@ from pathlib import Path
 from beam_pipelines.engine.tasks import REPORT_FOLDER
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE, mark_finished
 from tff_pdp.errors import DataError, UserError
-from tff_pdp.files import is_attempt, sync
+from tff_pdp.files import is_attempt, naming, sync
 from tff_pdp.lock import only_writer
 
 # Index rows of one shard each, until there is one index.
@@ -120,6 +120,7 @@ def _clear_unless(staging: Path, resume_key: str) -> None:
     if not (resume_key and path.is_file() and path.read_text() == key):
         for leftover in staging.iterdir():
             remove(leftover)
-        path.write_text(key)
+        with naming(path):
+            path.write_text(key)
     for name in (*_PUBLISHED_FOLDERS, INDEX_FOLDER, REPORT_FOLDER):
         (staging / name).mkdir(exist_ok=True)
