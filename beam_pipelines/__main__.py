@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from beam_pipelines.commands import add_contact_graph_command, add_epidemic_commands, add_image_commands
-from tff_pdp.errors import UserError
+from tff_pdp.errors import UserError, sentence_for_user
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,8 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("beam_pipelines").setLevel(logging.WARNING)
     try:
         print(options.run(options, tuple(pipeline_args)))
-    except UserError as error:
-        print(f"beam_pipelines {options.job}: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        sentence = sentence_for_user(error)
+        if sentence is None:
+            raise
+        print(f"beam_pipelines {options.job}: {sentence}", file=sys.stderr)
         return 2
     return 0
 

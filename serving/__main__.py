@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving.client_ids import ClientIdHash
 from serving.commands import add_commands
-from tff_pdp.errors import ServingError, UserError
+from tff_pdp.errors import ServingError, UserError, sentence_for_user
 
 VERIFY = """\
 checks an export without trusting it, and exits with 0 if it is fine, 1 if it is refused:
@@ -32,8 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return options.run(options)
-    except UserError as error:
-        print(f"serving {options.command}: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        sentence = sentence_for_user(error)
+        if sentence is None:
+            raise
+        print(f"serving {options.command}: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"serving {options.command}: stopped", file=sys.stderr)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tff_pdp.errors import ServingError
-from tff_pdp.files import sync
+from tff_pdp.files import naming, sync
 
 KEY_BYTES = 32
 # No client's id: those in exports have no line break.
@@ -106,7 +106,7 @@ def _create_key(path: Path) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     staging = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        with naming(path), os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(KEY_BYTES) + "\n")
         # Ids that were given out must survive a power cut.
         sync(staging)

@@ -1,7 +1,8 @@
 """tff_pdp: personalised, differentially private federated learning on TensorFlow Federated.
 
 errors: the error family that users read
-files: whole files or none, and one lock
+files: whole files or none
+lock: one writer for each folder
 settings: mappings of YAML into dataclasses and numbers
 _tff: the one door to TFF
 data: a client dataset on disk

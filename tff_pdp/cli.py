@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tff_pdp import __version__
 from tff_pdp.commands import account as account_command
-from tff_pdp.errors import UserError
+from tff_pdp.errors import UserError, sentence_for_user
 from tff_pdp.reproduce.settings import SETTINGS
 
 DESCRIPTION = """\
@@ -71,8 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except UserError as error:
-        print(f"tff-pdp {options.command}: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        sentence = sentence_for_user(error)
+        if sentence is None:
+            raise
+        print(f"tff-pdp {options.command}: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"tff-pdp {options.command}: stopped", file=sys.stderr)

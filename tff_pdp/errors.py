@@ -1,5 +1,11 @@
 """The one exception family a user is meant to read: each message names what is wrong, where, and what to do."""
 
+import errno
+import os
+
+# A user makes room, gives rights, or takes another disk.
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 class UserError(Exception):
     """Bad input or an impossible request. The command line prints the message alone and exits with status 2."""
@@ -23,3 +29,16 @@ class EngineError(UserError):
 
 class ServingError(UserError):
     """An export is unusable, or a server could not be started or reached."""
+
+
+def sentence_for_user(error: UserError | OSError) -> str | None:
+    """Says in one line what a user can mend: a `UserError`, or what a disk refused and where.
+
+    Returns:
+      None for other errors of the system, whose traceback shows a fault of the program.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    if error.errno not in _OF_THE_DISK:
+        return None
+    return f"{error.filename2 or error.filename or 'a file'}: {os.strerror(error.errno)}"

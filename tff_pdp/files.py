@@ -25,7 +25,7 @@ def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """
     attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
-        with open(attempt, "wb") as file:
+        with naming(path), open(attempt, "wb") as file:
             yield file
             if is_durable:
                 file.flush()
@@ -52,7 +52,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path to write to instead of `path`: what lies there replaces it, in one move, when the block ends well."""
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield staging
+        with naming(path):
+            yield staging
         os.replace(staging, path)
     except BaseException:
         staging.unlink(missing_ok=True)
@@ -92,7 +93,8 @@ def sync(path: Path) -> None:
     """Flushes one file or folder to disk, so that a power cut cannot leave what was published half-written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -13,7 +13,7 @@ import pyarrow
 import tff_pdp
 from beam_pipelines.dataset.accounting import EXAMPLES, Counts, add_up
 from beam_pipelines.dataset.shards import shard_name, write_index
-from beam_pipelines.dataset.staging import keep_dead_letters, publish, staging_folder
+from beam_pipelines.dataset.staging import is_half_published, keep_dead_letters, publish, staging_folder
 from beam_pipelines.engine.stages import Stage
 from beam_pipelines.options import JobOptions, Summary
 from tff_pdp.data.manifest import (
@@ -75,11 +75,11 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
     output = Path(options.output).absolute()
     config_hash = job.config_hash()
     finished = _finished_dataset(output, config_hash, options.overwrite)
-    if finished is not None:
+    if finished is not None and not is_half_published(output):
         return _skipped(output, finished)
     is_staged = options.exchange == "files"
     with staging_folder(output, f"{config_hash} {tff_pdp.__version__}" if is_staged else "") as staging:
-        # Again: until this folder was locked, another job may have been writing the output.
+        # Again: until this process was the only writer, another one may have been at work, or been killed.
         finished = _finished_dataset(output, config_hash, options.overwrite)
         if finished is not None:
             return _skipped(output, finished)

@@ -1,16 +1,15 @@
 """The folder a job works in before its output has a name: what a killed job leaves never looks complete."""
 
 import contextlib
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from beam_pipelines.engine.tasks import REPORT_FOLDER
-from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE
+from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE, mark_finished
 from tff_pdp.errors import DataError, UserError
-from tff_pdp.files import is_attempt
+from tff_pdp.files import is_attempt, naming, sync
+from tff_pdp.lock import only_writer
 
 # Index rows of one shard each, until there is one index.
 INDEX_FOLDER = ".index"
@@ -20,10 +19,11 @@ _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 
 @contextlib.contextmanager
 def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
-    """A hidden folder beside `output`, locked for this process and removed once the job has ended.
+    """A hidden folder beside `output`, for this process alone and removed once the job has ended.
 
     What a killed job left in it is there again for the next job with the same key, and cleared for any other. A job
-    that ends with an error of its input leaves nothing.
+    that ends with an error of its input leaves nothing. A job that was killed while it published is brought to its end
+    before.
 
     Args:
       output: what the job will write.
@@ -32,31 +32,22 @@ def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
     Raises:
       DataError: another job is writing the same output.
     """
-    staging = output.parent / f".{output.name}.unfinished"
-    staging.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(staging, os.O_RDONLY)
-    try:
-        # The lock dies with the process. The folder is compared because its last owner may have just renamed it.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), staging.stat()):
-            raise BlockingIOError
-    except (BlockingIOError, FileNotFoundError) as error:
-        os.close(descriptor)
-        raise DataError(f"{output}: another job is writing it; wait for that, or choose another --output") from error
-    keeps = False
-    try:
-        _clear_unless(staging, resume_key)
-        yield staging
-    except UserError:
-        raise
-    except BaseException:
-        keeps = bool(resume_key)
-        raise
-    finally:
-        # Once published, the name may already belong to the next job.
-        if not keeps and staging.exists() and os.path.samestat(os.fstat(descriptor), staging.stat()):
-            shutil.rmtree(staging, ignore_errors=True)
-        os.close(descriptor)
+    staging = output.with_name(f".{output.name}.unfinished")
+    with only_writer(output):
+        _end_publishing(staging, output)
+        staging.mkdir(exist_ok=True)
+        keeps = False
+        try:
+            _clear_unless(staging, resume_key)
+            yield staging
+        except UserError:
+            raise
+        except BaseException:
+            keeps = bool(resume_key)
+            raise
+        finally:
+            if not keeps:
+                shutil.rmtree(staging, ignore_errors=True)
 
 
 def publish(staging: Path, output: Path) -> None:
@@ -69,16 +60,32 @@ def publish(staging: Path, output: Path) -> None:
             remove(leftover)
     for path in [path for path in staging.rglob("*") if is_attempt(path)]:
         remove(path)
-    (staging / SUCCESS_FILE).touch()
+    mark_finished(staging)
     if output.exists():
         # Renamed first: a half-removed dataset under the output's name must not look complete.
-        replaced = output.with_name(f".{output.name}.replaced")
-        remove(replaced)
-        output.rename(replaced)
-        staging.rename(output)
-        remove(replaced)
-    else:
-        staging.rename(output)
+        remove(_replaced(output))
+        output.rename(_replaced(output))
+    _end_publishing(staging, output)
+
+
+def is_half_published(output: Path) -> bool:
+    """Whether a job was killed while it replaced what stands at `output`; the next one puts that in order."""
+    return _replaced(output).exists()
+
+
+def _end_publishing(staging: Path, output: Path) -> None:
+    """Gives the newest complete dataset its name, where none has it, and removes the one that was replaced."""
+    if not output.exists():
+        complete = [folder for folder in (staging, _replaced(output)) if (folder / SUCCESS_FILE).is_file()]
+        if not complete:
+            return
+        complete[0].rename(output)
+        sync(output.parent)
+    remove(_replaced(output))
+
+
+def _replaced(output: Path) -> Path:
+    return output.with_name(f".{output.name}.replaced")
 
 
 def keep_dead_letters(staging: Path, destination: Path) -> None:
@@ -113,6 +120,7 @@ def _clear_unless(staging: Path, resume_key: str) -> None:
     if not (resume_key and path.is_file() and path.read_text() == key):
         for leftover in staging.iterdir():
             remove(leftover)
-        path.write_text(key)
+        with naming(path):
+            path.write_text(key)
     for name in (*_PUBLISHED_FOLDERS, INDEX_FOLDER, REPORT_FOLDER):
         (staging / name).mkdir(exist_ok=True)

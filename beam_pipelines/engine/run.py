@@ -2,6 +2,9 @@
 
 import contextlib
 import dataclasses
+import logging
+import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +17,7 @@ from tqdm import tqdm
 from beam_pipelines.engine.pipelines import add_stage, add_stages, remove_used_pieces
 from beam_pipelines.engine.stages import Stage
 from beam_pipelines.engine.tasks import count_done, stage_counts, stage_errors
-from tff_pdp.errors import DataError
+from tff_pdp.errors import DataError, sentence_for_user
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +69,44 @@ def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter
 
 def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
     try:
-        with _progress_bar(stages, folder):
+        with _progress_bar(stages, folder), _quiet_about_disks():
             pipeline.run().wait_until_finish()
-    except Exception:
+    except Exception as error:
         # Of one pipeline, later stages trip over what a stage left undone for an error that the user can mend.
         _check_errors(stages, folder)
-        raise
+        refused = _refused_by_disk(str(error), folder)
+        if refused is None:
+            raise
+        raise refused from error
     for stage in stages:
         left = len(stage.tasks) - count_done(folder, stage.name)
         if left:
             raise RuntimeError(f"the runner says it is done, but {left} tasks of stage {stage.name} have not been run")
+
+
+@contextlib.contextmanager
+def _quiet_about_disks() -> Iterator[None]:
+    """Keeps the tracebacks of a full disk, of which one line says all, out of the log of Beam's worker."""
+    logger = logging.getLogger("apache_beam.runners.common")
+
+    def says_more(record: logging.LogRecord) -> bool:
+        return _refused_by_disk(record.getMessage(), Path()) is None
+
+    logger.addFilter(says_more)
+    try:
+        yield
+    finally:
+        logger.removeFilter(says_more)
+
+
+def _refused_by_disk(text: str, folder: Path) -> OSError | None:
+    """The error of a worker that found no room, out of the text that runners make of it; None for all others."""
+    found = re.findall(r"\[Errno (\d+)\] [^\n:\[]*(?:: '([^'\n]+)')?", text)
+    if not found:
+        return None
+    number, path = int(found[-1][0]), found[-1][1]
+    refused = OSError(number, os.strerror(number), path or str(folder))
+    return refused if sentence_for_user(refused) else None
 
 
 def _check_errors(stages: Sequence[Stage], folder: Path) -> None:

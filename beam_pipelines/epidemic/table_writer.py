@@ -14,6 +14,7 @@ import pyarrow.parquet
 from beam_pipelines.contact_graph.tables import FORMATS, TABLES, paths_of, plain_type
 from beam_pipelines.dataset.staging import remove
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.files import naming
 
 _ROWS_PER_GROUP = 1 << 20
 
@@ -85,14 +86,16 @@ class TableWriter:
             self._num_waiting += head.num_rows
             self.num_rows += head.num_rows
             if not self._rows_to_fill():
-                self._flush()
+                with naming(self._path):
+                    self._flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             if error is None:
-                self._flush(is_last=True)
+                with naming(self._path):
+                    self._flush(is_last=True)
                 for path in self._existing:
                     remove(path)
                 self._unfinished.rename(self._path)

@@ -151,7 +151,7 @@ def decompress_database(path: Path, workspace: Path) -> Path:
             open(staging, "wb") as target,
         ):
             shutil.copyfileobj(source, target)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (FileNotFoundError, IsADirectoryError, EOFError, lzma.LZMAError) as error:
         raise DataError(f"{path}: cannot be decompressed: {error}; get the file again") from error
     return database
 

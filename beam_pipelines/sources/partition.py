@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from tff_pdp.errors import DataError
+from tff_pdp.files import write_atomically
 
 _MAX_DRAWS = 1000
 _SHARE_RANGE = (0.4, 0.6)
@@ -243,5 +244,5 @@ def write_digits_leaf(
     path = Path(folder) / "all_data_0.json.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     # A fixed time stamp: gzip would otherwise put the hour of writing into the bytes.
-    path.write_bytes(gzip.compress(json.dumps(leaf).encode("utf-8"), mtime=0))
+    write_atomically(path, [gzip.compress(json.dumps(leaf).encode("utf-8"), mtime=0)])
     return path

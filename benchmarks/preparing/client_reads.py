@@ -27,11 +27,11 @@ from tff_pdp.data.manifest import (
     FORMAT_VERSION,
     INDEX_FILE,
     SHARD_FOLDER,
-    SUCCESS_FILE,
     FeatureSpec,
     FileRecord,
     Manifest,
     Tally,
+    mark_finished,
 )
 
 OUTPUT = RESULTS / "client_reads.json"
@@ -60,7 +60,7 @@ def write_dataset(folder: pathlib.Path, num_clients: int) -> float:
     table = pyarrow.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows])
     pyarrow.parquet.write_table(table, folder / INDEX_FILE)
     _manifest(folder, client_ids).save(folder)
-    (folder / SUCCESS_FILE).touch()
+    mark_finished(folder)
     return seconds
 
 

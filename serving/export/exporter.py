@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import datetime
+import errno
+import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from serving.models import Arrays, PersonalModels
 from serving.saved_model import layout, warmup
 from serving.saved_model import layout as manifest
 from serving.verify.fresh_process import Expectation, FreshProcess
+from tff_pdp.files import naming
 
 
 def export_models(
@@ -125,7 +128,7 @@ def publish(
     Raises:
       ServingError: as `export_models`.
     """
-    with staged_version(held, version) as (number, staging):
+    with staged_version(held, version) as (number, staging), _naming_disk_of(staging):
         signatures = _write_saved_model(staging, models)
         (staging / layout.EXTRA_DIRECTORY).mkdir()
         manifest.write_json(staging / layout.MODEL_CARD_FILE, dict(documents.model_card))
@@ -162,9 +165,23 @@ def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:
     # TensorFlow names the table after this path, so it must be unique and say nothing about this machine.
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = Path(scratch) / Path(layout.VOCABULARY_FILE).name
-        write_vocabulary(vocabulary, models)
+        with naming(vocabulary):
+            write_vocabulary(vocabulary, models)
         # Variables on an accelerator would be copied there and back.
         with tf.device("/CPU:0"):
             module = ServedModule(models, vocabulary)
         tf.saved_model.save(module, str(staging), signatures=build_signatures(module, models.model))
     return finish_signatures(staging)
+
+
+@contextlib.contextmanager
+def _naming_disk_of(staging: Path) -> Iterator[None]:
+    """Makes errors of a full disk name what could not be written, TensorFlow's among them."""
+    try:
+        with naming(staging):
+            yield
+    except tf.errors.ResourceExhaustedError as error:
+        # Memory that is used up is of the same kind.
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from None

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +10,10 @@ from pathlib import Path
 from serving.saved_model import layout
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text, sync
+from tff_pdp.lock import only_writer
 
 # Survives the deletion of old versions, so that their numbers are not handed out again to other weights.
 LAST_VERSION_FILE = ".last_version"
-LOCK_FILE = ".lock"
 STAGING_SUFFIX = ".tmp"
 
 _logger = logging.getLogger(__name__)
@@ -39,18 +37,11 @@ def hold(base_path: Path) -> Iterator[HeldBasePath]:
       base_path: directory of all versions of the model; created if missing.
 
     Raises:
-      ServingError: somebody else holds it.
+      DataError: somebody else holds it.
     """
     base_path.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(base_path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ServingError(f"{base_path}: another process is exporting to it; wait until it is done.") from error
+    with only_writer(base_path):
         yield HeldBasePath(base_path)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

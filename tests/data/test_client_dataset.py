@@ -1,9 +1,11 @@
 """The reader on datasets that are sound, unfinished, foreign or damaged."""
 
 import concurrent.futures
+import hashlib
 import json
 import os
 import pickle
+import random
 import shutil
 
 import numpy as np
@@ -64,7 +66,53 @@ def test_missing_or_unfinished(copy, tmp_path):
         ClientDataset.open(copy)
 
 
+def test_a_changed_byte_of_the_manifest_or_of_its_checksum_is_refused(copy):
+    manifest, success = (copy / name for name in ("manifest.json", "_SUCCESS"))
+    generator = random.Random(0)
+    for path in (manifest, success):
+        content = path.read_bytes()
+        for _ in range(200):
+            changed = bytearray(content)
+            changed[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+            path.write_bytes(changed)
+            with pytest.raises(DataError, match=r"manifest\.json: damaged, or _SUCCESS"):
+                ClientDataset.open(copy)
+        path.write_bytes(content)
+    manifest.write_bytes(b"")
+    with pytest.raises(DataError, match=r"manifest\.json: damaged"):
+        ClientDataset.open(copy)
+    manifest.unlink()
+    with pytest.raises(DataError, match=r"manifest\.json: No such file"):
+        ClientDataset.open(copy)
+
+
+def test_the_checksum_is_for_sha256sum_too(copy):
+    (line,) = (copy / "_SUCCESS").read_text().splitlines()
+    assert line == f"{hashlib.sha256((copy / 'manifest.json').read_bytes()).hexdigest()}  manifest.json"
+
+
+def test_a_manifest_of_an_earlier_release_is_read_without_a_checksum_and_damage_is_named(copy):
+    manifest, success = (copy / name for name in ("manifest.json", "_SUCCESS"))
+    success.write_bytes(b"")
+    content = manifest.read_bytes()
+    assert ClientDataset.open(copy).manifest.config_hash in content.decode()
+    generator = random.Random(1)
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(content)
+        changed[generator.randrange(len(content))] = generator.randrange(256)
+        manifest.write_bytes(changed)
+        try:
+            ClientDataset.open(copy)
+        except DataError as error:
+            assert str(copy) in str(error)
+            refused += 1
+    assert refused > 100
+
+
 def test_other_version_and_damaged_manifest(copy):
+    # As in earlier releases: without a checksum, the manifest alone has to tell.
+    (copy / "_SUCCESS").write_bytes(b"")
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "format_version": FORMAT_VERSION + 1}))
     with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, .* reads version {FORMAT_VERSION};"):

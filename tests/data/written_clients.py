@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tff_pdp.data.example_codec import encode_examples
-from tff_pdp.data.manifest import INDEX_FILE, SHARD_FOLDER, SPLITS, SUCCESS_FILE, FileRecord, Manifest, Tally
+from tff_pdp.data.manifest import INDEX_FILE, SHARD_FOLDER, SPLITS, FileRecord, Manifest, Tally, mark_finished
 
 COLUMNS = ("client_id", "split", "shard", "offset", "nbytes", "num_examples")
 
@@ -50,5 +50,5 @@ def write_clients(folder, features, extents, num_shards=1, change_rows=lambda ro
         shards=tuple(FileRecord.of(folder, name) for name in names),
         index=FileRecord.of(folder, INDEX_FILE),
     ).save(folder)
-    (folder / SUCCESS_FILE).touch()
+    mark_finished(folder)
     return folder

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.errors import BudgetError, DataError
+from tff_pdp.lock import only_writer
 from tff_pdp.training import spending
 from tff_pdp.training import train as training
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.lock import only_writer
 from tff_pdp.training.record.releases import KNOWN_SEED, all_releases
 from tff_pdp.training.run_folder import Choices
 from tff_pdp.training.train import train

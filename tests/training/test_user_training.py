@@ -156,6 +156,19 @@ def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypat
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_run_that_ended_before_its_states_were_pruned_prunes_them_when_resumed(experiment, monkeypatch):
+    config = experiment()
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientStore, "prune", lambda *arguments: None)
+        train(config, "fed_per", progress=False)
+    folder = config.algorithm_folder("fed_per")
+    oldest = checkpoints.oldest_kept(folder / "checkpoints")
+    assert oldest > 0
+    train(config, "fed_per", resume=True, progress=False)
+    with ClientStore.open(folder / releases.STORE) as store, pytest.raises(DataError, match=f"before round {oldest}"):
+        store.rewind(oldest - 1)
+
+
 def test_what_users_do_for_themselves_does_not_enter_training(experiment):
     """Evaluating twice as often gives the same models."""
     often, seldom = experiment("often", training__evaluate_every=1), experiment("seldom")

@@ -6,7 +6,8 @@
                                         of which a client's split has one or, in ascending order, several
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
-  _SUCCESS                              written last; a dataset without it is not a dataset
+  _SUCCESS                              written last; a dataset without it is not a dataset. It has the sha256 of the
+                                        manifest, which has those of all other files: `sha256sum --check _SUCCESS`
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tff_pdp.errors import DataError
+from tff_pdp.files import sync, write_atomically
 
 Unit = Literal["node", "edge"]
 RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
@@ -157,16 +159,17 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def save(self, dataset: Path) -> None:
-        """Writes `manifest.json` into the folder `dataset`."""
+        """Writes `manifest.json` into the folder `dataset`; `mark_finished` makes it a dataset."""
         text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
-        (dataset / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+        write_atomically(dataset / MANIFEST_FILE, [text.encode(), b"\n"])
 
     @classmethod
     def load(cls, dataset: Path) -> "Manifest":
         """Reads the manifest of a finished dataset.
 
         Raises:
-          DataError: the folder is missing or unfinished, or its manifest is unreadable or of another version.
+          DataError: the folder is missing or unfinished, or its manifest is unreadable, of another version, or not the
+            one that was written. Datasets of earlier releases do not tell the last.
         """
         if not dataset.is_dir():
             raise DataError(f"{dataset}: no such client dataset; write one with `tff-pdp prepare`")
@@ -176,9 +179,19 @@ class Manifest:
             )
         path = dataset / MANIFEST_FILE
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
+            stated = (dataset / SUCCESS_FILE).read_bytes()
+        except OSError as error:
+            raise DataError(f"{error.filename}: {error.strerror}; restore it or prepare the data again") from None
+        if stated and stated != _checksum_line(content):
+            raise DataError(
+                f"{path}: damaged, or {SUCCESS_FILE} beside it is, which states another sha256; "
+                "restore both or prepare the data again"
+            )
+        try:
+            fields = json.loads(content)
             version = fields["format_version"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: unreadable manifest ({error!r}); prepare the data again") from error
         if version != FORMAT_VERSION:
             raise DataError(
@@ -187,7 +200,7 @@ class Manifest:
             )
         try:
             return cls._from_fields(fields)
-        except (KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: malformed manifest ({error!r}); prepare the data again") from error
 
     @classmethod
@@ -205,3 +218,21 @@ class Manifest:
             "rows": {table: RecordCounts(**counts) for table, counts in fields["rows"].items()},
         }
         return cls(**{**fields, **nested})
+
+
+def mark_finished(dataset: Path) -> None:
+    """Makes a folder a dataset, once all of its files are on disk; a power cut afterwards takes nothing from it.
+
+    Args:
+      dataset: has its manifest. What lies in its folders has been flushed by whoever wrote it.
+    """
+    write_atomically(dataset / SUCCESS_FILE, [_checksum_line((dataset / MANIFEST_FILE).read_bytes())])
+    for folder in (SHARD_FOLDER, DEAD_LETTER_FOLDER):
+        if (dataset / folder).exists():
+            sync(dataset / folder)
+    sync(dataset)
+
+
+def _checksum_line(manifest: bytes) -> bytes:
+    """The form of `sha256sum`."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST_FILE}\n".encode()

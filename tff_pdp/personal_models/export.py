@@ -14,6 +14,7 @@ from serving.export.versions import hold
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
+from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
 from tff_pdp.personal_models.trained_clients import global_model_of
@@ -27,7 +28,6 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.privacy_facts import claim_of_run, claim_of_silo, user_costs
-from tff_pdp.training.record.lock import only_writer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.files import replace_text
+from tff_pdp.files import naming, replace_text
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.workers import BuildRunner, run_jobs
 from tff_pdp.training.privacy_facts import FIXED_SEED
@@ -116,7 +116,7 @@ class ResultStore:
             "row": outcome.row,
             "infeasible": outcome.infeasible,
         }
-        with open(self._path, "a", encoding="utf-8") as file:
+        with naming(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(stored) + "\n")
             file.flush()
             os.fsync(file.fileno())

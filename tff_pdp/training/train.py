@@ -15,6 +15,7 @@ from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
+from tff_pdp.lock import only_writer
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.training import checkpoint as checkpoints
@@ -22,7 +23,6 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, is_store
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
-from tff_pdp.training.record.lock import only_writer
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
     SEARCH,

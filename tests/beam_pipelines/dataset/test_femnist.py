@@ -199,7 +199,8 @@ def test_too_much_bad_input_fails_and_keeps_the_dead_letters(write_leaf, options
     write_leaf(make_leaf({"a": data}))
     with pytest.raises(DataError, match=r"8\.3% of 12 examples.*label_out_of_range: 0 users, 1 examples.*kept in"):
         run_femnist(options(max_bad_fraction=0.01))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clients.dead_letters", "raw"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["clients.dead_letters", "raw"]
+    assert not (tmp_path / ".clients.unfinished").exists()
     assert len(dead_letters(tmp_path / "clients.dead_letters")) == 1
 
 
@@ -250,7 +251,7 @@ def test_file_that_is_not_leaf_json_fails_the_job(write_leaf, options, tmp_path,
     write_leaf(content, name)
     with pytest.raises(DataError, match=message):
         run_femnist(options())
-    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".clients.lock", "raw"]
 
 
 def test_truncated_gzip_fails_the_job(write_leaf, options):
@@ -288,6 +289,38 @@ def test_finished_output_is_skipped_refused_or_replaced(write_leaf, options):
     assert ClientDataset.open(first.output, verify=True).manifest.seed == 1
 
 
+@pytest.mark.parametrize("instant", ["before", "between", "after"])
+def test_a_job_that_was_killed_while_it_replaced_a_dataset_is_brought_to_its_end(
+    write_leaf, options, tmp_path, instant
+):
+    write_leaf(GOOD)
+    output, staging, replaced = (tmp_path / name for name in ("clients", ".clients.unfinished", ".clients.replaced"))
+    run_femnist(options())
+    output.rename(tmp_path / "old")
+    new = run_femnist(options(seed=1))
+    (tmp_path / "old").rename(replaced)
+    written = (output / "manifest.json").stat().st_mtime_ns
+    if instant == "before":
+        output.rename(staging)
+        replaced.rename(output)
+    elif instant == "between":
+        output.rename(staging)
+    again = run_femnist(options(seed=1, overwrite=instant == "before"))
+    # What was complete is not made again.
+    assert again == dataclasses.replace(new, skipped=instant != "before")
+    assert ((output / "manifest.json").stat().st_mtime_ns == written) == (instant != "before")
+    assert ClientDataset.open(output, verify=True).manifest.seed == 1
+    assert not staging.exists() and not replaced.exists()
+
+
+def test_the_dataset_that_was_replaced_is_back_where_the_new_one_was_lost(write_leaf, options, tmp_path):
+    write_leaf(GOOD)
+    summary = run_femnist(options())
+    summary.output.rename(tmp_path / ".clients.replaced")
+    assert run_femnist(options()) == dataclasses.replace(summary, skipped=True)
+    assert not (tmp_path / ".clients.replaced").exists()
+
+
 def test_overwrite_never_removes_what_is_not_a_dataset(write_leaf, options, tmp_path):
     write_leaf(GOOD)
     (tmp_path / "clients").mkdir()
@@ -312,7 +345,7 @@ def test_killed_job_leaves_nothing_that_looks_complete(write_leaf, options, tmp_
     while not any(tmp_path.glob(".clients.unfinished/*")) and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert staging.exists()
-    with pytest.raises(DataError, match="another job is writing it"):
+    with pytest.raises(DataError, match=rf"process {job.pid} writes to {tmp_path}/clients: wait"):
         run_femnist(options())
     job.send_signal(signal.SIGKILL)
     job.wait(30)

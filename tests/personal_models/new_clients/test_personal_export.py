@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ from serving.export.exporter import export_models
 from serving.models import PersonalModels
 from serving.saved_model import layout
 from tests.places import DEMO
-from tff_pdp.errors import ConfigError, ServingError
+from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.registry import MODELS
@@ -164,7 +165,7 @@ def test_nobody_comes_between_reading_and_publishing(folder):
     config = config_of(folder)
     with adding_to_export(config):
         for run in (lambda: add(config, "carol"), lambda: export_of(config)):
-            with pytest.raises(ServingError, match="another process is exporting to it"):
+            with pytest.raises(DataError, match=f"process {os.getpid()} writes to "):
                 run()
     assert add(config, "carol").name == "2"
 

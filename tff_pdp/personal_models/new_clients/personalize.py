@@ -16,6 +16,7 @@ from tqdm import tqdm
 from tff_pdp.engines.base import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION, RecordedCost
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
 from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
@@ -24,7 +25,6 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.plans.plan import check_suits_rows
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
-from tff_pdp.training.record.lock import only_writer
 
 # More clients are not listed one by one in text.
 _MOST_LISTED = 20

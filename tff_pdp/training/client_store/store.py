@@ -8,8 +8,10 @@ finds the parts of an interrupted one by absolute paths, and so loses its atomic
 """
 
 import contextlib
+import json
 import operator
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,18 +22,23 @@ import numpy as np
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync
 from tff_pdp.training.client_store.layout import StateLayout
-from tff_pdp.training.client_store.shard import Database, Shard, checked, with_checksum
+from tff_pdp.training.client_store.shard import Database, Shard, checksum
 
 Places = Sequence[int] | np.ndarray
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Format 1, which becomes the present one when it is opened.
+_WITHOUT_CHECKSUMS = 1
 _STORE_FILE = "store.sqlite"
 _SCHEMA = """
 CREATE TABLE store (format_version INTEGER, num_clients INTEGER, num_shards INTEGER, layout TEXT,
                     default_state BLOB, checksum INTEGER);
-CREATE TABLE progress (round_number INTEGER, oldest_round INTEGER);
-INSERT INTO progress VALUES (0, 0);
+CREATE TABLE progress (round_number INTEGER, oldest_round INTEGER, checksum INTEGER);
+INSERT INTO progress VALUES (0, 0, NULL);
 """
+_SELECT_PROGRESS = "SELECT round_number, oldest_round, checksum FROM progress"
+_UPDATE_PROGRESS = "UPDATE progress SET round_number = ?, oldest_round = ?, checksum = ?"
+_SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, checksum FROM store"
 
 
 class _Contents(NamedTuple):
@@ -39,8 +46,13 @@ class _Contents(NamedTuple):
 
     num_clients: int
     num_shards: int
-    layout: StateLayout
+    layout: str
     default_state: bytes
+
+    @property
+    def checksum(self) -> int:
+        description = [FORMAT_VERSION, self.num_clients, self.num_shards, self.layout]
+        return checksum(self.default_state, json.dumps(description).encode())
 
 
 class _Progress(NamedTuple):
@@ -48,6 +60,10 @@ class _Progress(NamedTuple):
 
     round_number: int
     oldest_round: int
+
+    @property
+    def checksum(self) -> int:
+        return checksum(f"{self.round_number!r} {self.oldest_round!r}".encode())
 
 
 class ClientStore:
@@ -74,7 +90,7 @@ class ClientStore:
         """Takes opened files; use `create` or `open`."""
         self.folder = folder
         self.num_clients = contents.num_clients
-        self._layout = contents.layout
+        self._layout = StateLayout.from_json(contents.layout)
         self._default_row = np.frombuffer(contents.default_state, np.uint8)
         self._store = store
         self._shards = shards
@@ -108,12 +124,11 @@ class ClientStore:
         for number in range(num_shards):
             Shard.create(_shard_path(staging, number))
         with contextlib.closing(Database.create(staging / _STORE_FILE, _SCHEMA)) as store:
-            default_state = with_checksum(layout.to_row(default).tobytes())
+            contents = _Contents(num_clients, num_shards, layout.to_json(), layout.to_row(default).tobytes())
             with store.transaction() as connection:
-                connection.execute(
-                    "INSERT INTO store VALUES (?, ?, ?, ?, ?, ?)",
-                    (FORMAT_VERSION, num_clients, num_shards, layout.to_json(), *default_state),
-                )
+                row = (FORMAT_VERSION, *contents, contents.checksum)
+                connection.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?, ?)", row)
+                _update_progress(connection, _Progress(0, 0))
         sync(staging)
         staging.rename(folder)
         sync(folder.parent)
@@ -189,13 +204,14 @@ class ClientStore:
             raise ValueError(f"places occur more than once: {distinct[counts > 1][:10].tolist()}")
         rows = self._layout.to_rows(columns, len(indices))
         with self._use():
-            committed = self._progress().round_number
+            progress = self._progress()
+            committed = progress.round_number
             if round_number <= committed:
                 raise ValueError(f"round {round_number} is not later than the store's round {committed}")
             for shard, positions in self._by_shard(indices):
                 states = ((int(indices[position]), rows[position].tobytes()) for position in positions)
                 shard.write(committed, round_number, states)
-            self._set_round(round_number)
+            self._set_progress(progress._replace(round_number=round_number))
 
     def rewind(self, round_number: int) -> None:
         """Forgets all that was written after a round, which is the store's round then; a later round changes nothing.
@@ -212,7 +228,7 @@ class ClientStore:
                     f"no states from before round {progress.oldest_round} are kept"
                 )
             if round_number < progress.round_number:
-                self._set_round(round_number)
+                self._set_progress(progress._replace(round_number=round_number))
                 self._delete_uncommitted()
 
     def prune(self, oldest_round: int) -> None:
@@ -224,8 +240,7 @@ class ClientStore:
             progress = self._progress()
             oldest_round = max(progress.oldest_round, min(operator.index(oldest_round), progress.round_number))
             # Before anything is deleted: a round of which a part is gone cannot be returned to.
-            with self._store.transaction() as connection:
-                connection.execute("UPDATE progress SET oldest_round = ?", (oldest_round,))
+            self._set_progress(progress._replace(oldest_round=oldest_round))
             for shard in self._shards:
                 shard.prune(oldest_round)
 
@@ -252,11 +267,15 @@ class ClientStore:
     def _progress(self) -> _Progress:
         # Read each time: after a failure, the file alone knows whether the round counts.
         with self._store.transaction() as connection:
-            return _Progress(*connection.execute("SELECT round_number, oldest_round FROM progress").fetchone())
+            found = connection.execute(_SELECT_PROGRESS).fetchone()
+        progress = found and _Progress(*found[:2])
+        if not progress or progress.checksum != found[2]:
+            raise DataError(f"{self._store.path}: the number of its round is damaged")
+        return progress
 
-    def _set_round(self, round_number: int) -> None:
+    def _set_progress(self, progress: _Progress) -> None:
         with self._store.transaction() as connection:
-            connection.execute("UPDATE progress SET round_number = ?", (round_number,))
+            _update_progress(connection, progress)
 
     def _delete_uncommitted(self) -> None:
         round_number = self._progress().round_number
@@ -283,13 +302,34 @@ def _shard_path(folder: Path, number: int) -> Path:
 
 def _read_contents(store: Database) -> _Contents:
     with store.transaction() as connection:
+        version = connection.execute("SELECT format_version FROM store").fetchone()
+        if version not in ((_WITHOUT_CHECKSUMS,), (FORMAT_VERSION,)):
+            found = version[0] if version else None
+            raise DataError(f"{store.path}: client store of format {found}, this version reads {FORMAT_VERSION}")
         try:
-            (version,) = connection.execute("SELECT format_version FROM store").fetchone()
-            if version != FORMAT_VERSION:
-                raise DataError(f"{store.path}: client store of format {version}, this version reads {FORMAT_VERSION}")
-            names = "num_clients, num_shards, layout, default_state, checksum"
-            num_clients, num_shards, layout, *default = connection.execute(f"SELECT {names} FROM store").fetchone()
-            default_state = checked(default, f"{store.path}: the default")
-            return _Contents(num_clients, num_shards, StateLayout.from_json(layout), default_state)
-        except (TypeError, ValueError) as error:
+            *fields, expected = connection.execute(_SELECT_CONTENTS).fetchone()
+            contents = _Contents(*fields)
+            if version == (_WITHOUT_CHECKSUMS,):
+                _add_checksums(connection, contents, expected)
+            elif contents.checksum != expected:
+                raise ValueError("its checksum is another")
+        # NumPy parses some texts that might be dtypes as Python's.
+        except (TypeError, ValueError, SyntaxError) as error:
             raise DataError(f"{store.path}: the client store is damaged ({error})") from None
+    return contents
+
+
+def _add_checksums(connection: sqlite3.Connection, contents: _Contents, default_checksum: int) -> None:
+    """Makes a store of format 1 one of this format; its states keep the checksums that they have."""
+    if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
+        raise ValueError("the default state is none of its layout")
+    if checksum(contents.default_state) != default_checksum:
+        raise ValueError("the default state has changed")
+    connection.execute("ALTER TABLE progress ADD COLUMN checksum INTEGER")
+    progress = _Progress(*connection.execute("SELECT round_number, oldest_round FROM progress").fetchone())
+    _update_progress(connection, progress)
+    connection.execute("UPDATE store SET format_version = ?, checksum = ?", (FORMAT_VERSION, contents.checksum))
+
+
+def _update_progress(connection: sqlite3.Connection, progress: _Progress) -> None:
+    connection.execute(_UPDATE_PROGRESS, (*progress, progress.checksum))

@@ -6,5 +6,4 @@ digests: digests of files
 checkpoint_files: a checkpoint without its arrays
 releases: what was ever spent on an experiment's records
 arithmetic: what the bits of a round depend on besides the run
-lock: one writer for each folder
 """

@@ -20,6 +20,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard, write_atomically
+from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
@@ -30,7 +31,6 @@ from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
-from tff_pdp.training.record.lock import only_writer
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
     SEARCH,

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tff_pdp.errors import DataError
-from tff_pdp.training.record.lock import lock_path, only_writer
+from tff_pdp.lock import lock_path, only_writer
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from tff_pdp.training.record.lock import only_writer
+from tff_pdp.lock import only_writer
 with only_writer(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

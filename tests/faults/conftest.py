@@ -1,0 +1,3 @@
+from tests.faults.disk import small_disk
+
+__all__ = ["small_disk"]
