@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tff_pdp.data.manifest import Manifest, RowInfluence
+from tff_pdp.data.manifest import Manifest, RowInfluence, mark_finished
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import RELEASES_FILE
 from tff_pdp.experiment.build import build_method
@@ -33,6 +33,7 @@ def of_contacts(experiment, client_folder, tmp_path):
             shutil.copytree(client_folder, output / "clients")
             manifest = Manifest.load(client_folder)
             dataclasses.replace(manifest, row_influence=row_influence).save(output / "clients")
+            mark_finished(output / "clients")
         settings = {
             "privacy__plan": "contact_graph",
             "algorithms": ALGORITHMS,
