@@ -6,9 +6,9 @@ import math
 import numpy as np
 
 from tff_pdp.models.metrics import ACCURACY, Metric
+from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reports import content, summary
 from tff_pdp.reports import statement as privacy_statement
-from tff_pdp.training.privacy_facts import FIXED_SEED
 
 _METHODS = (("local_only", "Local only", 0.0), ("fed_avg", "FedAvg", 0.03), ("mr_mtl", "MR-MTL", 0.06))
 

@@ -210,3 +210,9 @@ def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_rows(output, 
         assert kills < 500
     assert kills > 5
     assert results(output) == [fake_row(job) for job in build_reproduction(output, seeds=20).jobs()]
+
+
+def test_whoever_hands_out_the_jobs_imports_no_tensorflow():
+    """Every worker process would import it a second time, before its own job asks for it."""
+    program = "import sys, tff_pdp.reproduce.sweep; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

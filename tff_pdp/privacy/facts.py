@@ -8,6 +8,9 @@ import math
 
 from tff_pdp.data.manifest import RowInfluence
 
+# Why nothing is claimed of a run with training.test_only_seed.
+FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subtract it"
+
 
 @dataclasses.dataclass(frozen=True)
 class SiloUnit:

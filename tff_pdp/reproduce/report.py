@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_pdp.models.metrics import Metric
+from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reports.summary import metric_text
 from tff_pdp.reports.words import MISSING, USERS, ClientWords, plain, spent
 from tff_pdp.reproduce.jobs import Reproduction
 from tff_pdp.reproduce.setting import METHODS, Published, Statement
 from tff_pdp.reproduce.settings import deviations
 from tff_pdp.reproduce.sweep import Failure, ResultStore, is_a_grid_job
-from tff_pdp.training.privacy_facts import FIXED_SEED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import naming, replace_text
+from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.workers import BuildRunner, run_jobs
-from tff_pdp.training.privacy_facts import FIXED_SEED
 
 PARTIAL_FILE = "partial.jsonl"
 INFINITE = "inf"

@@ -7,7 +7,7 @@ from typing import Any
 
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
-from tff_pdp.privacy.facts import UserCosts, UserSums
+from tff_pdp.privacy.facts import FIXED_SEED, UserCosts, UserSums
 from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
 from tff_pdp.privacy.plans.contact_graph import ContactGraphPlan
@@ -17,8 +17,6 @@ from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
 from tff_pdp.reports.statement import build_privacy_statement, build_user_statement
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.costs import Trained, epsilon_fields, epsilon_if_charged, recorded_costs
-
-FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subtract it"
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:

@@ -1,6 +1,8 @@
 """What is on record of a run is never less than what the run has spent."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -129,3 +131,9 @@ def test_lines_that_are_no_charges_are_named(tmp_path, change):
     journal.write(tmp_path / CHARGES_FILE, [changed])
     with pytest.raises(DataError, match=CHARGES_FILE):
         read_charges(tmp_path)
+
+
+def test_the_record_is_read_without_tensorflow():
+    modules = "charges, journal, releases, arithmetic, checkpoint_files, digests"
+    program = f"import sys; from tff_pdp.training.record import {modules}; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
