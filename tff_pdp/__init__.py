@@ -2,6 +2,7 @@
 
 errors: the error family that users read
 files: whole files or none
+digests: digests of files, and JSON that carries its own
 lock: one writer for each folder
 settings: mappings of YAML into dataclasses and numbers
 _tff: the one door to TFF

@@ -2,7 +2,6 @@
 
 journal: lines on disk, each chained to all before it
 charges: what a run has reserved of its budget, as such lines
-digests: digests of files
 checkpoint_files: a checkpoint without its arrays
 releases: what was ever spent on an experiment's records
 arithmetic: what the bits of a round depend on besides the run
