@@ -224,10 +224,14 @@ def _runs_in(folder: Path) -> list[Release]:
 def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
     # How far a search came is a secret of the silos.
     rounds = 0 if stored.folder.parent.name == SEARCH else stored.round_number
-    why = (
-        NO_PRIVACY if stored.ledger is None else KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
-    )
-    return Release(stored.ledger, why, folder.name, rounds)
+    return Release(stored.ledger, first_version_reason(stored), folder.name, rounds)
+
+
+def first_version_reason(stored: StoredCheckpoint) -> str | None:
+    """Why nothing is claimed of a run of the first version, as far as its checkpoint tells; None where one is."""
+    if stored.ledger is None:
+        return NO_PRIVACY
+    return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
 
 
 def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
