@@ -125,6 +125,12 @@ def read_charges(folder: Path) -> Charges | None:
     return _charges(folder / CHARGES_FILE, read(folder / CHARGES_FILE))
 
 
+def run_id_of(folder: Path) -> str | None:
+    """The id of the run in a folder; None of a run of the first version, and where there is none."""
+    charges = read_charges(folder)
+    return None if charges is None else charges.run_id
+
+
 class ChargesWriter:
     """The open record of a run; a context manager.
 

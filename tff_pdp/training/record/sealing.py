@@ -125,9 +125,7 @@ def _take_over(writer: ChargesWriter, folder: Path, saved: list[StoredCheckpoint
     if writer.charges is None:
         why = first_version_reason(one)
         head = earlier_head(folder.parent)
-        writer.open_run(
-            RunIdentity.new(folder.name, why, one.run_key.fingerprint(), one.config_hash, head), one.ledger
-        )
+        writer.open_run(RunIdentity.new(folder.name, why, one.run_key.fingerprint(), one.config_hash, head), one.ledger)
     if writer.charges and not writer.charges.through_round and one.round_number:
         # How far a search came is a secret of the silos.
         rounds = planned_rounds if one.folder.parent.name == SEARCH else one.round_number
