@@ -16,6 +16,7 @@ reports: what readers see
 experiment: from a file of settings to a method ready to run
 training: rounds of ledger, next, checkpoint
 personal_models: from a trained method to served models
+verification: what lies on disk, checked off line
 reproduce: published experiments beside their figures
 commands: what each command does
 cli: the command `tff-pdp`, with all commands

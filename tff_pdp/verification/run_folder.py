@@ -212,6 +212,12 @@ def _leftovers(folder: Path) -> Iterator[Finding]:
         yield Finding(path, Status.STOPPED, "left by a command that was stopped; the next one removes it")
 
 
+def planned_rounds(folder: Path) -> int | None:
+    """How many rounds a run was to have; None where that cannot be read."""
+    rounds = config_of(folder).get("training", {}).get("rounds")
+    return rounds if isinstance(rounds, int) else None
+
+
 def config_of(folder: Path) -> Mapping[str, Any]:
     """What a run was started with, as far as it can be read."""
     try:

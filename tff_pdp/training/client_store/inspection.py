@@ -112,7 +112,7 @@ def _read_numbers(store: sqlite3.Connection, path: Path) -> tuple[Contents, Prog
 def _check_states(
     shard: sqlite3.Connection, path: Path, number: int, contents: Contents, progress: Progress
 ) -> tuple[int, int, bool]:
-    """Checks the states of a shard, and returns how many count, how many do not, and whether one is of the old format."""
+    """Checks a shard, and returns how many states count, how many do not, and whether one is of the old format."""
     num_states, num_left, is_old = 0, 0, False
     for place, round_number, state, expected in shard.execute(
         "SELECT place, round_number, state, checksum FROM states"

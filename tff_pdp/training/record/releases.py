@@ -96,7 +96,7 @@ def enter(output: Path, release: Release) -> None:
       OSError: the entry cannot be written; the record is as before.
     """
     path = output / EARLIER
-    if _is_unchained(path):
+    if is_unchained(path):
         journal.write(path, [_line(old) for old in _unchained(path)])
     with Journal(path) as record:
         record.append(_line(release))
@@ -119,7 +119,7 @@ def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
 def earlier_head(output: Path) -> str:
     """Reads the head of the record of earlier releases, which runs keep: were the record lost, that would show."""
     path = output / EARLIER
-    return journal.GENESIS if _is_unchained(path) else journal.stored_head(path)
+    return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
 
 def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
@@ -164,7 +164,7 @@ def _line(release: Release) -> dict[str, Any]:
 def _entries(output: Path) -> list[Release]:
     """The record of earlier releases."""
     path = output / EARLIER
-    if _is_unchained(path):
+    if is_unchained(path):
         return list(_unchained(path))
     found = []
     for number, line in enumerate(journal.read(path).lines, start=1):
@@ -176,7 +176,7 @@ def _entries(output: Path) -> list[Release]:
     return found
 
 
-def _is_unchained(path: Path) -> bool:
+def is_unchained(path: Path) -> bool:
     """Whether the record is one of the first version, whose lines are not chained."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
@@ -271,5 +271,5 @@ def check_files(folder: Path, saved: Saved) -> None:
 
 def _check_earlier(output: Path, head: str) -> None:
     path = output / EARLIER
-    if head != journal.GENESIS and (_is_unchained(path) or not journal.read(path).has_been_at(head)):
+    if head != journal.GENESIS and (is_unchained(path) or not journal.read(path).has_been_at(head)):
         raise DataError(f"{path} is missing, or has lost lines that a run of the folder knows: restore it from a copy")

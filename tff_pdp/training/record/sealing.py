@@ -1,7 +1,7 @@
 """Seals a run: its key and its states are destroyed, its ledger and its results stay.
 
-Whoever holds a run's folder with its key can draw the noise again and subtract it; the states of users carry no noise at
-all, and server states hold the seeds of theirs. A run that is done and exported needs none of them.
+Whoever holds a run's folder with its key can draw the noise again and subtract it. States of users carry no noise at
+all, and server states hold the seeds of the noise. A run that is done and exported needs none of them.
 
 The order makes each kill harmless. The charges say `sealed` first, so that no command goes on with the run; then the
 newest checkpoint becomes one without key and arrays; then files are destroyed. Sealing again completes what was begun.
@@ -44,7 +44,41 @@ class Sealed(NamedTuple):
     num_bytes: int
 
 
-def seal_run(folder: Path, planned_rounds: int, *, is_unfinished_too: bool = False) -> Sealed:
+def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
+    """Checks what `seal_run` does before it changes anything.
+
+    Args:
+      folder: of the run.
+      planned_rounds: of the run, for runs of the first version, whose record does not say that they are closed.
+      is_unfinished_too: whether a run may be sealed that has not been run to its end.
+
+    Returns:
+      Whether the run has been run to its end.
+
+    Raises:
+      ConfigError, DataError: as `seal_run`.
+    """
+    charges = read_charges(folder)
+    if charges is not None and charges.is_sealed:
+        return charges.is_closed
+    saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
+    if charges is None and not saved:
+        raise ConfigError(f"{folder} holds no run")
+    for one in saved:
+        check_record(folder, one, charges)
+        check_files(folder, one)
+    done = max((one.round_number for one in saved if one.folder.parent.name == CHECKPOINTS), default=0)
+    is_old_and_done = charges is None and planned_rounds is not None and done >= planned_rounds
+    is_finished = is_old_and_done or (charges is not None and charges.is_closed)
+    if not is_finished and not is_unfinished_too:
+        raise ConfigError(
+            f"{folder} has not been run to its end ({done} of {planned_rounds or 'the planned'} rounds): finish it with "
+            "--resume, or give --unfinished, after which it can never be resumed"
+        )
+    return is_finished
+
+
+def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> Sealed:
     """Destroys the key and the states of one run, or completes that.
 
     Guarantee: when this returns, no file of the run's folder holds the key, a seed of noise, or a client's state. What
@@ -53,7 +87,7 @@ def seal_run(folder: Path, planned_rounds: int, *, is_unfinished_too: bool = Fal
 
     Args:
       folder: of the run.
-      planned_rounds: of the run, which runs of the first version do not have on record.
+      planned_rounds: as of `check_can_be_sealed`.
       is_unfinished_too: whether to seal a run that has not been run to its end, which then never can be.
 
     Raises:
@@ -62,24 +96,15 @@ def seal_run(folder: Path, planned_rounds: int, *, is_unfinished_too: bool = Fal
       OSError: a file cannot be written or removed; sealing again goes on.
     """
     with only_writer(folder):
+        is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
         charges = read_charges(folder)
-        is_begun = charges is not None and charges.is_sealed
-        # Of a search, files may be gone already; its folder keeps no checkpoint.
-        saved = _newest_of(folder, (CHECKPOINTS,) if is_begun else (CHECKPOINTS, SEARCH))
-        if charges is None and not saved:
-            raise ConfigError(f"{folder} holds no run")
-        if not is_begun:
-            for one in saved:
-                check_record(folder, one, charges)
-                check_files(folder, one)
-            if not is_unfinished_too:
-                _check_finished(folder, saved, planned_rounds)
+        if charges is None or not charges.is_sealed:
             with ChargesWriter(folder) as writer:
-                _take_over(writer, folder, saved, planned_rounds)
+                _take_over(writer, folder, is_finished=is_finished)
                 writer.seal_run()
-        for one in saved:
-            if one.folder.parent.name == CHECKPOINTS:
-                checkpoint_files.seal(one.folder, _surroundings(folder, one))
+        # A search keeps no checkpoint: how far it came is a secret of the silos.
+        for one in _newest_of(folder, (CHECKPOINTS,)):
+            checkpoint_files.seal(one.folder, _surroundings(folder, one))
         return _destroyed(folder)
 
 
@@ -103,35 +128,24 @@ def _newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
     return [stored for stored in found if stored is not None]
 
 
-def _check_finished(folder: Path, saved: list[StoredCheckpoint], planned_rounds: int) -> None:
-    charges = read_charges(folder)
-    done = max((one.round_number for one in saved if one.folder.parent.name == CHECKPOINTS), default=0)
-    # Runs of the first version do not say that they are closed.
-    is_finished = charges.is_closed if charges is not None else done >= planned_rounds
-    if not is_finished:
-        raise ConfigError(
-            f"{folder} has not been run to its end ({done} of {planned_rounds} rounds): finish it with --resume, or "
-            "give --unfinished, after which the run can never be resumed"
-        )
-
-
-def _take_over(writer: ChargesWriter, folder: Path, saved: list[StoredCheckpoint], planned_rounds: int) -> None:
+def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> None:
     """Begins the record of a run of the first version, which said in its checkpoints what it had spent."""
-    if not saved:
+    saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
+    if not saved or (writer.charges is not None and writer.charges.through_round):
         return
     one = saved[0]
     if one.run_key is None:
         raise DataError(f"{folder / CHARGES_FILE} is missing, and {one.folder} is sealed: restore it from a copy")
     if writer.charges is None:
-        why = first_version_reason(one)
-        head = earlier_head(folder.parent)
-        writer.open_run(RunIdentity.new(folder.name, why, one.run_key.fingerprint(), one.config_hash, head), one.ledger)
-    if writer.charges and not writer.charges.through_round and one.round_number:
-        # How far a search came is a secret of the silos.
-        rounds = planned_rounds if one.folder.parent.name == SEARCH else one.round_number
-        writer.reserve(max(1, rounds), one.ledger, {})
-        if rounds >= planned_rounds and one.folder.parent.name == CHECKPOINTS:
-            writer.close_run(rounds, one.ledger)
+        why, head = first_version_reason(one), earlier_head(folder.parent)
+        identity = RunIdentity.new(folder.name, why, one.run_key.fingerprint(), one.config_hash, head)
+        writer.open_run(identity, one.ledger)
+    # A search counts from 1, and how far it came is a secret of the silos.
+    is_search = one.folder.parent.name == SEARCH
+    if one.round_number:
+        writer.reserve(1 if is_search else one.round_number, one.ledger, {})
+        if is_finished:
+            writer.close_run(one.round_number, one.ledger)
 
 
 def _surroundings(folder: Path, stored: StoredCheckpoint) -> Surroundings:
