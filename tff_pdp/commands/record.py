@@ -8,8 +8,8 @@ from typing import Any
 from tff_pdp.errors import ConfigError
 
 _VERIFY = """\
-Checks runs off line, without TensorFlow, and writes nothing: the digests of all files, the chains of the records of what
-was spent, whether files belong together, states of users, the client dataset, exports; and computes epsilon anew from
+Checks runs off line, without TensorFlow, and writes nothing: the digests of all files, the chains of the records of
+what was spent, whether files belong together, states of users, the client dataset, exports; and computes epsilon anew from
 the events of every ledger, composed over all runs on record, beside what summary.json and privacy reports state.
 
   tff-pdp verify runs/demo              everything of an experiment
@@ -113,7 +113,7 @@ def seal(options: argparse.Namespace) -> int:
         return 0
     for one in done:
         print(
-            f"{one.folder}: sealed; {one.num_files} files with secrets, {one.num_bytes} bytes, overwritten and removed"
+            f"{one.folder}: sealed; {one.num_files} files of keys and states, {one.num_bytes} bytes, overwritten and removed"
         )
     print("copies in backups, in snapshots and on the disk itself are out of reach: see tff-pdp seal --help")
     return 0

@@ -55,6 +55,9 @@ def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Findin
         found = check()
     except (UserError, OSError) as error:
         return Finding(path, Status.PROBLEM, str(error))
+    # Files of earlier versions have no digest, and may hold anything.
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Finding(path, Status.PROBLEM, f"{path} is damaged ({type(error).__name__}: {error})")
     if isinstance(found, str):
         return Finding(path, Status.OK, found)
     status, text = found

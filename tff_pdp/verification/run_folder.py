@@ -43,6 +43,8 @@ def check_run(folder: Path) -> Iterator[Finding]:
     is_sealed = charges is not None and charges.is_sealed
     if is_sealed:
         yield checked(folder, lambda: _sealed(folder))
+        # Of others, files may be gone.
+        saved = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
     if not saved and charges is not None and charges.through_round and not is_sealed:
         text = f"there is no checkpoint of a run with {charges.through_round} rounds on record: restore it from a copy"
         yield Finding(folder / CHECKPOINTS, Status.PROBLEM, text)
@@ -57,7 +59,7 @@ def check_run(folder: Path) -> Iterator[Finding]:
         yield checked(folder / SELECTED_FILE, lambda: _selected(folder))
     if (folder / CHOICES_FILE).exists():
         yield checked(folder / CHOICES_FILE, lambda: f"{len(read_choices(folder))} choices")
-    if (folder / STORE).exists() or _needs_store(folder):
+    if not is_sealed and ((folder / STORE).exists() or _needs_store(folder)):
         yield checked(folder / STORE, lambda: _store(folder))
     if not is_sealed:
         yield from _leftovers(folder)

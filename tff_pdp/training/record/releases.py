@@ -206,10 +206,10 @@ def _unchained(path: Path) -> Iterator[Release]:
 def _runs_in(folder: Path) -> list[Release]:
     """What the run in a method's folder has spent at most; two of a folder that has a search of the first version."""
     charges = read_charges(folder)
+    # Of a search that is being sealed, files may be gone.
+    parts = (CHECKPOINTS,) if charges is not None and charges.is_sealed else (CHECKPOINTS, SEARCH)
     saved = [
-        stored
-        for part in (CHECKPOINTS, SEARCH)
-        if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
+        stored for part in parts if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
     ]
     for stored in saved:
         check_record(folder, stored, charges)

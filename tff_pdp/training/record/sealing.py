@@ -72,8 +72,8 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
     is_finished = is_old_and_done or (charges is not None and charges.is_closed)
     if not is_finished and not is_unfinished_too:
         raise ConfigError(
-            f"{folder} has not been run to its end ({done} of {planned_rounds or 'the planned'} rounds): finish it with "
-            "--resume, or give --unfinished, after which it can never be resumed"
+            f"{folder} has not been run to its end ({done} of {planned_rounds or 'the planned'} rounds): finish it "
+            "with --resume, or give --unfinished, after which it can never be resumed"
         )
     return is_finished
 
