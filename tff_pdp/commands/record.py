@@ -9,8 +9,8 @@ from tff_pdp.errors import ConfigError
 
 _VERIFY = """\
 Checks runs off line, without TensorFlow, and writes nothing: the digests of all files, the chains of the records of
-what was spent, whether files belong together, states of users, the client dataset, exports; and computes epsilon anew from
-the events of every ledger, composed over all runs on record, beside what summary.json and privacy reports state.
+what was spent, whether files belong together, states of users, the client dataset, exports; and computes epsilon anew
+from the events of every ledger, composed over all runs on record, beside what summary.json and privacy reports state.
 
   tff-pdp verify runs/demo              everything of an experiment
   tff-pdp verify runs/demo/mr_mtl       one run
@@ -112,9 +112,7 @@ def seal(options: argparse.Namespace) -> int:
         print(json.dumps({"sealed": rows}))
         return 0
     for one in done:
-        print(
-            f"{one.folder}: sealed; {one.num_files} files of keys and states, {one.num_bytes} bytes, overwritten and removed"
-        )
+        print(f"{one.folder}: sealed; {one.num_files} files of keys and states were overwritten and removed")
     print("copies in backups, in snapshots and on the disk itself are out of reach: see tff-pdp seal --help")
     return 0
 
