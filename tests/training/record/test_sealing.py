@@ -1,4 +1,4 @@
-"""A sealed run has no key and no states any more, and all of its record; a kill at any point is mended by sealing again."""
+"""A sealed run has no key and no states, and all of its record; a kill at any point is mended by sealing again."""
 
 import json
 import subprocess
@@ -162,7 +162,7 @@ def test_nothing_is_destroyed_of_a_run_whose_record_is_damaged_or_in_use(tmp_pat
 def test_sealing_that_is_killed_before_any_change_of_the_disk_is_completed_by_sealing_again(tmp_path):
     done = _in_another_process(f"runs.kill_at_each_change({str(tmp_path)!r})")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) > 60
+    assert len(rows) >= 60
     assert [row["is_done"] for row in rows] == [False] * (len(rows) - 1) + [True]
     assert all(row["is_same"] for row in rows), "the record says the same whenever the process was killed"
     assert all(row["secrets"] == row["later_problems"] == [] for row in rows)

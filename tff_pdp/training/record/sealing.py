@@ -97,9 +97,9 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
     """
     with only_writer(folder):
         is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
-        charges = read_charges(folder)
-        if charges is None or not charges.is_sealed:
-            with ChargesWriter(folder) as writer:
+        # To open the record mends what a kill has left of it.
+        with ChargesWriter(folder) as writer:
+            if writer.charges is None or not writer.charges.is_sealed:
                 _take_over(writer, folder, is_finished=is_finished)
                 writer.seal_run()
         # A search keeps no checkpoint: how far it came is a secret of the silos.
