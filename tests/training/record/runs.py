@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -113,23 +114,25 @@ def spent(output):
     return [{**release._asdict(), "ledger": release.ledger.to_json()} for release in all_releases(Path(output))]
 
 
-def kill_at_each_change(output):
-    """Kills sealing before each change of the disk, in a folder of its own, and prints what was found each time."""
+def kill_at_changes(output, step):
+    """Kills sealing before every so-manieth change of the disk, each time anew, and prints what was found."""
     from tff_pdp.verification.experiment import verify
 
     # A killed process loses nothing that was not flushed.
     os.fsync = lambda descriptor: None
-    number, is_done = 0, False
+    number, is_done, template = 1 - step, False, Path(output) / "template"
+    identity = make_run(template / "mr_mtl")
     while not is_done:
-        number += 1
+        number += step
         folder = Path(output) / str(number) / "mr_mtl"
-        identity = make_run(folder)
+        shutil.copytree(template, folder.parent)
         before = spent(folder.parent)
         is_done = seal_and_die(folder, number)
         after_kill = spent(folder.parent)
         problems = [one.text for one in verify(folder) if one.status == "problem"]
         sealed = seal_run(folder, ROUNDS)
         row = {
+            "number": number,
             "is_done": is_done,
             "is_same": before == after_kill == spent(folder.parent) and before[0]["run_id"] == identity.run_id,
             "problems": problems,

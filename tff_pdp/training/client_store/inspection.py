@@ -69,7 +69,8 @@ def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
     if not path.is_file():
         raise DataError(f"{path} is missing: restore it from a copy")
     undo = path.with_name(f"{path.name}-journal")
-    is_interrupted = undo.is_file() and undo.stat().st_size > 0
+    # One that begins with zeros, or is empty, has been used up.
+    is_interrupted = undo.is_file() and undo.read_bytes()[:1] not in (b"", b"\0")
     with contextlib.ExitStack() as stack:
         place, mode = path.absolute(), "ro"
         if is_interrupted:
@@ -80,6 +81,11 @@ def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
         stack.enter_context(naming_store(path))
         connection = sqlite3.connect(f"{place.as_uri()}?mode={mode}", uri=True, timeout=0, isolation_level=None)
         stack.callback(connection.close)
+        with open(path, "rb") as file:
+            versions = file.read(20)[18:]
+        # Of the file, for writing and for reading: SQLite reads files that it could not write.
+        if versions != b"\1\1":
+            raise sqlite3.DatabaseError("its header is damaged")
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)
