@@ -117,8 +117,8 @@ def test_a_transaction_that_a_power_cut_interrupted_is_undone_in_a_copy(folder):
         "connection.execute('PRAGMA cache_spill = 1')\n"
         "connection.execute('BEGIN')\n"
         "for _ in range(200):\n"
-        "    connection.execute('INSERT INTO states SELECT place, round_number + 9 * (SELECT max(rowid) FROM states),'\n"
-        "                       ' state, checksum FROM states LIMIT 5')\n"
+        "    connection.execute('INSERT INTO states SELECT place, round_number + 9 * (SELECT max(rowid) FROM states)'\n"
+        "                       ', state, checksum FROM states LIMIT 5')\n"
         "os.kill(os.getpid(), 9)\n"
     )
     path = folder / "shard_000.sqlite"
