@@ -66,7 +66,10 @@ def test_a_line_for_each_thing_and_a_total(capsys, output):
     (spent,) = [line for line in lines if "/mr_mtl: " in line]
     epsilon = next(release for release in all_releases(output) if release.run == "mr_mtl").ledger.epsilon("a").best
     assert f"epsilon {epsilon:.6g}, computed anew" in spent
-    assert any("all 3 releases on record together: no bound, as a run on record (local_only)" in line for line in lines)
+    assert any(
+        "everything on record together (runs and fits: 3): no bound, as a run on record (local_only)" in line
+        for line in lines
+    )
 
 
 def test_one_run_alone(capsys, output):

@@ -79,17 +79,17 @@ def _check_epsilons(output: Path, runs: Sequence[Path], recomputed: Recomputed) 
             yield Finding(path, Status.PROBLEM, f"{over[0]} has spent {epsilons[over[0]]:.6g}, more than its budget")
             continue
         yield Finding(path, Status.OK, f"{_words(release)}: {_spent(release, epsilons.values())}")
-    if recomputed.releases:
-        count = f"all {len(recomputed.releases)} releases on record together"
+    releases = recomputed.releases
+    if releases:
         why = recomputed.why_no_bound
         text = f"no bound, as {why}" if why else f"epsilon at most {max(recomputed.composed.values()):.6g}"
-        yield Finding(output, Status.OK, f"{count}: {text}")
+        yield Finding(output, Status.OK, f"everything on record together (runs and fits: {len(releases)}): {text}")
 
 
 def _words(release: Release) -> str:
     if release.run == PERSONALIZE:
         return "a fit of clients that were added"
-    return f"{release.run}, {release.rounds} rounds" + (f" (run {release.run_id[:8]})" if release.run_id else "")
+    return f"{release.run}, rounds: {release.rounds}" + (f" (run {release.run_id[:8]})" if release.run_id else "")
 
 
 def _spent(release: Release, epsilons: Iterable[float]) -> str:
@@ -97,7 +97,7 @@ def _spent(release: Release, epsilons: Iterable[float]) -> str:
         return f"no bound, as {release.non_private or 'there is no ledger'}"
     values = sorted(epsilons)
     span = f"{values[0]:.6g}" if values[0] == values[-1] else f"{values[0]:.6g} to {values[-1]:.6g}"
-    return f"epsilon {span}, computed anew from the events of {len(values)} ledgers' scopes, within the budgets"
+    return f"epsilon {span}, computed anew from the events in the ledger, within the budgets (scopes: {len(values)})"
 
 
 def _check_inputs(output: Path) -> Iterator[Finding]:

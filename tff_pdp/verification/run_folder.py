@@ -12,7 +12,7 @@ from tff_pdp.training.client_store.inspection import inspect_store
 from tff_pdp.training.record import checkpoint_files, journal
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint
-from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files, check_record
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files, check_record, in_rounds
 from tff_pdp.training.record.sealing import unsealed_files
 from tff_pdp.training.run_folder import (
     CHOICES_FILE,
@@ -58,7 +58,7 @@ def check_run(folder: Path) -> Iterator[Finding]:
     if (folder / SELECTED_FILE).exists():
         yield checked(folder / SELECTED_FILE, lambda: _selected(folder))
     if (folder / CHOICES_FILE).exists():
-        yield checked(folder / CHOICES_FILE, lambda: f"{len(read_choices(folder))} choices")
+        yield checked(folder / CHOICES_FILE, lambda: f"choices: {len(read_choices(folder))}")
     if not is_sealed and ((folder / STORE).exists() or _needs_store(folder)):
         yield checked(folder / STORE, lambda: _store(folder))
     if not is_sealed:
@@ -72,7 +72,7 @@ def journal_state(path: Path) -> tuple[Status, str]:
       DataError: a line is damaged or missing, or the head is.
     """
     content = journal.read(path)
-    lines = f"{len(content.lines)} lines, chained"
+    lines = f"lines, chained: {len(content.lines)}"
     if path.exists() and path.stat().st_size > content.num_bytes:
         return Status.STOPPED, (
             f"{lines}; behind them the beginning of a line that was never confirmed and not acted upon; the next "
@@ -90,9 +90,8 @@ def _charges(folder: Path) -> tuple[Status, str]:
     if charges is None:
         return Status.OLD, "no charges are on record: what the newest checkpoint says is counted"
     _check_order(path, journal.read(path).lines)
-    rounds = f"{charges.through_round} rounds"
-    ending = "sealed" if charges.is_sealed else "closed" if charges.is_closed else "not closed, so all reserved ones"
-    return status, f"{text}; {rounds} on record, {ending}"
+    ending = "closed" if charges.is_closed else "not closed, so that what was reserved counts"
+    return status, f"{text}; rounds on record: {charges.through_round}, {ending}"
 
 
 def _check_order(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -117,7 +116,7 @@ def _sealed(folder: Path) -> str:
 
 def _checkpoint(folder: Path, path: Path, charges: Charges | None, is_newest: bool) -> tuple[Status, str]:
     stored = checkpoint_files.read_files(path)
-    check_record(folder, stored, charges)
+    check_record(folder, in_rounds(stored), charges)
     check_files(folder, stored)
     if charges is not None:
         _check_counts(path, stored, charges, is_newest=is_newest)
@@ -162,10 +161,10 @@ def _metrics(folder: Path) -> tuple[Status, str]:
     if rounds != sorted(set(rounds)):
         raise DataError(f"{folder / METRICS_FILE}: rows are not in the order of rounds, or a round is there twice")
     if stored and not stored.endswith(b"\n"):
-        return Status.STOPPED, f"{len(rows)} rows, and the beginning of one more, which is not read"
+        return Status.STOPPED, f"rows: {len(rows)}, and the beginning of one more, which is not read"
     if any("format_version" not in row for row in rows):
-        return Status.OLD, f"{len(rows)} rows without digests of their own"
-    return Status.OK, f"{len(rows)} rows with digests"
+        return Status.OLD, f"rows: {len(rows)}, without digests of their own"
+    return Status.OK, f"rows, with digests: {len(rows)}"
 
 
 def _selected(folder: Path) -> tuple[Status, str]:

@@ -98,7 +98,7 @@ def _summary(output: Path, path: Path, recomputed: Recomputed | None) -> str:
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): run `tff-pdp evaluate` again") from None
     together = "none" if composed["epsilon"] is None else f"{composed['epsilon']:.6g}"
-    return f"states what the ledgers add up to; all {composed['methods']} runs on record together: {together}"
+    return f"states what the ledgers add up to; of everything on record together: {together}"
 
 
 def _place(path: Path, recomputed: Recomputed, run_id: str | None, name: str) -> int:

@@ -5,6 +5,7 @@ earlier releases in the experiment's folder, a journal. Runs and records of the 
 """
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -212,7 +213,7 @@ def _runs_in(folder: Path) -> list[Release]:
         stored for part in parts if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
     ]
     for stored in saved:
-        check_record(folder, stored, charges)
+        check_record(folder, in_rounds(stored), charges)
     if charges is not None and charges.through_round:
         _check_earlier(folder.parent, charges.identity.earlier_head)
         return [Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)]
@@ -232,6 +233,11 @@ def first_version_reason(stored: StoredCheckpoint) -> str | None:
     if stored.ledger is None:
         return NO_PRIVACY
     return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
+
+
+def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
+    """A checkpoint as `check_record` compares it: that of a search counts the runs of silos, not rounds."""
+    return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 
 def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:

@@ -27,6 +27,7 @@ from tff_pdp.training.record.releases import (
     check_record,
     earlier_head,
     first_version_reason,
+    in_rounds,
 )
 
 
@@ -65,7 +66,7 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
     if charges is None and not saved:
         raise ConfigError(f"{folder} holds no run")
     for one in saved:
-        check_record(folder, one, charges)
+        check_record(folder, in_rounds(one), charges)
         check_files(folder, one)
     done = max((one.round_number for one in saved if one.folder.parent.name == CHECKPOINTS), default=0)
     is_old_and_done = charges is None and planned_rounds is not None and done >= planned_rounds
