@@ -69,7 +69,7 @@ def verify(options: argparse.Namespace) -> int:
       ConfigError: a folder holds no run.
     """
     from tff_pdp.verification.experiment import verify as findings_of
-    from tff_pdp.verification.findings import Status
+    from tff_pdp.verification.run_folder import Status
 
     findings = []
     for place in _folders(options.runs):
@@ -95,9 +95,9 @@ def seal(options: argparse.Namespace) -> int:
       DataError: a record is damaged, or another process writes to a run's folder.
     """
     from tff_pdp.training.record.sealing import check_can_be_sealed, seal_run
+    from tff_pdp.verification.epsilons import check_models_are_used
     from tff_pdp.verification.experiment import runs_of
     from tff_pdp.verification.run_folder import is_run, planned_rounds
-    from tff_pdp.verification.statements import check_models_are_used
 
     folders = []
     for place in _folders(options.runs):

@@ -8,10 +8,8 @@ from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.before_training import FORMAT_VERSION, RELEASES_FILE, read_releases
 from tff_pdp.training.record.releases import EARLIER, PERSONALIZE, Release, all_releases, is_unchained
-from tff_pdp.verification.epsilons import Recomputed, over_budget, recompute
-from tff_pdp.verification.findings import Finding, Status, checked
-from tff_pdp.verification.run_folder import check_run, is_run, journal_state
-from tff_pdp.verification.statements import check_statements
+from tff_pdp.verification.epsilons import Recomputed, check_statements, over_budget, recompute
+from tff_pdp.verification.run_folder import Finding, Status, check_run, checked, is_run, journal_state
 
 CLIENTS = "clients"
 

@@ -13,7 +13,7 @@ from tff_pdp.training.record.sealing import seal_run
 from tff_pdp.training.train import train
 from tff_pdp.verification.epsilons import recompute
 from tff_pdp.verification.experiment import verify
-from tff_pdp.verification.findings import Status
+from tff_pdp.verification.run_folder import Status
 
 SETTINGS = {
     "training__test_only_seed": None,
