@@ -2,14 +2,18 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from tests.training.record.runs import make_run, secrets_in
+from serving.client_ids import ClientIdHash
+from serving.saved_model import layout
+from tests.training.record.runs import make_checkpoint, make_run, secrets_in
 from tff_pdp.cli import main
+from tff_pdp.digests import write_json
 from tff_pdp.training.record.charges import run_id_of
 from tff_pdp.training.record.releases import Release, all_releases, enter
 
@@ -247,3 +251,63 @@ def test_a_key_that_came_back_to_a_sealed_run_is_a_problem(capsys, output):
     status, findings = verified(capsys, output)
     assert status == 1
     assert any("run_key.json is still there" in text for _, how, text in findings if how == "problem")
+
+
+def publish(output, run_id, epsilons, *, is_hashed=True, name="mr_mtl"):
+    """An export as far as it is checked."""
+    version = output / "export" / "digits" / "1"
+    (version / "assets.extra").mkdir(parents=True)
+    shown, card = str, {"algorithm": name, "run": run_id, "client_id_kind": "plain"}
+    if is_hashed:
+        shown = ClientIdHash.load_or_create(output / "client_id.key")
+        card |= {"client_id_kind": "hashed", "client_id_key": shown.fingerprint}
+    report = {"unit": "silo_example", "silos": [{"id": shown(one), "epsilon": e} for one, e in epsilons.items()]}
+    layout.write_json(version / layout.MODEL_CARD_FILE, card)
+    layout.write_json(version / layout.PRIVACY_REPORT_FILE, report)
+    layout.write_manifest(version, {})
+    return version
+
+
+@pytest.mark.parametrize("ids", ["plain", "hashed", "without the key"])
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_an_export_that_states_less_than_its_run_spent_is_a_problem(capsys, output, ids, factor):
+    run = next(release for release in all_releases(output) if release.run == "mr_mtl")
+    epsilons = {scope: factor * run.ledger.epsilon(scope).best for scope in "ab"}
+    version = publish(output, run.run_id, epsilons, is_hashed=ids != "plain")
+    if ids == "without the key":
+        (output / "client_id.key").unlink()
+    status, findings = verified(capsys, output)
+    assert status == (0 if factor == 1 else 1)
+    (found,) = [(how, text) for path, how, text in findings if path == str(version)]
+    assert found[0] == ("ok" if factor == 1 else "problem")
+    assert ("and the ledger adds up to" in found[1]) == (factor < 1)
+
+
+def test_a_changed_file_of_an_export_is_a_problem(capsys, output):
+    version = publish(output, run_id_of(output / "mr_mtl"), {"a": None, "b": None})
+    assert verified(capsys, output)[0] == 0
+    path = version / layout.MODEL_CARD_FILE
+    path.write_text(path.read_text().replace("mr_mtl", "fed_avg"))
+    status, findings = verified(capsys, output)
+    assert status == 1
+    assert any("SHA-256" in text for _, how, text in findings if how == "problem")
+
+
+def test_the_exported_method_is_sealed_once_this_run_was_exported(capsys, output):
+    folder = output / "mr_mtl"
+    settings = json.loads((folder / "config.json").read_text())
+    settings = {**settings, "export": {"algorithm": "mr_mtl"}}
+    del settings["digest"]
+    # Of a run that was started with these settings.
+    for path in [folder / "config.json", *(folder / "checkpoints").rglob("checkpoint.json")]:
+        path.unlink()
+    write_json(folder / "config.json", settings)
+    for number in (2, 3):
+        make_checkpoint(folder, number)
+    assert main(["seal", str(folder)]) == 2
+    assert "has no export of" in capsys.readouterr().err
+    version = publish(output, "1" * 32, {})
+    assert main(["seal", str(folder)]) == 2, "another run of the method was exported"
+    shutil.rmtree(version.parent)
+    publish(output, run_id_of(folder), {})
+    assert main(["seal", str(folder)]) == 0

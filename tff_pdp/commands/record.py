@@ -76,7 +76,9 @@ def verify(options: argparse.Namespace) -> int:
         for finding in findings_of(place):
             findings.append(finding)
             if not options.json:
-                print(f"{finding.status.value:<8} {finding.path}: {finding.text}", flush=True)
+                # Many sentences begin with the file.
+                text = finding.text.removeprefix(f"{finding.path}").lstrip(": ")
+                print(f"{finding.status.value:<8} {finding.path}: {text}", flush=True)
     counts = {status.value: sum(one.status is status for one in findings) for status in Status}
     holds = not counts[Status.PROBLEM.value]
     if options.json:

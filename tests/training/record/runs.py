@@ -60,7 +60,7 @@ def make_run(folder, *, is_closed=True, has_store=True, key=KEY, non_private=Non
 def make_checkpoint(folder, number, key=KEY, *, has_store=True, part=CHECKPOINTS):
     """One checkpoint of a run."""
     path = folder / part / checkpoint_files.folder_name(number)
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     np.savez(path / checkpoint_files.ARRAYS_FILE, seeds=np.frombuffer(key.secret, np.int64))
     checkpoint_files.write_files(
         path,
