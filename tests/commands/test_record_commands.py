@@ -11,7 +11,7 @@ import pytest
 
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
-from tests.training.record.runs import make_checkpoint, make_run, secrets_in
+from tests.training.record.runs import as_first_version, make_checkpoint, make_run, secrets_in
 from tff_pdp.cli import main
 from tff_pdp.digests import write_json
 from tff_pdp.training.record.charges import run_id_of
@@ -207,6 +207,22 @@ def test_runs_that_came_after_a_statement_make_it_too_small(capsys, tmp_path):
     status, findings = verified(capsys, tmp_path)
     assert status == 1
     assert any("run `tff-pdp evaluate` again" in text for _, how, text in findings if how == "problem")
+
+
+def test_runs_of_the_first_version_are_counted_and_named_old(capsys, output):
+    before = [release.ledger and release.ledger.to_json() for release in all_releases(output)]
+    for name in ("mr_mtl", "fed_avg"):
+        as_first_version(output / name)
+    write_summary(output)
+    status, findings = verified(capsys, output)
+    assert status == 0
+    old = {path.removeprefix(f"{output}/mr_mtl/") for path, how, _ in findings if how == "old" and "mr_mtl" in path}
+    checkpoints = {"checkpoints/round_000002", "checkpoints/round_000003"}
+    assert old == {"charges.jsonl", "config.json", "metrics.jsonl", *checkpoints}
+    assert sorted((release.ledger and release.ledger.to_json()) or "" for release in all_releases(output)) == (
+        sorted(one or "" for one in before)
+    )
+    assert sum("computed anew" in text for _, _, text in findings) == 2
 
 
 def test_a_folder_without_runs_is_refused(capsys, tmp_path):

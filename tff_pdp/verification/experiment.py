@@ -1,6 +1,6 @@
 """Checks everything of an experiment's folder, or of one run, in the order in which one thing rests on the other."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tff_pdp.data.client_dataset import ClientDataset
@@ -37,7 +37,7 @@ def verify(place: Path) -> Iterator[Finding]:
         recomputed = None
     else:
         recomputed = recompute(releases)
-        yield from _check_epsilons(output, runs, recomputed)
+        yield from _check_epsilons(output, recomputed, only=place.name if is_run(place) else None)
     if not is_run(place):
         yield from _check_inputs(output)
         yield from check_statements(output, recomputed)
@@ -65,12 +65,11 @@ def _check_record(output: Path) -> Iterator[Finding]:
         yield checked(path, lambda: journal_state(path))
 
 
-def _check_epsilons(output: Path, runs: Sequence[Path], recomputed: Recomputed) -> Iterator[Finding]:
-    """Says what each run of these folders has spent, by its events, and what all on record have spent together."""
-    names = {folder.name for folder in runs}
+def _check_epsilons(output: Path, recomputed: Recomputed, *, only: str | None) -> Iterator[Finding]:
+    """Says what each run, or one alone, has spent by its events, and what everything on record has spent together."""
     for release, epsilons in zip(recomputed.releases, recomputed.own, strict=True):
         path = output / (EARLIER if release.run == PERSONALIZE else release.run)
-        if len(runs) == 1 and release.run not in names:
+        if only is not None and release.run != only:
             continue
         over = over_budget(release, epsilons)
         if over:

@@ -73,6 +73,26 @@ def make_checkpoint(folder, number, key=KEY, *, has_store=True, part=CHECKPOINTS
     )
 
 
+def as_first_version(folder):
+    """Makes of a run what the first version of this project would have left: no charges, and no digests."""
+    for path in folder.glob("charges.*"):
+        path.unlink()
+    for path in (folder / CHECKPOINTS).glob("*/checkpoint.json"):
+        content = json.loads(path.read_text())
+        for name in ("digest", "files", "files_beside", "charges_head", "earlier_head", "key_fingerprint"):
+            del content[name]
+        path.write_text(json.dumps({**content, "format_version": 2}))
+    lines = [_undigested(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+    (folder / METRICS_FILE).write_text("".join(f"{line}\n" for line in lines))
+    (folder / CONFIG_FILE).write_text(_undigested((folder / CONFIG_FILE).read_text()))
+
+
+def _undigested(text):
+    return json.dumps(
+        {key: value for key, value in json.loads(text).items() if key not in ("digest", "format_version")}
+    )
+
+
 def secrets_in(folder):
     """Files below a folder with the run key, as text or as bytes, or with a state of a client."""
     state = np.full(3, 3, np.float32).tobytes()

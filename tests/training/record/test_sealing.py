@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.tiers import amount
-from tests.training.record.runs import KEY, ROUNDS, make_checkpoint, make_run, secrets_in, spent
+from tests.training.record.runs import KEY, ROUNDS, as_first_version, make_checkpoint, make_run, secrets_in, spent
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import overwrite_and_remove
@@ -124,13 +124,7 @@ def test_a_search_that_is_not_done_leaves_no_trace_of_how_far_it_came(tmp_path):
 def test_a_run_of_the_first_version_is_put_on_record_before_its_key_goes(tmp_path, key):
     folder = tmp_path / "mr_mtl"
     make_run(folder, key=key)
-    for path in folder.glob("charges.*"):
-        path.unlink()
-    for path in (folder / CHECKPOINTS).glob("*/checkpoint.json"):
-        content = json.loads(path.read_text())
-        for name in ("digest", "files", "files_beside", "charges_head", "earlier_head", "key_fingerprint"):
-            del content[name]
-        path.write_text(json.dumps({**content, "format_version": 2}))
+    as_first_version(folder)
     with pytest.raises(ConfigError, match="3 of 4 rounds"):
         seal_run(folder, 4)
     (before,) = all_releases(tmp_path)
