@@ -299,6 +299,30 @@ def test_an_export_that_states_less_than_its_run_spent_is_a_problem(capsys, outp
     assert ("and the ledger adds up to" in found[1]) == (factor < 1)
 
 
+def test_a_lost_or_another_key_of_ids_and_lost_statistics_are_problems(capsys, output):
+    publish(output, run_id_of(output / "mr_mtl"), {"a": None, "b": None})
+    assert verified(capsys, output)[0] == 0
+    key = output / "client_id.key"
+    stored = key.read_text()
+    for changed in ("0" * 64, "", stored[:40]):
+        key.write_text(changed)
+        status, findings = verified(capsys, output)
+        assert (status, [path for path, how, _ in findings if how == "problem"]) == (1, [str(key)])
+    key.write_text(stored)
+    statistics = output / "silo_releases.json"
+    write_json(statistics, {"format_version": 1, "made_with": {}, "silos": {"a": {}}})
+    assert verified(capsys, output)[0] == 0
+    statistics.unlink()
+    assert verified(capsys, output)[0] == 0, "no run says that there were any"
+    settings = {"format_version": 1, "privacy": {"num_examples": {"kind": "noised", "epsilon": 0.5}}}
+    make_run(output / "ditto")
+    write_json(output / "ditto" / "config.json", settings)
+    for number in (2, 3):
+        make_checkpoint(output / "ditto", number)
+    status, findings = verified(capsys, output)
+    assert (status, [path for path, how, _ in findings if how == "problem"]) == (1, [str(statistics)])
+
+
 def test_a_changed_file_of_an_export_is_a_problem(capsys, output):
     version = publish(output, run_id_of(output / "mr_mtl"), {"a": None, "b": None})
     assert verified(capsys, output)[0] == 0

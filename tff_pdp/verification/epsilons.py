@@ -109,6 +109,9 @@ def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Fi
     path = output / SUMMARY_FILE
     if path.exists():
         yield checked(path, lambda: _summary(output, path, recomputed))
+    key = output / CLIENT_ID_KEY
+    if key.exists():
+        yield checked(key, lambda: _client_id_key(output, key))
     for version in export_versions(output):
         yield checked(version, lambda version=version: _export(output, version, recomputed))
 
@@ -247,6 +250,17 @@ def _sizes_are_noised(output: Path, names: Sequence[str] | Mapping[str, Any]) ->
     """Whether numbers of examples were released, so that only budgets hold, whatever was spent."""
     settings = [config_of(output / name).get("privacy", {}).get("num_examples") or {} for name in names]
     return any(one.get("kind") == "noised" for one in settings)
+
+
+def _client_id_key(output: Path, path: Path) -> str:
+    """Checks the key that clients' ids are hashed with against the exports that have such ids."""
+    fingerprint = ClientIdHash.load(path).fingerprint
+    for version in export_versions(output):
+        with contextlib.suppress(DataError):
+            card = read_json(version / layout.MODEL_CARD_FILE)
+            if card.get("client_id_key", fingerprint) != fingerprint:
+                raise ServingError(f"{path} is not the key of the ids in {version}: restore it from a copy")
+    return "the key of the ids in all exports that have hashes"
 
 
 def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple[Status, str]:

@@ -1,7 +1,8 @@
 """Checks everything of an experiment's folder, or of one run, in the order in which one thing rests on the other."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SUCCESS_FILE
@@ -9,7 +10,7 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.before_training import FORMAT_VERSION, RELEASES_FILE, read_releases
 from tff_pdp.training.record.releases import EARLIER, PERSONALIZE, Release, all_releases, is_unchained
 from tff_pdp.verification.epsilons import Recomputed, check_statements, over_budget, recompute
-from tff_pdp.verification.run_folder import Finding, Status, check_run, checked, is_run, journal_state
+from tff_pdp.verification.run_folder import Finding, Status, check_run, checked, config_of, is_run, journal_state
 
 CLIENTS = "clients"
 
@@ -39,7 +40,7 @@ def verify(place: Path) -> Iterator[Finding]:
         recomputed = recompute(releases)
         yield from _check_epsilons(output, recomputed, only=place.name if is_run(place) else None)
     if not is_run(place):
-        yield from _check_inputs(output)
+        yield from _check_inputs(output, runs)
         yield from check_statements(output, recomputed)
         yield from _leftovers(output)
 
@@ -97,16 +98,23 @@ def _spent(release: Release, epsilons: Iterable[float]) -> str:
     return f"epsilon {span}, computed anew from the events in the ledger, within the budgets (scopes: {len(values)})"
 
 
-def _check_inputs(output: Path) -> Iterator[Finding]:
+def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
     """Checks what runs were made from."""
     path = output / RELEASES_FILE
-    if path.exists():
+    if path.exists() or any(_releases_statistics(config_of(folder)) for folder in runs):
         yield checked(path, lambda: _statistics(path))
     clients = output / CLIENTS
     if clients.exists():
         yield checked(clients, lambda: _dataset(clients))
     else:
         yield Finding(clients, Status.ABSENT, "the client dataset is not here, so it was not checked")
+
+
+def _releases_statistics(config: Mapping[str, Any]) -> bool:
+    """Whether silos of a run have released statistics before training, which were paid for once."""
+    privacy = config.get("privacy", {})
+    kinds = [(privacy.get(name) or {}).get("kind") for name in ("num_examples", "feature_scaling")]
+    return "noised" in kinds or "dp_moments" in kinds
 
 
 def _statistics(path: Path) -> tuple[Status, str]:
