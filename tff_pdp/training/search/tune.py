@@ -5,7 +5,6 @@ the search cost. `search_costs` says what a silo pays, and what a search would c
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.files import discard, write_atomically
+from tff_pdp.files import discard
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
@@ -43,10 +42,13 @@ from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
     CONFIG_FILE,
     METRICS_FILE,
+    SELECTED_FILE,
     Choices,
     check_engine,
     read_choices,
+    read_selected,
     start_folder,
+    write_selected,
 )
 from tff_pdp.training.search import runs as search_states
 from tff_pdp.training.search.runs import candidate_of, noisy_scores, numbers_of_runs, repeat, run_pivot
@@ -97,10 +99,6 @@ def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str
         untuned=epsilon(training),
         fixed_grid=epsilon(*pivot, fixed_grid_event(run, len(search.candidates))),
     )
-
-
-# What every silo selected: its hyper-parameters and their noisy score.
-SELECTED_FILE = "selected.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +170,7 @@ def tune(
         method=method,
         search=search,
         state=result,
-        selected=json.loads((folder / SELECTED_FILE).read_text()),
+        selected=read_selected(folder),
         costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger else {},
     )
 
@@ -313,8 +311,7 @@ def _search(
             one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)
         ],
     )
-    selected = json.dumps(_selected(method, search, run_key, best), indent=2) + "\n"
-    write_atomically(folder / SELECTED_FILE, [selected.encode()])
+    write_selected(folder, _selected(method, search, run_key, best))
     beside = surroundings_of(folder, (CONFIG_FILE, METRICS_FILE, SELECTED_FILE))
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(result, surroundings=beside))
     return result

@@ -1,4 +1,4 @@
-"""Digests of files: a JSON file that carries its own, and what was in a file up to some byte."""
+"""Digests of files: JSON files and lines that carry their own, and what was in a file up to some byte."""
 
 import hashlib
 import json
@@ -79,6 +79,25 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
         raise DataError(f"{path} is missing: restore it from a copy") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
+    return content
+
+
+def as_line(content: Mapping[str, Any]) -> str:
+    """JSON text on one line with a digest of itself, which `from_line` checks."""
+    return json.dumps({**content, _DIGEST: _digest(content)}) + "\n"
+
+
+def from_line(line: bytes) -> dict[str, Any]:
+    """Reads a line that `as_line` wrote, or one without a digest and a format version.
+
+    Raises:
+      ValueError, TypeError, AttributeError: the line is damaged.
+    """
+    content = json.loads(line)
+    if _DIGEST in content or "format_version" in content:
+        digest = content.pop(_DIGEST, None)
+        if digest != _digest(content):
+            raise ValueError("its digest is another")
     return content
 
 
