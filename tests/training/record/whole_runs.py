@@ -27,7 +27,7 @@ from serving.saved_model.checks import check_complete, check_export
 from tests.places import DEMO
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, RowInfluence, mark_finished
-from tff_pdp.experiment.build import build_method, build_model
+from tff_pdp.experiment.build import build_method, build_model, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
@@ -36,7 +36,8 @@ from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import personalize
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
-from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, all_releases, check_files, check_record, read_charges
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.releases import SEARCH, all_releases, check_files, check_record
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import check_engine, read_choices, read_metrics
 from tff_pdp.training.search import runs as search_runs
@@ -220,7 +221,8 @@ def read_search(run: WholeRun) -> Any:
     """What `tune --resume` reads of a search that was stopped."""
     folder = run.config.algorithm_folder(run.method)
     method = build_method(run.config, run.method)
-    first = first_state(method, run.config.training.test_only_seed)
+    with experiment_engine(run.config):
+        first = first_state(method, run.config.training.test_only_seed)
     state = search_runs.load(folder / SEARCH, first)
     if state is None:
         return None
@@ -263,8 +265,9 @@ def read_export(run: WholeRun) -> Any:
     assert version is not None
     with contextlib.suppress(_FitsWouldBeLost):
         _as_fits(check_leaves_out_nobody, base_path)
-    check_export(version)
-    check_complete(version)
+    for published in layout.published_versions(base_path).values():
+        check_export(published)
+        check_complete(published)
     card = read_card(version)
     documents = [card, *(read_json(version / name) for name in (layout.PRIVACY_REPORT_FILE, layout.MANIFEST_FILE))]
     models = read_models(version, build_model(run.config))
@@ -321,7 +324,7 @@ KINDS: Mapping[str, tuple[Reader, ...]] = {
     r"[^/]*/selected\.json": (read_run, read_selected),
     r"[^/]*/checkpoints/round_[0-9]*/(checkpoint\.json|run_key\.json|state\.npz)": (read_run, read_releases),
     r"[^/]*/search/round_[0-9]*/(checkpoint\.json|run_key\.json|state\.npz)": (read_search, read_releases),
-    r"[^/]*/client_states/(store|shard_[0-9]*)\.sqlite": (read_run,),
+    r"[^/]*/client_states/(store|shard_[0-9]*)\.sqlite(-journal)?": (read_run,),
     r"export/[^/]*/models\.config": (read_models_config,),
     r"export/[^/]*/\.last_version": (read_last_version,),
     r"export/[^/]*/[0-9]+/.*": _EXPORT,
