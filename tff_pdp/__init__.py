@@ -3,6 +3,7 @@
 errors: the error family that users read
 files: whole files or none
 lock: one writer for each folder
+json_files: JSON files that carry a digest of themselves
 settings: mappings of YAML into dataclasses and numbers
 _tff: the one door to TFF
 data: a client dataset on disk

@@ -10,8 +10,8 @@ from typing import Any
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import ExperimentConfig
-from tff_pdp.files import replace_text
+from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
+from tff_pdp.json_files import read_json, write_json
 from tff_pdp.privacy.mechanisms.feature_scaling import (
     FeatureScaling,
     FeatureScalingSettings,
@@ -27,8 +27,6 @@ from tff_pdp.privacy.mechanisms.silo_statistics import (
     statistics_generator,
 )
 from tff_pdp.privacy.plans.plan import FixedEvents
-
-RELEASES_FILE = "silo_releases.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +95,12 @@ def _released_once(
     path = Path(config.output) / RELEASES_FILE
     made_with = _made_with(config)
     if path.exists():
+        # The first version had no digest.
+        stored = read_json(path, undigested=(None,))
         try:
-            stored = json.loads(path.read_text())
             statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
             earlier = stored["made_with"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
         if earlier != made_with:
             raise ConfigError(
@@ -118,9 +117,9 @@ def _released_once(
         for client_id in clients.client_ids
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"made_with": made_with, "silos": json.loads(_encode(statistics))}
+    content = {"format_version": 1, "made_with": made_with, "silos": json.loads(_encode(statistics))}
     # Stored before anything is done with it: were it lost, the next command would release it a second time.
-    replace_text(path, json.dumps(content, indent=1) + "\n")
+    write_json(path, content)
     return statistics
 
 

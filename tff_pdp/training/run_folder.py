@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
 from tff_pdp.files import discard, naming, sync, write_atomically
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.digests import read_json, write_json
-from tff_pdp.training.record.releases import CHECKPOINTS, check_files
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
 
 # How the clients of each computation are computed, where the engine has chosen.
 CHOICES_FILE = "client_parallelism.json"
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
+# What checkpoints know the beginnings of, by name from the run's folder.
+FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, f"../{RELEASES_FILE}")
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
@@ -37,7 +39,7 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
         )
     discard(folder)
     folder.mkdir(parents=True)
-    write_atomically(folder / CONFIG_FILE, [json.dumps(_resolved(config, device), indent=2).encode()])
+    write_json(folder / CONFIG_FILE, {"format_version": 1, **_resolved(config, device)})
     write_atomically(folder / METRICS_FILE, [])
     sync(folder.parent)
 
@@ -50,12 +52,11 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
       DataError: what it was started with is missing or damaged.
     """
     path = folder / CONFIG_FILE
+    # The first version had the experiment alone.
+    stored = read_json(path, undigested=(None,))
     try:
-        started_with = json.loads(path.read_bytes())["training"]
-        started_with = {key: started_with[key] for key in _DECISIVE}
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: restore it from a copy") from None
-    except (ValueError, KeyError, TypeError) as error:
+        started_with = {key: stored["training"][key] for key in _DECISIVE}
+    except (KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
     content = _resolved(config, device)["training"]
     for key in _DECISIVE:
@@ -64,6 +65,18 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
                 f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it in "
                 "the same way, or give --overwrite to start again"
             )
+
+
+def check_beside(folder: Path) -> None:
+    """Checks the files beside a run's newest checkpoint, before anything is made of them.
+
+    Raises:
+      DataError: one of them is missing or damaged, or the checkpoint is.
+    """
+    for part in (CHECKPOINTS, SEARCH):
+        saved = checkpoint_files.newest(folder / part, with_arrays=False)
+        if saved is not None:
+            check_files(folder, saved)
 
 
 def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:

@@ -27,11 +27,12 @@ from serving.saved_model.checks import check_complete, check_export
 from tests.places import DEMO
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, RowInfluence, mark_finished
+from tff_pdp.errors import ServingError
 from tff_pdp.experiment.build import build_method, build_model, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
-from tff_pdp.personal_models.model_card import check_leaves_out_nobody, newest_version, read_card, read_json, served_ids
+from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, newest_version, read_card, served_ids
 from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import personalize
 from tff_pdp.training.client_store.states import close_states
@@ -217,6 +218,14 @@ def read_run(run: WholeRun) -> Any:
         close_states(state.client_states)
 
 
+def read_plan(run: WholeRun) -> Any:
+    """What training begins with: the plan, from the clients and from what silos released before."""
+    method = build_method(run.config, run.method)
+    ledger = method.plan.build_ledger()
+    numbers = method.plan.mechanisms if hasattr(method.plan, "mechanisms") else None
+    return [method.config_hash, repr(numbers), _scalings(method), ledger and ledger.to_json()]
+
+
 def read_search(run: WholeRun) -> Any:
     """What `tune --resume` reads of a search that was stopped."""
     folder = run.config.algorithm_folder(run.method)
@@ -260,35 +269,33 @@ def read_clients(run: WholeRun) -> Any:
 
 def read_export(run: WholeRun) -> Any:
     """What `export`, `personalize` and servers read of the newest version."""
-    base_path = run.config.export_folder
-    version = newest_version(base_path)
+    version = newest_version(run.config.export_folder)
     assert version is not None
-    with contextlib.suppress(_FitsWouldBeLost):
-        _as_fits(check_leaves_out_nobody, base_path)
-    for published in layout.published_versions(base_path).values():
+    for published in layout.published_versions(run.config.export_folder).values():
         check_export(published)
         check_complete(published)
-    card = read_card(version)
-    documents = [card, *(read_json(version / name) for name in (layout.PRIVACY_REPORT_FILE, layout.MANIFEST_FILE))]
     models = read_models(version, build_model(run.config))
+    return [version.name, models.client_ids, models.rows.tolist(), _bits([models.shared, models.stacked])]
+
+
+def read_documents(run: WholeRun) -> Any:
+    """What `personalize` reads of the newest version before its models."""
+    version = newest_version(run.config.export_folder)
+    assert version is not None
+    card = read_card(version)
+    check_settings(run.config, version, card)
+    manifest = layout.read_manifest(version)
     served = served_ids(run.config, version, card)
-    arrays = [models.client_ids, models.rows.tolist(), _bits([models.shared, models.stacked]), models.layout]
-    return [version.name, documents, arrays, served("east")]
+    return [card, layout.read_document(version, layout.PRIVACY_REPORT_FILE), manifest, served("east")]
 
 
-class _FitsWouldBeLost(Exception):
-    """An export would lack clients that were added, as is right here."""
-
-
-def _as_fits(function: Callable[..., Any], *arguments: Any) -> Any:
-    from tff_pdp.errors import ServingError
-
-    try:
-        return function(*arguments)
-    except ServingError as error:
-        if "1 fits in all" in str(error):
-            raise _FitsWouldBeLost from None
-        raise
+def read_fits(run: WholeRun) -> Any:
+    """How many clients another export of the trained method would lose."""
+    with pytest.raises(ServingError) as refused:
+        check_leaves_out_nobody(run.config.export_folder)
+    if "1 clients that were not in training, 1 fits in all" not in str(refused.value):
+        raise refused.value
+    return "1 fit"
 
 
 def read_last_version(run: WholeRun) -> Any:
@@ -303,22 +310,21 @@ def read_key(run: WholeRun) -> Any:
 
 def read_models_config(run: WholeRun) -> Any:
     """What a server is told to serve."""
-    (path,) = run.config.export_folder.parent.rglob("models.config")
-    return read_model_config_file(path)
+    return read_model_config_file(run.config.export_folder / "models.config")
 
 
 Reader = Callable[[WholeRun], Any]
-_EXPORT = (read_export, read_last_version)
+_EXPORT = (read_export, read_documents, read_fits)
 # By pattern of the path below the run's folder; the first that fits counts. None where no command reads the file.
 KINDS: Mapping[str, tuple[Reader, ...]] = {
     r"(.*/)?\.[^/]*\.lock": (),
     r"report\.html|summary\.json": (),
     r"clients/dead_letters/.*": (),
-    r"clients/(manifest\.json|_SUCCESS)": (read_clients, read_run),
+    r"clients/(manifest\.json|_SUCCESS)": (read_clients, read_plan, read_run),
     r"clients/(index\.parquet|shards/.*)": (read_clients,),
     r"earlier_releases\.(jsonl|head)": (read_releases, read_run),
-    r"silo_releases\.json": (read_run,),
-    r"client_id\.key": (read_key, read_export),
+    r"silo_releases\.json": (read_plan, read_run),
+    r"client_id\.key": (read_key, read_documents),
     r"[^/]*/charges\.(jsonl|head)": (read_run, read_releases),
     r"[^/]*/(config\.json|metrics\.jsonl|client_parallelism\.json)": (read_run, read_beside),
     r"[^/]*/selected\.json": (read_run, read_selected),
@@ -350,12 +356,10 @@ def kind_of(name: str) -> str:
     raise LookupError(f"{name} is a new kind of file: give it a reader in KINDS that refuses it when it is damaged")
 
 
-def read(run: WholeRun, name: str) -> list[Any]:
-    """All that the readers of a file return."""
+def readers_of(run: WholeRun, name: str) -> tuple[Reader, ...]:
+    """The readers that a file of a run has."""
     readers = KINDS[kind_of(name)]
-    if run.name == "stopped":
-        readers = tuple(dict.fromkeys(_STOPPED.get(reader, reader) for reader in readers))
-    return [reader(run) for reader in readers]
+    return tuple(dict.fromkeys(_STOPPED.get(one, one) if run.name == "stopped" else one for one in readers))
 
 
 def _scalings(method: Any) -> list[bytes]:

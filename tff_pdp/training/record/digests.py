@@ -1,15 +1,13 @@
-"""Digests of files: a JSON file that carries its own, and what was in a file up to some byte."""
+"""Digests of files: a JSON file that carries its own (`tff_pdp.json_files`), and what was in a file up to some byte."""
 
 import hashlib
-import json
-from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tff_pdp.errors import DataError
-from tff_pdp.files import write_atomically
+from tff_pdp.json_files import as_text, read_json, write_json
 
-_DIGEST = "digest"
+__all__ = ["Prefix", "as_text", "prefix_of", "read_json", "write_json"]
 
 
 class Prefix(NamedTuple):
@@ -46,41 +44,3 @@ def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
             size += len(part)
             left = None if left is None else left - len(part)
     return Prefix(size, digest.hexdigest())
-
-
-def as_text(content: Mapping[str, Any]) -> str:
-    """JSON text with a digest of itself, which `from_text` checks."""
-    return json.dumps({**content, _DIGEST: _digest(content)}, indent=2) + "\n"
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes plain data as JSON with a digest; when this returns, the file outlasts a power cut."""
-    write_atomically(path, [as_text(content).encode()])
-
-
-def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[str, Any]:
-    """Reads what `write_json` wrote.
-
-    Args:
-      path: the file.
-      undigested: each `format_version` of files without a digest; None of those without that either.
-
-    Raises:
-      DataError: the file is missing or damaged.
-    """
-    try:
-        stored = path.read_bytes()
-        content = json.loads(stored)
-        if _DIGEST in content or content.get("format_version") not in undigested:
-            digest = content.pop(_DIGEST)
-            if digest != _digest(content):
-                raise ValueError("its digest is another")
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: restore it from a copy") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
-    return content
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -5,7 +5,6 @@ the search cost. `search_costs` says what a silo pays, and what a search would c
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.files import discard, write_atomically
+from tff_pdp.files import discard
+from tff_pdp.json_files import read_json, write_json
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
@@ -41,9 +41,9 @@ from tff_pdp.training.record.releases import (
 )
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
-    CONFIG_FILE,
-    METRICS_FILE,
+    FILES_BESIDE,
     Choices,
+    check_beside,
     check_engine,
     read_choices,
     start_folder,
@@ -150,6 +150,8 @@ def tune(
       BudgetError: a silo's budget cannot be met.
       DataError, EngineError: as their parts raise.
     """
+    if not overwrite:
+        check_beside(config.algorithm_folder(name))
     method = build_method(config, name)
     search = method.silo_plan.search
     if search is None:
@@ -172,7 +174,7 @@ def tune(
         method=method,
         search=search,
         state=result,
-        selected=json.loads((folder / SELECTED_FILE).read_text()),
+        selected=read_selected(folder),
         costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger else {},
     )
 
@@ -234,10 +236,10 @@ def _start_or_resume(
     arithmetic = arithmetic_here(config, device)
     if saved is not None:
         _check_resume(method, folder, resume, saved.first.config_hash)
-        check_engine(config, folder, device)
-        choices.keep_in(folder)
         check_record(folder, saved.first, read_charges(folder))
         check_files(folder, saved.first)
+        check_engine(config, folder, device)
+        choices.keep_in(folder)
         _check_repeated(method, folder, saved.first, arithmetic)
         return saved
     start_folder(config, folder, device)
@@ -313,11 +315,22 @@ def _search(
             one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)
         ],
     )
-    selected = json.dumps(_selected(method, search, run_key, best), indent=2) + "\n"
-    write_atomically(folder / SELECTED_FILE, [selected.encode()])
-    beside = surroundings_of(folder, (CONFIG_FILE, METRICS_FILE, SELECTED_FILE))
+    selected = _selected(method, search, run_key, best)
+    write_json(folder / SELECTED_FILE, {"format_version": 1, "selected": selected})
+    beside = surroundings_of(folder, (*FILES_BESIDE, SELECTED_FILE))
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(result, surroundings=beside))
     return result
+
+
+def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
+    """Reads what each silo selected, by client id: `hparams`, and the `noisy_score` or None.
+
+    Raises:
+      DataError: the file is missing or damaged.
+    """
+    # The first version had the silos alone.
+    content = read_json(folder / SELECTED_FILE, undigested=(None,))
+    return content["selected"] if "format_version" in content else content
 
 
 def _selected(
