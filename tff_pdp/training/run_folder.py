@@ -1,5 +1,6 @@
 """Files in a run's folder beside its checkpoints: how it was configured and computed, and its validation metrics."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
 CHOICES_FILE = "client_parallelism.json"
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 # What checkpoints know the beginnings of, by name from the run's folder.
-FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, f"../{RELEASES_FILE}")
+_RELEASES = f"../{RELEASES_FILE}"
+FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
@@ -67,16 +69,32 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
             )
 
 
-def check_beside(folder: Path) -> None:
-    """Checks the files beside a run's newest checkpoint, before anything is made of them.
+def check_beside(folder: Path, *, is_replaced: bool) -> None:
+    """Checks the files that a command goes on from, before anything is made of them.
+
+    These are the files beside the run's newest checkpoint, and the releases of silos before any run of the experiment:
+    were these missing, silos would release a second time.
+
+    Args:
+      folder: of a run, which need not be there.
+      is_replaced: whether the run begins anew, so that its former files do not matter.
 
     Raises:
-      DataError: one of them is missing or damaged, or the checkpoint is.
+      DataError: one of them is missing or damaged, or the run's checkpoint is.
     """
-    for part in (CHECKPOINTS, SEARCH):
-        saved = checkpoint_files.newest(folder / part, with_arrays=False)
+    for path in (folder / CHECKPOINTS, folder / SEARCH):
+        saved = None if is_replaced else checkpoint_files.newest(path, with_arrays=False)
         if saved is not None:
             check_files(folder, saved)
+    output = folder.parent
+    for path in sorted({path.parent for part in (CHECKPOINTS, SEARCH) for path in output.glob(f"*/{part}/round_*")}):
+        saved = None
+        # A damaged run is for those to report who need it.
+        with contextlib.suppress(DataError):
+            saved = None if path.parent == folder else checkpoint_files.newest(path, with_arrays=False)
+        known = saved.surroundings.files if saved is not None and saved.surroundings is not None else {}
+        if _RELEASES in known:
+            known[_RELEASES].check(output / RELEASES_FILE)
 
 
 def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:

@@ -82,8 +82,7 @@ def train(
 def _train(
     config: ExperimentConfig, name: str, folder: Path, *, resume: bool, overwrite: bool, progress: bool
 ) -> Checkpoint:
-    if not overwrite:
-        check_beside(folder)
+    check_beside(folder, is_replaced=overwrite)
     method = build_method(config, name)
     if overwrite:
         set_aside(folder.parent, folder)

@@ -40,7 +40,7 @@ from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import SEARCH, all_releases, check_files, check_record
 from tff_pdp.training.rounds import first_state
-from tff_pdp.training.run_folder import check_engine, read_choices, read_metrics
+from tff_pdp.training.run_folder import check_beside, check_engine, read_choices, read_metrics
 from tff_pdp.training.search import runs as search_runs
 from tff_pdp.training.search import tune as tuning
 from tff_pdp.training.train import train
@@ -220,6 +220,7 @@ def read_run(run: WholeRun) -> Any:
 
 def read_plan(run: WholeRun) -> Any:
     """What training begins with: the plan, from the clients and from what silos released before."""
+    check_beside(run.config.algorithm_folder("another"), is_replaced=False)
     method = build_method(run.config, run.method)
     ledger = method.plan.build_ledger()
     numbers = method.plan.mechanisms if hasattr(method.plan, "mechanisms") else None
@@ -314,6 +315,8 @@ def read_models_config(run: WholeRun) -> Any:
 
 
 Reader = Callable[[WholeRun], Any]
+# Written for people, who may change what is in them: whatever has the form is taken as it stands.
+MEANT_TO_BE_CHANGED = r"export/[^/]*/models\.config"
 _EXPORT = (read_export, read_documents, read_fits)
 # By pattern of the path below the run's folder; the first that fits counts. None where no command reads the file.
 KINDS: Mapping[str, tuple[Reader, ...]] = {
@@ -331,7 +334,7 @@ KINDS: Mapping[str, tuple[Reader, ...]] = {
     r"[^/]*/checkpoints/round_[0-9]*/(checkpoint\.json|run_key\.json|state\.npz)": (read_run, read_releases),
     r"[^/]*/search/round_[0-9]*/(checkpoint\.json|run_key\.json|state\.npz)": (read_search, read_releases),
     r"[^/]*/client_states/(store|shard_[0-9]*)\.sqlite(-journal)?": (read_run,),
-    r"export/[^/]*/models\.config": (read_models_config,),
+    MEANT_TO_BE_CHANGED: (read_models_config,),
     r"export/[^/]*/\.last_version": (read_last_version,),
     r"export/[^/]*/[0-9]+/.*": _EXPORT,
 }

@@ -150,8 +150,7 @@ def tune(
       BudgetError: a silo's budget cannot be met.
       DataError, EngineError: as their parts raise.
     """
-    if not overwrite:
-        check_beside(config.algorithm_folder(name))
+    check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
     search = method.silo_plan.search
     if search is None:
