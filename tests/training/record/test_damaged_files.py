@@ -51,7 +51,7 @@ def outcome_of(reader, run, name, expected):
     except UserError as error:
         is_named = name.rpartition("/")[2] in str(error) and "\n" not in str(error)
         return "refused" if is_named else f"refused as {error}"
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return f"a traceback: {type(error).__name__}: {error}"
     return "without effect" if found == expected or kind_of(name) == MEANT_TO_BE_CHANGED else "other results"
 

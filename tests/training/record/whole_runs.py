@@ -32,7 +32,13 @@ from tff_pdp.experiment.build import build_method, build_model, experiment_engin
 from tff_pdp.experiment.config import ExperimentConfig, load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
-from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, newest_version, read_card, served_ids
+from tff_pdp.personal_models.model_card import (
+    check_leaves_out_nobody,
+    check_settings,
+    newest_version,
+    read_card,
+    served_ids,
+)
 from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import personalize
 from tff_pdp.training.client_store.states import close_states
