@@ -59,7 +59,13 @@ class RowRules:
 def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
     """Builds the stages, to be run after those of people."""
     return (
-        Stage(READ, tuple(chunks), _ReadContacts(rules.num_shards), gives=("contacts",), after=(ORDER,)),
+        Stage(
+            READ,
+            tuple(chunks),
+            _ReadContacts(rules.num_shards, rules.layout.observed_days),
+            gives=("contacts",),
+            after=(ORDER,),
+        ),
         partition_stage(WRITE, rules.num_shards, _WriteRows(rules), takes=("contacts",), after=(ORDER,)),
     )
 
@@ -69,6 +75,8 @@ class _ReadContacts:
     """A chunk of contacts -> each, seen from both ends, to the partitions of both, unless it is between groups."""
 
     num_partitions: int
+    # Durations are totals of so many.
+    observed_days: int
 
     def __call__(self, task: Chunk, context: TaskContext) -> Iterator[Piece]:
         people, lookup = People.load(context.folder), PlaceLookup(context.folder)
@@ -86,6 +94,7 @@ class _ReadContacts:
         is_own = columns["pid1"] == columns["pid2"]
         is_sound = (columns["duration"] >= 0) & (columns["start_time"] >= 0)
         is_sound &= columns["start_time"] < SECONDS_PER_DAY
+        is_sound &= columns["duration"] <= SECONDS_PER_DAY * self.observed_days
         for name in ("activity1", "activity2"):
             is_sound &= (columns[name] >= 1) & (columns[name] <= len(ACTIVITY_NAMES))
         for reason, is_bad in (

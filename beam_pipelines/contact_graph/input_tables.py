@@ -20,6 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from beam_pipelines.contact_graph.tables import STATE_NAMES, TABLES, paths_of, plain_type
+from beam_pipelines.raw_data import files_in
 from beam_pipelines.records import DeadLetter, Reason
 from tff_pdp.errors import DataError
 
@@ -27,6 +28,7 @@ from tff_pdp.errors import DataError
 _COMPUTE: Any = pyarrow.compute
 # What a task reads at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
+_LONGEST_HEADER = 1 << 20
 _INTEGER = r"^-?\d{1,19}(\.0*)?$"
 _DECIMAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
@@ -76,7 +78,7 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
     files = paths
     if paths[0].is_dir():
         # Names that begin so are not data: what other tools leave (`_SUCCESS`, `.part-0.csv.crc`).
-        files = sorted(path for path in paths[0].iterdir() if path.is_file() and path.name[0] not in "._")
+        files = [path for path in files_in(paths[0]) if path.name[0] != "_"]
     for path in files:
         _places(path, table, tuple(columns))
     return tuple(files)
@@ -166,7 +168,9 @@ def _header_in(path: Path, *version: int) -> list[str]:
     if path.suffix == ".parquet":
         return pyarrow.parquet.read_schema(path).names
     with _open_text(path) as file:
-        line = file.readline()
+        line = file.readline(_LONGEST_HEADER)
+    if b"\r" in line.rstrip(b"\r\n"):
+        raise DataError(f"{path}: its lines end with a carriage return alone; write it with line feeds")
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, encoding="utf-8-sig")
     (row,) = pyarrow.csv.read_csv(io.BytesIO(line), options).to_pylist()
     return ["" if name is None else str(name).strip() for name in row.values()]
@@ -221,13 +225,34 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
         )
         return table.rename_columns(schema.names)
 
+    # Arrow takes hexadecimal numbers for integers.
+    if not (b"0x" in block or b"0X" in block):
+        try:
+            table = read(schema)
+            return _without_bad_rows(chunk, table, table, letters)
+        except pyarrow.ArrowInvalid:
+            pass
+    texts = read(pyarrow.schema([(name, pyarrow.binary()) for name in schema.names]))
+    columns = [_convert(_decoded(texts[field.name]), field.type) for field in schema]
+    shown = pyarrow.table({name: _decoded(texts[name], "replace") for name in schema.names})
+    return _without_bad_rows(chunk, pyarrow.table(columns, schema=schema), shown, letters)
+
+
+def _decoded(values: pyarrow.ChunkedArray, errors: str = "null") -> pyarrow.ChunkedArray:
+    """Bytes as texts; those that are not UTF-8 are null, or as Python's `errors` has it."""
     try:
-        table = read(schema)
-        return _without_bad_rows(chunk, table, table, letters)
+        return values.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
-        texts = read(pyarrow.schema([(name, pyarrow.string()) for name in schema.names]))
-        columns = [_convert(texts[field.name], field.type) for field in schema]
-        return _without_bad_rows(chunk, pyarrow.table(columns, schema=schema), texts, letters)
+        return pyarrow.chunked_array([[_text(value, errors) for value in values.to_pylist()]], pyarrow.string())
+
+
+def _text(value: bytes | None, errors: str) -> str | None:
+    if value is None:
+        return None
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None if errors == "null" else value.decode("utf-8", errors)
 
 
 def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:
