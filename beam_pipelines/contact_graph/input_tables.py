@@ -29,6 +29,8 @@ _COMPUTE: Any = pyarrow.compute
 # What a task reads at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
 _LONGEST_HEADER = 1 << 20
+# Share of rows: with more, it is the whole file that cannot be read.
+_MOST_OF_ANOTHER_ENCODING = 0.01
 _INTEGER = r"^-?\d{1,19}(\.0*)?$"
 _DECIMAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
@@ -232,27 +234,28 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
             return _without_bad_rows(chunk, table, table, letters)
         except pyarrow.ArrowInvalid:
             pass
-    texts = read(pyarrow.schema([(name, pyarrow.binary()) for name in schema.names]))
-    columns = [_convert(_decoded(texts[field.name]), field.type) for field in schema]
-    shown = pyarrow.table({name: _decoded(texts[name], "replace") for name in schema.names})
+    stored = read(pyarrow.schema([(name, pyarrow.binary()) for name in schema.names]))
+    shown = pyarrow.table({name: _decoded(stored[name]) for name in schema.names})
+    texts = {name: _if_utf_8(shown[name], stored[name]) for name in schema.names}
+    bad = sum(column.null_count - shown[name].null_count for name, column in texts.items())
+    if bad > max(1, _MOST_OF_ANOTHER_ENCODING * len(shown)):
+        raise pyarrow.ArrowInvalid(f"{bad} values are not UTF-8: the file seems to have another encoding")
+    columns = [_convert(texts[field.name], field.type) for field in schema]
     return _without_bad_rows(chunk, pyarrow.table(columns, schema=schema), shown, letters)
 
 
-def _decoded(values: pyarrow.ChunkedArray, errors: str = "null") -> pyarrow.ChunkedArray:
-    """Bytes as texts; those that are not UTF-8 are null, or as Python's `errors` has it."""
+def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Bytes as texts, with a sign of replacement for what is not UTF-8."""
     try:
         return values.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
-        return pyarrow.chunked_array([[_text(value, errors) for value in values.to_pylist()]], pyarrow.string())
+        texts = [value and value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pyarrow.chunked_array([texts], pyarrow.string())
 
 
-def _text(value: bytes | None, errors: str) -> str | None:
-    if value is None:
-        return None
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return None if errors == "null" else value.decode("utf-8", errors)
+def _if_utf_8(texts: pyarrow.ChunkedArray, stored: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """The texts, null where what is stored is another."""
+    return _COMPUTE.if_else(_COMPUTE.equal(texts.cast(pyarrow.binary()), stored), texts, None)
 
 
 def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:
