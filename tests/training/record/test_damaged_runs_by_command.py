@@ -25,7 +25,7 @@ from tests.training.record.whole_runs import (
     config_of,
     files_of,
     points,
-    read_export,
+    read_newest,
     read_run,
 )
 from tff_pdp import cli
@@ -65,10 +65,12 @@ CASES: Mapping[str, Case] = {
     ),
     "evaluate": Case("silos", ("evaluate",), TRAINED, lambda _, printed: printed),
     "export": Case(
-        "silos", ("export", "--drop-added"), (*TRAINED, "digits", "client_id"), lambda run, _: read_export(run)
+        "silos", ("export", "--drop-added"), (*TRAINED, "digits", "client_id"), lambda run, _: read_newest(run)
     ),
     "tune": Case("stopped", ("tune", "--resume"), (*TRAINED, "search/"), lambda _, printed: printed["selected"]),
-    "tuned": Case("tuned", ("tune", "--resume"), (*TRAINED, "selected", "releases"), lambda _, printed: printed),
+    "tuned": Case(
+        "tuned", ("tune", "--resume"), (*TRAINED, "selected", "releases"), lambda _, printed: {**printed, "folder": ""}
+    ),
     "personalize": Case(
         "silos", ("personalize", *FIT, "--delta", "1e-3"), ("digits", "client_id", "earlier", "/charges"), recorded
     ),

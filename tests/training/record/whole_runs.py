@@ -276,11 +276,16 @@ def read_clients(run: WholeRun) -> Any:
 
 def read_export(run: WholeRun) -> Any:
     """What `export`, `personalize` and servers read of the newest version."""
-    version = newest_version(run.config.export_folder)
-    assert version is not None
     for published in layout.published_versions(run.config.export_folder).values():
         check_export(published)
         check_complete(published)
+    return read_newest(run)
+
+
+def read_newest(run: WholeRun) -> Any:
+    """The models of the newest version."""
+    version = newest_version(run.config.export_folder)
+    assert version is not None
     models = read_models(version, build_model(run.config))
     return [version.name, models.client_ids, models.rows.tolist(), _bits([models.shared, models.stacked])]
 
