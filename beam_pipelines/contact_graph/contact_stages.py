@@ -1,6 +1,7 @@
 """The stages that make rows of contacts: read and give them to both ends, then sample and write."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from beam_pipelines.contact_graph.people import SECONDS_PER_DAY, People, PlaceLo
 from beam_pipelines.contact_graph.people_stages import ORDER
 from beam_pipelines.contact_graph.row_steps import count_read_rows, drop_rows, gather, scatter
 from beam_pipelines.contact_graph.rows import RowLayout, build_rows
-from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
+from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs, share_repeated
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 from beam_pipelines.dataset.accounting import count_kept, count_rows
 from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
@@ -27,6 +28,9 @@ _TABLE = "population_network"
 # Each contact that is kept becomes two; counted where they are given and where they arrive.
 _ENDS = "contact_ends"
 _END = {"owner": np.int32, "other": np.int32, "start": np.int32, "duration": np.int32, "activity": np.int8}
+# Share of contacts: people seldom meet twice at the same second for the same time.
+_MOST_REPEATED = 0.1
+_LOGGER = logging.getLogger(__name__)
 # Rows encoded at a time.
 _BLOCK_ROWS = 1 << 15
 
@@ -139,6 +143,15 @@ class _WriteRows:
             *(ends[name] for name in ("start", "duration", "activity")),
         )
         pairs = merge_pairs(own, len(people))
+        repeated = share_repeated(own)
+        if repeated > _MOST_REPEATED:
+            _LOGGER.warning(
+                "shard %d: %.0f%% of the contacts repeat another one exactly, and durations are added up: was a part of "
+                "%s delivered twice?",
+                task,
+                100 * repeated,
+                _TABLE,
+            )
         degrees = degrees_of(pairs, last - first)
         pids = np.asarray(people.pid[first:last])
         rules.degree_bound.check_degrees(degrees, pids)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gzip
 import io
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -28,6 +29,7 @@ from tff_pdp.errors import DataError
 _COMPUTE: Any = pyarrow.compute
 # What a task reads at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
+_LOGGER = logging.getLogger(__name__)
 _LONGEST_HEADER = 1 << 20
 # Share of rows: with more, it is the whole file that cannot be read.
 _MOST_OF_ANOTHER_ENCODING = 0.01
@@ -83,7 +85,15 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
         files = [path for path in files_in(paths[0]) if path.name[0] != "_"]
     for path in files:
         _places(path, table, tuple(columns))
+        if path.suffix == ".csv" and not _ends_its_last_line(path):
+            _LOGGER.warning("%s: its last line has no end: was the file cut?", path)
     return tuple(files)
+
+
+def _ends_its_last_line(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read() in (b"", b"\n")
 
 
 def chunks_of(table: str, files: Sequence[Path]) -> list[Chunk]:

@@ -133,6 +133,18 @@ def test_a_value_that_is_no_text_is_kept_aside(tmp_path, expected):
     assert counts.rows["person"].dropped[VALUES] == 1
 
 
+def test_contacts_that_were_delivered_twice_are_told(tmp_path, caplog):
+    source = TOWN.write(tmp_path / "input")
+    run(source, tmp_path)
+    assert not caplog.messages
+    path = source / f"{NETWORK}.csv"
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines, *lines]))
+    run(source, tmp_path / "again")
+    assert any("of the contacts repeat another one exactly" in message for message in caplog.messages)
+    assert any(f"{NETWORK}.csv: its last line has no end" in message for message in caplog.messages)
+
+
 def test_same_row_twice_counts_once(tmp_path, expected):
     source = TOWN.write(tmp_path / "input")
     for table in ("person", "household", "target"):
