@@ -146,8 +146,8 @@ class _WriteRows:
         repeated = share_repeated(own)
         if repeated > _MOST_REPEATED:
             _LOGGER.warning(
-                "shard %d: %.0f%% of the contacts repeat another one exactly, and durations are added up: was a part of "
-                "%s delivered twice?",
+                "shard %d: %.0f%% of the contacts repeat another one exactly, and durations are added up: was a part "
+                "of %s delivered twice?",
                 task,
                 100 * repeated,
                 _TABLE,
