@@ -2,8 +2,8 @@
 
 errors: the error family that users read
 files: whole files or none
+digests: digests of files, and JSON that carries its own
 lock: one writer for each folder
-json_files: JSON files that carry a digest of themselves
 settings: mappings of YAML into dataclasses and numbers
 _tff: the one door to TFF
 data: a client dataset on disk
@@ -16,6 +16,7 @@ reports: what readers see
 experiment: from a file of settings to a method ready to run
 training: rounds of ledger, next, checkpoint
 personal_models: from a trained method to served models
+verification: what lies on disk, checked off line
 reproduce: published experiments beside their figures
 commands: what each command does
 cli: the command `tff-pdp`, with all commands

@@ -1,4 +1,4 @@
-"""The command line: prepare, train, tune, evaluate, account, export, personalize, serve, predict, demo and more.
+"""The command line: prepare, train, tune, evaluate, export, personalize, verify, seal, serve, predict, demo and more.
 
 Nothing heavy is imported here: TensorFlow and TFF take many seconds, and `--help` should not.
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tff_pdp import __version__
 from tff_pdp.commands import account as account_command
+from tff_pdp.commands import record as record_commands
 from tff_pdp.errors import UserError, sentence_for_user
 from tff_pdp.reproduce.settings import SETTINGS
 
@@ -23,6 +24,8 @@ A whole experiment, in the order data flows:
   tff-pdp export   --config configs/demo.yaml    personal models -> one SavedModel
   tff-pdp serve    --model-base-path runs/demo/export/digits
   tff-pdp predict  --config configs/demo.yaml --client-id silo_03 --address localhost:8501
+  tff-pdp verify   runs/demo                     digests, chains, and epsilon computed anew, off line
+  tff-pdp seal     runs/demo                     the key of the noise is destroyed, the record stays
 
 `tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
 """
@@ -150,6 +153,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config(personalize)
     _add_personalize(personalize)
     personalize.set_defaults(run=_lazily("personalize"))
+
+    verify = _command(commands, "verify", "Check a run's files and records, and compute its epsilon anew.")
+    record_commands.add_verify_arguments(verify)
+    verify.set_defaults(run=record_commands.verify)
+
+    seal = _command(commands, "seal", "Destroy the key and the states of a run that is done; keep its record.")
+    record_commands.add_seal_arguments(seal)
+    seal.set_defaults(run=record_commands.seal)
 
     serve = _command(commands, "serve", "Serve an export on this machine, speaking TensorFlow Serving's protocols.")
     _add_serve(serve)

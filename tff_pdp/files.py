@@ -89,6 +89,21 @@ def discard(folder: Path) -> None:
         shutil.rmtree(moved, ignore_errors=True)
 
 
+def overwrite_and_remove(path: Path) -> None:
+    """Removes a file after writing random bytes over its content, which are on disk before the name goes.
+
+    Assumes: the file system writes in place. Those that copy on write, snapshots, and the spare blocks of a solid-state
+      disk may keep the old content.
+    """
+    left = path.stat().st_size
+    with naming(path), open(path, "r+b", buffering=0) as file:
+        while left:
+            left -= file.write(os.urandom(min(left, 2**20)))
+        os.fsync(file.fileno())
+    path.unlink()
+    sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """Flushes one file or folder to disk, so that a power cut cannot leave what was published half-written."""
     descriptor = os.open(path, os.O_RDONLY)

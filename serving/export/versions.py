@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serving.saved_model import layout
+from tff_pdp.digests import as_text, from_text
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text, sync
-from tff_pdp.json_files import as_text, from_text
 from tff_pdp.lock import only_writer
 
 # Survives the deletion of old versions, so that their numbers are not handed out again to other weights.

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.digests import from_text, with_digest
 from tff_pdp.errors import ServingError
-from tff_pdp.json_files import from_text, with_digest
 
 # The first is what a request gets that names none.
 PREDICT_SIGNATURES = ("serving_default", "predict")

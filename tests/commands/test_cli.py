@@ -6,7 +6,8 @@ import pytest
 
 from tff_pdp.cli import main
 
-COMMANDS = ("prepare", "train", "tune", "evaluate", "account", "export", "personalize", "serve", "predict", "demo")
+COMMANDS = ("prepare", "train", "tune", "evaluate", "account", "export", "personalize", "verify", "seal")
+COMMANDS += ("serve", "predict", "demo")
 
 
 def test_importing_the_command_line_imports_nothing_heavy():

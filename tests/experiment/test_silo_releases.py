@@ -7,7 +7,7 @@ import pytest
 
 from tests.rounding import assert_within, gamma
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.before_training import RELEASES_FILE
+from tff_pdp.experiment.before_training import RELEASES_FILE, read_releases
 from tff_pdp.experiment.build import build_method
 
 # Relative to what is added up, in units of the scale: shift and scale are rounded once each, their sum and product with
@@ -67,6 +67,24 @@ def test_releases_that_cannot_be_read_are_not_made_again(experiment):
     (config.clients_folder.parent / RELEASES_FILE).write_text('{"silos": 3}')
     with pytest.raises(DataError, match=RELEASES_FILE):
         build_method(config, "mr_mtl")
+
+
+def test_no_changed_byte_of_releases_is_silent_and_those_of_an_earlier_version_count(experiment):
+    config = experiment(privacy__num_examples=NOISED)
+    first = build_method(config, "mr_mtl")
+    path = config.clients_folder.parent / RELEASES_FILE
+    stored, expected = path.read_bytes(), read_releases(path)
+    for place in range(0, len(stored), 3):
+        path.write_bytes(stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :])
+        try:
+            assert read_releases(path) == expected
+        except DataError as error:
+            assert RELEASES_FILE in str(error)
+    path.write_text(json.dumps(expected, indent=1) + "\n")
+    again = build_method(config, "mr_mtl")
+    assert again.config_hash == first.config_hash
+    assert again.plan.build_ledger().to_json() == first.plan.build_ledger().to_json()
+    assert path.read_bytes() != stored
 
 
 def test_features_are_scaled_by_what_was_released(experiment):

@@ -32,6 +32,7 @@ from tff_pdp.personal_models.export import export_experiment, exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
+from tff_pdp.training.record.charges import run_id_of
 from tff_pdp.training.run_folder import read_metrics
 from tff_pdp.training.train import train
 
@@ -280,6 +281,7 @@ def test_an_export_of_users_says_what_is_protected_from_whom(tmp_path):
     assert report["claim"] == "formal-conditional"
     assert report["epsilon"] == summary["algorithms"]["fed_avg"]["epsilon_spent"] <= 8.0
     assert (report["delta"], "silos" in report) == (1e-3, False)
+    assert card["run"] == summary["algorithms"]["fed_avg"]["run"] == run_id_of(config.algorithm_folder("fed_avg"))
     assert card["client_ids"].startswith("keyed hashes (HMAC-SHA256")
     assert card["unknown_clients"].startswith("answered by the global model")
     for content in (report, card):

@@ -9,9 +9,9 @@ from typing import Any
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.digests import read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
-from tff_pdp.json_files import read_json, write_json
 from tff_pdp.privacy.mechanisms.feature_scaling import (
     FeatureScaling,
     FeatureScalingSettings,
@@ -27,6 +27,8 @@ from tff_pdp.privacy.mechanisms.silo_statistics import (
     statistics_generator,
 )
 from tff_pdp.privacy.plans.plan import FixedEvents
+
+FORMAT_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +97,7 @@ def _released_once(
     path = Path(config.output) / RELEASES_FILE
     made_with = _made_with(config)
     if path.exists():
-        # The first version had no digest.
-        stored = read_json(path, undigested=(None,))
+        stored = read_releases(path)
         try:
             statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
             earlier = stored["made_with"]
@@ -117,10 +118,22 @@ def _released_once(
         for client_id in clients.client_ids
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format_version": 1, "made_with": made_with, "silos": json.loads(_encode(statistics))}
-    # Stored before anything is done with it: were it lost, the next command would release it a second time.
-    write_json(path, content)
+    content = {"made_with": made_with, "silos": json.loads(_encode(statistics))}
+    # On disk before anything is done with it: were it lost, the next command would release it a second time.
+    write_json(path, {"format_version": FORMAT_VERSION, **content})
     return statistics
+
+
+def read_releases(path: Path) -> dict[str, Any]:
+    """Reads what silos released before training, as plain data: `made_with`, and `silos` by client id.
+
+    Raises:
+      DataError: the file is missing or damaged; that of an earlier version, which has no digest, is read as it is.
+    """
+    content = read_json(path, undigested=(None,))
+    if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
+        raise DataError(f"{path} has another format version than {FORMAT_VERSION}, which is read here")
+    return content
 
 
 def _made_with(config: ExperimentConfig) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.privacy_facts import claim_of_run, claim_of_silo, user_costs
+from tff_pdp.training.record.charges import run_id_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,7 @@ def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
         )
     report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT)
     card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
+    card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
     name, folder = config.export.model_name, config.export_folder
     if served.layout == PER_CLIENT:
         own = export_per_client(

@@ -17,6 +17,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.states import is_store
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record import checkpoint_files
+from tff_pdp.training.record.charges import read_charges, sealed_sentence
 from tff_pdp.training.record.checkpoint_files import ARRAYS_FILE, Surroundings, complete
 
 KEPT = 2
@@ -116,14 +117,14 @@ def load_latest(folder: Path) -> Checkpoint | None:
       DataError: a file of the newest checkpoint is missing, damaged or of another round.
       ConfigError: the run has been sealed.
     """
+    charges = read_charges(folder.parent)
+    if charges is not None and charges.is_sealed:
+        raise ConfigError(sealed_sentence(folder.parent))
     stored = checkpoint_files.newest(folder)
     if stored is None:
         return None
     if stored.run_key is None:
-        raise ConfigError(
-            f"{folder.parent} was sealed: its key and states are gone, so that it cannot be trained, tested or "
-            "exported any more. Its ledger and its results remain"
-        )
+        raise ConfigError(sealed_sentence(folder.parent))
     path = stored.folder / ARRAYS_FILE
     try:
         with np.load(path, allow_pickle=False) as arrays:

@@ -39,7 +39,7 @@ from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.costs import Trained
 from tff_pdp.training.privacy_facts import claim_of_run, silo_results, silo_statement, user_costs, user_statement
-from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import evaluate_clients, ready_states
 from tff_pdp.training.run_folder import read_metrics
@@ -97,6 +97,8 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     summary = summary_content(report)
     for name, figures in pooled.items():
         summary["algorithms"][name].update(json_safe(figures))
+        # By which `tff-pdp verify` finds the ledger that the figures were made from.
+        summary["algorithms"][name]["run"] = run_id_of(config.algorithm_folder(name))
     write_summary(Path(config.output), summary)
     return summary
 

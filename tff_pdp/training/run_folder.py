@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.digests import as_line, from_line, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
 from tff_pdp.files import discard, naming, sync, write_atomically
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.digests import read_json, write_json
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
 
 # How the clients of each computation are computed, where the engine has chosen.
 CHOICES_FILE = "client_parallelism.json"
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
+# What every silo selected in a search: its hyper-parameters and their noisy score.
+SELECTED_FILE = "selected.json"
+FORMAT_VERSION = 1
 # What checkpoints know the beginnings of, by name from the run's folder.
 _RELEASES = f"../{RELEASES_FILE}"
 FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
@@ -41,7 +44,7 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
         )
     discard(folder)
     folder.mkdir(parents=True)
-    write_json(folder / CONFIG_FILE, {"format_version": 1, **_resolved(config, device)})
+    write_json(folder / CONFIG_FILE, {"format_version": FORMAT_VERSION, **_resolved(config, device)})
     write_atomically(folder / METRICS_FILE, [])
     sync(folder.parent)
 
@@ -54,10 +57,8 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
       DataError: what it was started with is missing or damaged.
     """
     path = folder / CONFIG_FILE
-    # The first version had the experiment alone.
-    stored = read_json(path, undigested=(None,))
     try:
-        started_with = {key: stored["training"][key] for key in _DECISIVE}
+        started_with = {key: read_started_with(folder)["training"][key] for key in _DECISIVE}
     except (KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
     content = _resolved(config, device)["training"]
@@ -97,11 +98,24 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
             known[_RELEASES].check(output / RELEASES_FILE)
 
 
+def read_started_with(folder: Path) -> dict[str, Any]:
+    """Reads the resolved experiment that a run was started with, as plain data.
+
+    Raises:
+      DataError: the file is missing or damaged; that of an earlier version, which has no digest, is read as it is.
+    """
+    content = read_json(folder / CONFIG_FILE, undigested=(None,))
+    if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
+        raise DataError(f"{folder / CONFIG_FILE} has another format version than {FORMAT_VERSION}, which is read here")
+    return content
+
+
 def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:
     """Adds a row of validation metrics; when this returns, the row outlasts a power cut."""
     path = folder / METRICS_FILE
     with naming(path), open(path, "a") as file:
-        file.write(json.dumps({"round": round_number, "split": "validation", **metrics}) + "\n")
+        row = {"format_version": FORMAT_VERSION, "round": round_number, "split": "validation", **metrics}
+        file.write(as_line(row))
         file.flush()
         os.fsync(file.fileno())
 
@@ -119,12 +133,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     try:
         # A process that was killed while writing leaves a last line without its end.
         lines = path.read_bytes().split(b"\n")[:-1]
-        rows = [json.loads(line) for line in lines]
+        rows = [from_line(line) for line in lines]
         if not all(isinstance(row["round"], int) for row in rows):
             raise ValueError("a row without its round")
+        if any(row.get("format_version", FORMAT_VERSION) != FORMAT_VERSION for row in rows):
+            raise ValueError(f"a row of another format version than {FORMAT_VERSION}")
     except FileNotFoundError:
         raise DataError(f"{path} is missing: restore it from a copy") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): restore it from a copy") from None
     return rows
 
@@ -136,7 +152,29 @@ def cut_metrics(folder: Path, round_number: int) -> None:
       DataError: the file is missing or damaged.
     """
     rows = [row for row in read_metrics(folder) if row["round"] <= round_number]
-    write_atomically(folder / METRICS_FILE, ["".join(json.dumps(row) + "\n" for row in rows).encode()])
+    # As each was written: checkpoints keep digests of the beginning of the file.
+    lines = [as_line(row) if "format_version" in row else json.dumps(row) + "\n" for row in rows]
+    write_atomically(folder / METRICS_FILE, ["".join(lines).encode()])
+
+
+def write_selected(folder: Path, selected: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes what every silo selected in a search, by client id."""
+    write_json(folder / SELECTED_FILE, {"format_version": FORMAT_VERSION, "selected": selected})
+
+
+def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
+    """Reads what `write_selected` wrote.
+
+    Raises:
+      DataError: the file is missing or damaged; that of an earlier version, which has no digest, is read as it is.
+    """
+    content = read_json(folder / SELECTED_FILE, undigested=(None,))
+    # The first version had the selection alone.
+    if "format_version" not in content:
+        return content
+    if content["format_version"] != FORMAT_VERSION:
+        raise DataError(f"{folder / SELECTED_FILE} has another format version than {FORMAT_VERSION}")
+    return content["selected"]
 
 
 class Choices(dict[str, str]):

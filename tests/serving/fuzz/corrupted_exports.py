@@ -11,7 +11,7 @@ from pathlib import Path
 from tensorflow.core.protobuf import saved_model_pb2
 
 from serving.saved_model import layout
-from tff_pdp.json_files import as_text
+from tff_pdp.digests import as_text
 
 Corruption = Callable[[Path, random.Random], None]
 

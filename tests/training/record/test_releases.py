@@ -11,7 +11,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.record import journal
+from tff_pdp.training.record import checkpoint_files, journal
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity
 from tff_pdp.training.record.releases import (
     EARLIER,
@@ -128,6 +128,18 @@ def test_a_replaced_run_is_entered_with_all_that_it_may_have_spent(tmp_path):
     assert why_without_bound([one for one in after if one.run != "fed_avg"]) == (
         f"a run on record (finetune) has no bound: {NO_PRIVACY}"
     )
+
+
+def test_a_search_that_made_more_runs_than_there_are_rounds_counts(tmp_path):
+    identity = start_run(tmp_path / "mr_mtl", ledger_of("a"), through_round=4)
+    (tmp_path / "mr_mtl" / "checkpoints").rename(tmp_path / "mr_mtl" / "search")
+    key = checkpoint_files.newest(tmp_path / "mr_mtl" / "search").run_key
+    kept = surroundings_of(tmp_path / "mr_mtl", ())
+    state = Checkpoint(9, {}, (), [], ledger_of("a"), key, "hash", {}, kept)
+    checkpoints.save(tmp_path / "mr_mtl" / "search", state)
+    assert [release.run_id for release in all_releases(tmp_path)] == [identity.run_id]
+    set_aside(tmp_path, tmp_path / "mr_mtl")
+    assert [release.run_id for release in all_releases(tmp_path)] == [identity.run_id]
 
 
 def test_a_run_that_was_entered_and_not_yet_removed_counts_once(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ class Database:
           DataError: it is missing, no database, damaged, or open elsewhere.
         """
         self.path = path
-        with _naming(path):
+        with naming_store(path):
             # As a URI, since any other way to open makes a missing file.
             uri = f"{path.absolute().as_uri()}?mode=rw"
             self._connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
@@ -73,7 +73,7 @@ class Database:
         """
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         database = cls(path)
-        with _naming(path):
+        with naming_store(path):
             database._connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
             database._connection.executescript(f"BEGIN; {schema} COMMIT;")
         return database
@@ -85,7 +85,7 @@ class Database:
         Raises:
           DataError: SQLite failed: the file is damaged, open elsewhere, or the disk is full.
         """
-        with _naming(self.path):
+        with naming_store(self.path):
             try:
                 self._connection.execute("BEGIN EXCLUSIVE")
                 yield self._connection
@@ -102,7 +102,8 @@ class Database:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming_store(path: Path) -> Iterator[None]:
+    """Makes errors of SQLite name the file, as `DataError`."""
     try:
         yield
     # Text and numbers of a damaged file may be none that Python takes.
@@ -165,7 +166,8 @@ class Shard:
         with self._database.transaction() as connection:
             connection.execute(_DELETE_AFTER, (committed_round,))
             rows = (
-                (place, round_number, state, checksum(state, _label(place, round_number))) for place, state in states
+                (place, round_number, state, checksum(state, state_label(place, round_number)))
+                for place, state in states
             )
             connection.executemany(_INSERT, rows)
 
@@ -187,7 +189,7 @@ class Shard:
 
     def _state(self, place: int, round_number: int, state: bytes, expected: int) -> bytes:
         is_whole = isinstance(state, bytes) and (
-            checksum(state, _label(place, round_number)) == expected
+            checksum(state, state_label(place, round_number)) == expected
             # States of format 1, in stores that are continued, have the checksum of their bytes alone.
             or checksum(state) == expected
         )
@@ -201,5 +203,6 @@ def checksum(content: bytes, label: bytes = b"") -> int:
     return zlib.crc32(content, zlib.crc32(label))
 
 
-def _label(place: int, round_number: int) -> bytes:
+def state_label(place: int, round_number: int) -> bytes:
+    """What a state's checksum covers besides its bytes."""
     return f"{place} {round_number}".encode()

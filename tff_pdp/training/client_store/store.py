@@ -28,20 +28,20 @@ Places = Sequence[int] | np.ndarray
 
 FORMAT_VERSION = 2
 # Format 1, which becomes the present one when it is opened.
-_WITHOUT_CHECKSUMS = 1
-_STORE_FILE = "store.sqlite"
+WITHOUT_CHECKSUMS = 1
+STORE_FILE = "store.sqlite"
 _SCHEMA = """
 CREATE TABLE store (format_version INTEGER, num_clients INTEGER, num_shards INTEGER, layout TEXT,
                     default_state BLOB, checksum INTEGER);
 CREATE TABLE progress (round_number INTEGER, oldest_round INTEGER, checksum INTEGER);
 INSERT INTO progress VALUES (0, 0, NULL);
 """
-_SELECT_PROGRESS = "SELECT round_number, oldest_round, checksum FROM progress"
+SELECT_PROGRESS = "SELECT round_number, oldest_round, checksum FROM progress"
 _UPDATE_PROGRESS = "UPDATE progress SET round_number = ?, oldest_round = ?, checksum = ?"
-_SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, checksum FROM store"
+SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, checksum FROM store"
 
 
-class _Contents(NamedTuple):
+class Contents(NamedTuple):
     """What never changes."""
 
     num_clients: int
@@ -51,11 +51,12 @@ class _Contents(NamedTuple):
 
     @property
     def checksum(self) -> int:
+        """As it is stored beside them."""
         description = [FORMAT_VERSION, self.num_clients, self.num_shards, self.layout]
         return checksum(self.default_state, json.dumps(description).encode())
 
 
-class _Progress(NamedTuple):
+class Progress(NamedTuple):
     """The round that counts, and the oldest one that can be returned to."""
 
     round_number: int
@@ -63,6 +64,7 @@ class _Progress(NamedTuple):
 
     @property
     def checksum(self) -> int:
+        """As it is stored beside them."""
         return checksum(f"{self.round_number!r} {self.oldest_round!r}".encode())
 
 
@@ -86,7 +88,7 @@ class ClientStore:
       num_clients: how many clients there are.
     """
 
-    def __init__(self, folder: Path, store: Database, contents: _Contents, shards: Sequence[Shard]):
+    def __init__(self, folder: Path, store: Database, contents: Contents, shards: Sequence[Shard]):
         """Takes opened files; use `create` or `open`."""
         self.folder = folder
         self.num_clients = contents.num_clients
@@ -122,13 +124,13 @@ class ClientStore:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700, parents=True)
         for number in range(num_shards):
-            Shard.create(_shard_path(staging, number))
-        with contextlib.closing(Database.create(staging / _STORE_FILE, _SCHEMA)) as store:
-            contents = _Contents(num_clients, num_shards, layout.to_json(), layout.to_row(default).tobytes())
+            Shard.create(shard_path(staging, number))
+        with contextlib.closing(Database.create(staging / STORE_FILE, _SCHEMA)) as store:
+            contents = Contents(num_clients, num_shards, layout.to_json(), layout.to_row(default).tobytes())
             with store.transaction() as connection:
                 row = (FORMAT_VERSION, *contents, contents.checksum)
                 connection.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?, ?)", row)
-                _update_progress(connection, _Progress(0, 0))
+                _update_progress(connection, Progress(0, 0))
         sync(staging)
         staging.rename(folder)
         sync(folder.parent)
@@ -141,14 +143,14 @@ class ClientStore:
         Raises:
           DataError: the store is missing, unfinished, damaged, of another format version, or open elsewhere.
         """
-        path = folder / _STORE_FILE
+        path = folder / STORE_FILE
         if not path.is_file():
-            raise DataError(f"{folder}: there is no client store, or none that was finished ({_STORE_FILE} is missing)")
+            raise DataError(f"{folder}: there is no client store, or none that was finished ({STORE_FILE} is missing)")
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(contextlib.closing(Database(path)))
             contents = _read_contents(store)
             shards = [
-                stack.enter_context(contextlib.closing(Shard(_shard_path(folder, number))))
+                stack.enter_context(contextlib.closing(Shard(shard_path(folder, number))))
                 for number in range(contents.num_shards)
             ]
             opened = cls(folder, store, contents, shards)
@@ -264,16 +266,16 @@ class ClientStore:
                 raise ValueError(f"{self.folder}: the client store is closed")
             yield
 
-    def _progress(self) -> _Progress:
+    def _progress(self) -> Progress:
         # Read each time: after a failure, the file alone knows whether the round counts.
         with self._store.transaction() as connection:
-            found = connection.execute(_SELECT_PROGRESS).fetchone()
-        progress = found and _Progress(*found[:2])
+            found = connection.execute(SELECT_PROGRESS).fetchone()
+        progress = found and Progress(*found[:2])
         if not progress or progress.checksum != found[2]:
             raise DataError(f"{self._store.path}: the number of its round is damaged")
         return progress
 
-    def _set_progress(self, progress: _Progress) -> None:
+    def _set_progress(self, progress: Progress) -> None:
         with self._store.transaction() as connection:
             _update_progress(connection, progress)
 
@@ -296,20 +298,21 @@ class ClientStore:
             yield shard, np.flatnonzero(indices % len(self._shards) == number)
 
 
-def _shard_path(folder: Path, number: int) -> Path:
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of a shard."""
     return folder / f"shard_{number:03d}.sqlite"
 
 
-def _read_contents(store: Database) -> _Contents:
+def _read_contents(store: Database) -> Contents:
     with store.transaction() as connection:
         version = connection.execute("SELECT format_version FROM store").fetchone()
-        if version not in ((_WITHOUT_CHECKSUMS,), (FORMAT_VERSION,)):
+        if version not in ((WITHOUT_CHECKSUMS,), (FORMAT_VERSION,)):
             found = version[0] if version else None
             raise DataError(f"{store.path}: client store of format {found}, this version reads {FORMAT_VERSION}")
         try:
-            *fields, expected = connection.execute(_SELECT_CONTENTS).fetchone()
-            contents = _Contents(*fields)
-            if version == (_WITHOUT_CHECKSUMS,):
+            *fields, expected = connection.execute(SELECT_CONTENTS).fetchone()
+            contents = Contents(*fields)
+            if version == (WITHOUT_CHECKSUMS,):
                 _add_checksums(connection, contents, expected)
             elif contents.checksum != expected:
                 raise ValueError("its checksum is another")
@@ -319,17 +322,17 @@ def _read_contents(store: Database) -> _Contents:
     return contents
 
 
-def _add_checksums(connection: sqlite3.Connection, contents: _Contents, default_checksum: int) -> None:
+def _add_checksums(connection: sqlite3.Connection, contents: Contents, default_checksum: int) -> None:
     """Makes a store of format 1 one of this format; its states keep the checksums that they have."""
     if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
         raise ValueError("the default state is none of its layout")
     if checksum(contents.default_state) != default_checksum:
         raise ValueError("the default state has changed")
     connection.execute("ALTER TABLE progress ADD COLUMN checksum INTEGER")
-    progress = _Progress(*connection.execute("SELECT round_number, oldest_round FROM progress").fetchone())
+    progress = Progress(*connection.execute("SELECT round_number, oldest_round FROM progress").fetchone())
     _update_progress(connection, progress)
     connection.execute("UPDATE store SET format_version = ?, checksum = ?", (FORMAT_VERSION, contents.checksum))
 
 
-def _update_progress(connection: sqlite3.Connection, progress: _Progress) -> None:
+def _update_progress(connection: sqlite3.Connection, progress: Progress) -> None:
     connection.execute(_UPDATE_PROGRESS, (*progress, progress.checksum))

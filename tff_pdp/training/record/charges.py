@@ -6,6 +6,7 @@ opened: whose run this is, and why nothing is claimed of it, if so.
 reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
 redrawn: that rounds after some round are drawn anew from now on, with other noise, beside all that is on record.
 closed: that the last round was run, with the ledger after it.
+sealed: that the run's key and states are destroyed, or about to be; the last line.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from tff_pdp.training.record.journal import GENESIS, Content, Journal, read
 
 CHARGES_FILE = "charges.jsonl"
 FORMAT_VERSION = 1
-_KINDS = ("opened", "reserved", "redrawn", "closed")
+_KINDS = ("opened", "reserved", "redrawn", "closed", "sealed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Charges:
       ledger: what the run has spent at most; None without privacy.
       through_round: the last round that may have been run; 0 where nothing has been released.
       is_closed: whether the run ended cleanly, so that the ledger says what was spent to the last round.
+      is_sealed: whether the run's key and states are destroyed, or about to be.
       attempt: how often rounds had to be drawn anew, with other noise.
       arithmetic: of the newest attempt, in plain data (`tff_pdp.training.record.arithmetic`).
       head: of the chain of lines.
@@ -90,6 +92,7 @@ class Charges:
     ledger: Ledger | None
     through_round: int
     is_closed: bool
+    is_sealed: bool
     attempt: Attempt
     head: str
     chains: tuple[str, ...]
@@ -120,6 +123,12 @@ def read_charges(folder: Path) -> Charges | None:
       DataError: a line is damaged or missing.
     """
     return _charges(folder / CHARGES_FILE, read(folder / CHARGES_FILE))
+
+
+def run_id_of(folder: Path) -> str | None:
+    """The id of the run in a folder; None of a run of the first version, and where there is none."""
+    charges = read_charges(folder)
+    return None if charges is None else charges.run_id
 
 
 class ChargesWriter:
@@ -216,6 +225,16 @@ class ChargesWriter:
         """
         self._append({"kind": "closed", "through_round": through_round, "ledger": _text(ledger)})
 
+    def seal_run(self) -> None:
+        """Puts on record that the run's key and states are about to be destroyed: no line follows.
+
+        Raises:
+          DataError: no run has begun.
+        """
+        if self._charges is None:
+            raise DataError(f"{self._path} has no run")
+        self._append({"kind": "sealed", "ledger": _text(self._charges.ledger)})
+
     def close(self) -> None:
         """Closes the file."""
         self._journal.close()
@@ -227,8 +246,18 @@ class ChargesWriter:
         self.close()
 
     def _append(self, line: Mapping[str, Any]) -> None:
+        if self._charges is not None and self._charges.is_sealed:
+            raise ConfigError(sealed_sentence(self._path.parent))
         self._journal.append(line)
         self._charges = _charges(self._path, self._journal.content)
+
+
+def sealed_sentence(folder: Path) -> str:
+    """Says what a sealed run can be used for."""
+    return (
+        f"{folder} was sealed: its key and states are gone, so that the run cannot be trained, tested or exported any "
+        "more. Its ledger, its results and its exports remain"
+    )
 
 
 def _text(ledger: Ledger | None) -> str | None:
@@ -240,7 +269,7 @@ def _charges(path: Path, content: Content) -> Charges | None:
         return None
     opened, last = content.lines[0], content.lines[-1]
     try:
-        if opened["kind"] != "opened" or last["kind"] not in _KINDS:
+        if opened["kind"] != "opened" or {line["kind"] for line in content.lines[1:]} - set(_KINDS[1:]):
             raise ValueError("another kind of line")
         version = opened["format_version"]
         if version != FORMAT_VERSION:
@@ -251,7 +280,8 @@ def _charges(path: Path, content: Content) -> Charges | None:
             ledger=_ledger(last),
             # An attempt may have come less far than the one before.
             through_round=max((line["through_round"] for line in content.lines if "through_round" in line), default=0),
-            is_closed=last["kind"] == "closed",
+            is_closed=content.lines[-2 if last["kind"] == "sealed" else -1]["kind"] == "closed",
+            is_sealed=last["kind"] == "sealed",
             attempt=_newest_attempt(content),
             head=content.head,
             chains=tuple(content.chains),

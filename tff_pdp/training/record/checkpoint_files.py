@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.digests import Prefix, as_text, prefix_of, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import KEY_BYTES, RunKey
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.training.record.digests import Prefix, as_text, prefix_of, read_json
 from tff_pdp.training.record.journal import GENESIS
 
 FORMAT_VERSION = 3
@@ -80,15 +80,9 @@ def write_files(
     (staging / KEY_FILE).write_text(json.dumps(key))
     content = {
         "format_version": FORMAT_VERSION,
-        "round_number": round_number,
-        "config_hash": config_hash,
-        "ledger": ledger.to_json() if ledger else None,
+        **_content(round_number, config_hash, ledger, run_key, surroundings),
         "structure": structure,
-        "key_fingerprint": run_key.fingerprint(),
-        "charges_head": surroundings.charges_head,
-        "earlier_head": surroundings.earlier_head,
         "files": {name: list(prefix_of(staging / name)) for name in (ARRAYS_FILE, KEY_FILE)},
-        "files_beside": {name: list(prefix) for name, prefix in surroundings.files.items()},
     }
     (staging / CONTENT_FILE).write_text(as_text(content))
 
@@ -136,6 +130,32 @@ def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
     return stored
 
 
+def seal(folder: Path, surroundings: Surroundings) -> None:
+    """Makes a checkpoint one without key and arrays, in one move; the files themselves stay for the caller to destroy.
+
+    Args:
+      folder: of the checkpoint.
+      surroundings: what lies beside the checkpoint, with the head of the charges after the run was sealed.
+
+    Raises:
+      DataError: as `read_files`.
+    """
+    stored = read_files(folder, with_arrays=False)
+    if stored.run_key is None:
+        return
+    write_json(
+        folder / CONTENT_FILE,
+        {
+            "format_version": FORMAT_VERSION,
+            "is_sealed": True,
+            **_content(stored.round_number, stored.config_hash, stored.ledger, stored.run_key, surroundings),
+            # It names clients, and arrays that are gone.
+            "structure": {},
+            "files": {},
+        },
+    )
+
+
 def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None:
     """Reads the newest of a folder's checkpoints, or returns None where there is none; otherwise as `read_files`."""
     found: Sequence[Path] = complete(folder)
@@ -145,6 +165,21 @@ def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None
 def folder_name(round_number: int) -> str:
     """The name of a round's checkpoint."""
     return f"round_{round_number:06d}"
+
+
+def _content(
+    round_number: int, config_hash: str, ledger: Ledger | None, run_key: RunKey, surroundings: Surroundings
+) -> dict[str, Any]:
+    """What a checkpoint says, sealed or not."""
+    return {
+        "round_number": round_number,
+        "config_hash": config_hash,
+        "ledger": ledger.to_json() if ledger else None,
+        "key_fingerprint": run_key.fingerprint(),
+        "charges_head": surroundings.charges_head,
+        "earlier_head": surroundings.earlier_head,
+        "files_beside": {name: list(prefix) for name, prefix in surroundings.files.items()},
+    }
 
 
 def _check_whole(path: Path, expected: Prefix) -> None:

@@ -5,12 +5,14 @@ earlier releases in the experiment's folder, a journal. Runs and records of the 
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from tff_pdp.digests import prefix_of
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard
@@ -18,7 +20,6 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.record import checkpoint_files, journal
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint, Surroundings
-from tff_pdp.training.record.digests import prefix_of
 from tff_pdp.training.record.journal import Journal
 
 EARLIER = "earlier_releases.jsonl"
@@ -97,7 +98,7 @@ def enter(output: Path, release: Release) -> None:
       OSError: the entry cannot be written; the record is as before.
     """
     path = output / EARLIER
-    if _is_unchained(path):
+    if is_unchained(path):
         journal.write(path, [_line(old) for old in _unchained(path)])
     with Journal(path) as record:
         record.append(_line(release))
@@ -120,7 +121,7 @@ def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
 def earlier_head(output: Path) -> str:
     """Reads the head of the record of earlier releases, which runs keep: were the record lost, that would show."""
     path = output / EARLIER
-    return journal.GENESIS if _is_unchained(path) else journal.stored_head(path)
+    return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
 
 def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
@@ -165,7 +166,7 @@ def _line(release: Release) -> dict[str, Any]:
 def _entries(output: Path) -> list[Release]:
     """The record of earlier releases."""
     path = output / EARLIER
-    if _is_unchained(path):
+    if is_unchained(path):
         return list(_unchained(path))
     found = []
     for number, line in enumerate(journal.read(path).lines, start=1):
@@ -177,7 +178,7 @@ def _entries(output: Path) -> list[Release]:
     return found
 
 
-def _is_unchained(path: Path) -> bool:
+def is_unchained(path: Path) -> bool:
     """Whether the record is one of the first version, whose lines are not chained."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
@@ -207,13 +208,13 @@ def _unchained(path: Path) -> Iterator[Release]:
 def _runs_in(folder: Path) -> list[Release]:
     """What the run in a method's folder has spent at most; two of a folder that has a search of the first version."""
     charges = read_charges(folder)
+    # Of a search that is being sealed, files may be gone.
+    parts = (CHECKPOINTS,) if charges is not None and charges.is_sealed else (CHECKPOINTS, SEARCH)
     saved = [
-        stored
-        for part in (CHECKPOINTS, SEARCH)
-        if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
+        stored for part in parts if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
     ]
     for stored in saved:
-        check_record(folder, stored, charges)
+        check_record(folder, in_rounds(stored), charges)
     if charges is not None and charges.through_round:
         _check_earlier(folder.parent, charges.identity.earlier_head)
         return [Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)]
@@ -225,10 +226,19 @@ def _runs_in(folder: Path) -> list[Release]:
 def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
     # How far a search came is a secret of the silos.
     rounds = 0 if stored.folder.parent.name == SEARCH else stored.round_number
-    why = (
-        NO_PRIVACY if stored.ledger is None else KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
-    )
-    return Release(stored.ledger, why, folder.name, rounds)
+    return Release(stored.ledger, first_version_reason(stored), folder.name, rounds)
+
+
+def first_version_reason(stored: StoredCheckpoint) -> str | None:
+    """Why nothing is claimed of a run of the first version, as far as its checkpoint tells; None where one is."""
+    if stored.ledger is None:
+        return NO_PRIVACY
+    return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
+
+
+def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
+    """A checkpoint as `check_record` compares it: that of a search counts the runs of silos, not rounds."""
+    return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 
 def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
@@ -268,5 +278,5 @@ def check_files(folder: Path, saved: Saved) -> None:
 
 def _check_earlier(output: Path, head: str) -> None:
     path = output / EARLIER
-    if head != journal.GENESIS and (_is_unchained(path) or not journal.read(path).has_been_at(head)):
+    if head != journal.GENESIS and (is_unchained(path) or not journal.read(path).has_been_at(head)):
         raise DataError(f"{path} is missing, or has lost lines that a run of the folder knows: restore it from a copy")

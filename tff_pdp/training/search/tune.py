@@ -19,7 +19,6 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard
-from tff_pdp.json_files import read_json, write_json
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
@@ -42,11 +41,14 @@ from tff_pdp.training.record.releases import (
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
+    SELECTED_FILE,
     Choices,
     check_beside,
     check_engine,
     read_choices,
+    read_selected,
     start_folder,
+    write_selected,
 )
 from tff_pdp.training.search import runs as search_states
 from tff_pdp.training.search.runs import candidate_of, noisy_scores, numbers_of_runs, repeat, run_pivot
@@ -97,10 +99,6 @@ def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str
         untuned=epsilon(training),
         fixed_grid=epsilon(*pivot, fixed_grid_event(run, len(search.candidates))),
     )
-
-
-# What every silo selected: its hyper-parameters and their noisy score.
-SELECTED_FILE = "selected.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,22 +312,10 @@ def _search(
             one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)
         ],
     )
-    selected = _selected(method, search, run_key, best)
-    write_json(folder / SELECTED_FILE, {"format_version": 1, "selected": selected})
+    write_selected(folder, _selected(method, search, run_key, best))
     beside = surroundings_of(folder, (*FILES_BESIDE, SELECTED_FILE))
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(result, surroundings=beside))
     return result
-
-
-def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads what each silo selected, by client id: `hparams`, and the `noisy_score` or None.
-
-    Raises:
-      DataError: the file is missing or damaged.
-    """
-    # The first version had the silos alone.
-    content = read_json(folder / SELECTED_FILE, undigested=(None,))
-    return content["selected"] if "format_version" in content else content
 
 
 def _selected(

@@ -1,15 +1,51 @@
-"""JSON files that carry a digest of themselves, so that a damaged one is told from another."""
+"""Digests of files: JSON files and lines that carry their own, and what was in a file up to some byte."""
 
 import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tff_pdp.errors import DataError
 from tff_pdp.files import write_atomically
 
 _DIGEST = "digest"
+
+
+class Prefix(NamedTuple):
+    """The beginning of a file.
+
+    Attributes:
+      num_bytes: how long it is.
+      sha256: of these bytes, hexadecimal.
+    """
+
+    num_bytes: int
+    sha256: str
+
+    def check(self, path: Path) -> None:
+        """Checks that a file begins so.
+
+        Raises:
+          DataError: it does not, or is missing.
+        """
+        found = prefix_of(path, self.num_bytes)
+        if found != self:
+            raise DataError(f"{path} is damaged or missing: restore it from a copy")
+
+
+def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
+    """The first bytes of a file, by default all of them; none of a file that is missing."""
+    digest, left = hashlib.sha256(), num_bytes
+    if not path.is_file():
+        return Prefix(0, digest.hexdigest())
+    size = 0
+    with open(path, "rb") as file:
+        while part := file.read(2**20 if left is None else min(left, 2**20)):
+            digest.update(part)
+            size += len(part)
+            left = None if left is None else left - len(part)
+    return Prefix(size, digest.hexdigest())
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +99,25 @@ def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[s
     is_known = (version is None or isinstance(version, int)) and version in undigested
     if (_DIGEST in content or not is_known) and content.pop(_DIGEST, None) != _digest(content):
         raise ValueError("its digest is another")
+    return content
+
+
+def as_line(content: Mapping[str, Any]) -> str:
+    """JSON text on one line with a digest of itself, which `from_line` checks."""
+    return json.dumps({**content, _DIGEST: _digest(content)}) + "\n"
+
+
+def from_line(line: bytes) -> dict[str, Any]:
+    """Reads a line that `as_line` wrote, or one without a digest and a format version.
+
+    Raises:
+      ValueError, TypeError, AttributeError: the line is damaged.
+    """
+    content = json.loads(line)
+    if _DIGEST in content or "format_version" in content:
+        digest = content.pop(_DIGEST, None)
+        if digest != _digest(content):
+            raise ValueError("its digest is another")
     return content
 
 

@@ -1,0 +1,121 @@
+"""Runs of the training loop verify, and can be sealed; what is left of them counts."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.training.evaluate import evaluate_experiment, load_trained
+from tff_pdp.training.record.charges import run_id_of
+from tff_pdp.training.record.releases import all_releases
+from tff_pdp.training.record.sealing import seal_run
+from tff_pdp.training.train import train
+from tff_pdp.verification.epsilons import recompute
+from tff_pdp.verification.experiment import verify
+from tff_pdp.verification.run_folder import Status
+
+SETTINGS = {
+    "training__test_only_seed": None,
+    "training__rounds": 2,
+    "training__checkpoint_every": 1,
+    "model": {"name": "linear"},
+}
+USERS = {
+    "privacy": {
+        "plan": "user",
+        "batch_size": 16,
+        "clip_norm": 0.5,
+        "users_per_round": 2,
+        "budgets": {"epsilon": 20.0, "delta": 1e-3},
+    },
+    "algorithms": {"fed_per": {"learning_rate": 0.1, "local_steps": 2}},
+    "export__algorithm": "fed_per",
+    "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
+}
+
+
+def statuses(output):
+    found = list(verify(Path(output)))
+    return {one.status for one in found}, found
+
+
+def test_runs_of_silos_verify_and_what_they_spent_is_what_the_summary_states(experiment):
+    config = experiment(**SETTINGS)
+    for name in ("fed_avg", "mr_mtl"):
+        train(config, name, progress=False)
+    summary = evaluate_experiment(config, ["fed_avg", "mr_mtl"])
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    recomputed = recompute(all_releases(Path(config.output)))
+    assert max(recomputed.composed.values()) == pytest.approx(summary["privacy"]["composed"]["epsilon"], rel=1e-9)
+    spent = {silo["id"]: silo["epsilon_spent"] for silo in summary["silos"]}
+    assert spent == pytest.approx({silo: max(own[silo] for own in recomputed.own) for silo in spent}, rel=1e-9)
+    # A sealed run still counts, and others are tested beside it.
+    folder = config.algorithm_folder("mr_mtl")
+    seal_run(folder, config.training.rounds)
+    for refused in (
+        lambda: train(config, "mr_mtl", resume=True, progress=False),
+        lambda: train(config, "mr_mtl", progress=False),
+        lambda: load_trained(config, "mr_mtl"),
+    ):
+        with pytest.raises(ConfigError, match="mr_mtl was sealed"):
+            refused()
+    again = evaluate_experiment(config, ["fed_avg"])
+    assert again["privacy"]["composed"] == summary["privacy"]["composed"]
+    assert again["algorithms"]["fed_avg"]["run"] == run_id_of(config.algorithm_folder("fed_avg"))
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    # Replaced, it counts on.
+    train(config, "mr_mtl", overwrite=True, progress=False)
+    assert len(all_releases(Path(config.output))) == 3
+    found, findings = statuses(config.output)
+    assert [one.path.name for one in findings if one.status is Status.PROBLEM] == ["summary.json"]
+    assert math.isfinite(max(recomputed.composed.values()))
+
+
+def test_a_run_of_users_verifies_before_and_after_it_is_sealed(experiment):
+    config = experiment(**{**SETTINGS, **USERS})
+    train(config, "fed_per", progress=False)
+    evaluate_experiment(config)
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    assert any(one.path.name == "client_states" for one in findings)
+    seal_run(config.algorithm_folder("fed_per"), config.training.rounds)
+    with pytest.raises(ConfigError, match="fed_per was sealed"):
+        evaluate_experiment(config)
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    assert not config.algorithm_folder("fed_per").joinpath("client_states").exists()
+
+
+def test_a_run_with_a_fixed_seed_has_no_bound_anywhere(experiment):
+    config = experiment(**{**SETTINGS, "training__test_only_seed": 1})
+    train(config, "fed_avg", progress=False)
+    evaluate_experiment(config, ["fed_avg"])
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    assert sum("no bound" in one.text for one in findings) == 2
+    assert set(recompute(all_releases(Path(config.output))).composed.values()) == {math.inf}
+
+
+def test_a_run_that_was_stopped_verifies_and_its_reservation_counts(experiment, monkeypatch):
+    from tff_pdp.training import train as training
+
+    config = experiment(**{**SETTINGS, "training__rounds": 4, "training__checkpoint_every": 2})
+    real = training.run_round
+
+    def failing(method, state, round_number, data):
+        if round_number == 4:
+            raise RuntimeError("the power went out")
+        return real(method, state, round_number, data)
+
+    monkeypatch.setattr(training, "run_round", failing)
+    with pytest.raises(RuntimeError):
+        train(config, "fed_avg", progress=False)
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    (charges,) = [one.text for one in findings if one.path.name == "charges.jsonl"]
+    assert "rounds on record: 4, not closed" in charges
+    with pytest.raises(ConfigError, match="2 of 4 rounds"):
+        seal_run(config.algorithm_folder("fed_avg"), 4)

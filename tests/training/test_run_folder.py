@@ -1,0 +1,114 @@
+"""Files in a run's folder carry format versions and digests; those of earlier versions, which do not, are read."""
+
+import json
+
+import pytest
+
+from tff_pdp.errors import DataError
+from tff_pdp.training.record.releases import surroundings_of
+from tff_pdp.training.run_folder import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SELECTED_FILE,
+    append_metrics,
+    check_engine,
+    cut_metrics,
+    read_metrics,
+    read_selected,
+    read_started_with,
+    start_folder,
+    write_selected,
+)
+
+SELECTED = {"silo_1": {"hparams": {"prox_weight": 0.1}, "noisy_score": 3.25}, "digest_of": {"noisy_score": None}}
+
+
+def each_change(stored):
+    """The bytes with one changed, for each place."""
+    for place in range(len(stored)):
+        yield stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :]
+
+
+def assert_no_change_is_silent(path, read):
+    """Each changed byte is refused under the file's name, or leaves what is read as it is."""
+    stored = path.read_bytes()
+    expected, refused = read(), 0
+    for changed in each_change(stored):
+        path.write_bytes(changed)
+        try:
+            assert read() == expected
+        except DataError as error:
+            assert path.name in str(error)
+            refused += 1
+    path.write_bytes(stored)
+    assert refused > 0.5 * len(stored)
+    assert read() == expected
+
+
+def test_no_changed_byte_of_the_settings_is_silent(experiment):
+    config = experiment()
+    folder = config.algorithm_folder("mr_mtl")
+    start_folder(config, folder, "cpu")
+    check_engine(config, folder, "cpu")
+    assert read_started_with(folder)["training"]["rounds"] == 6
+    content = json.loads((folder / CONFIG_FILE).read_text())
+    assert (content["format_version"], len(content["digest"])) == (1, 64)
+    assert_no_change_is_silent(folder / CONFIG_FILE, lambda: read_started_with(folder))
+
+
+def test_settings_of_an_earlier_version_are_read(experiment):
+    config = experiment()
+    folder = config.algorithm_folder("mr_mtl")
+    start_folder(config, folder, "cpu")
+    expected = read_started_with(folder)
+    (folder / CONFIG_FILE).write_text(json.dumps(expected, indent=2))
+    assert read_started_with(folder) == expected
+    check_engine(config, folder, "cpu")
+    for text in ("{}", "[]", "", '{"training": 3}'):
+        (folder / CONFIG_FILE).write_text(text)
+        with pytest.raises(DataError, match=CONFIG_FILE):
+            check_engine(config, folder, "cpu")
+
+
+def test_no_changed_byte_of_metrics_is_silent(tmp_path):
+    for number in (2, 4):
+        append_metrics(tmp_path, number, {"mean": 0.25 * number, "seconds": 0.5})
+    assert [row["mean"] for row in read_metrics(tmp_path)] == [0.5, 1.0]
+
+    def rows():
+        # The end of the last line may be that of a process that was killed.
+        return read_metrics(tmp_path)[:1]
+
+    assert_no_change_is_silent(tmp_path / METRICS_FILE, rows)
+
+
+def test_metrics_of_an_earlier_version_go_on_and_keep_their_bytes(tmp_path):
+    path = tmp_path / METRICS_FILE
+    old = {"round": 2, "split": "validation", "seconds": 0.5, "mean": 0.25}
+    path.write_text(json.dumps(old) + "\n")
+    kept = surroundings_of(tmp_path, (METRICS_FILE,)).files[METRICS_FILE]
+    append_metrics(tmp_path, 4, {"mean": 0.5})
+    stored = path.read_bytes()
+    assert [row["round"] for row in read_metrics(tmp_path)] == [2, 4]
+    cut_metrics(tmp_path, 4)
+    assert path.read_bytes() == stored
+    append_metrics(tmp_path, 6, {"mean": 0.75})
+    cut_metrics(tmp_path, 4)
+    assert path.read_bytes() == stored
+    kept.check(path)
+    cut_metrics(tmp_path, 2)
+    assert read_metrics(tmp_path) == [old]
+
+
+@pytest.mark.parametrize("line", ['{"round": 2, "format_version": 1}', '{"round": 2, "digest": "0"}', "[2]", "{}"])
+def test_rows_that_are_none_are_refused(tmp_path, line):
+    (tmp_path / METRICS_FILE).write_text(line + "\n")
+    with pytest.raises(DataError, match=METRICS_FILE):
+        read_metrics(tmp_path)
+
+
+def test_no_changed_byte_of_a_selection_is_silent_and_an_earlier_one_is_read(tmp_path):
+    write_selected(tmp_path, SELECTED)
+    assert_no_change_is_silent(tmp_path / SELECTED_FILE, lambda: read_selected(tmp_path))
+    (tmp_path / SELECTED_FILE).write_text(json.dumps(SELECTED, indent=2) + "\n")
+    assert read_selected(tmp_path) == SELECTED

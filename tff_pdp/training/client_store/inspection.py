@@ -1,0 +1,140 @@
+"""Checks a store of users' states without changing a byte of it: each table and index, each state, each number."""
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tff_pdp.errors import DataError
+from tff_pdp.training.client_store.layout import StateLayout
+from tff_pdp.training.client_store.shard import checksum, naming_store, state_label
+from tff_pdp.training.client_store.store import (
+    FORMAT_VERSION,
+    SELECT_CONTENTS,
+    SELECT_PROGRESS,
+    STORE_FILE,
+    WITHOUT_CHECKSUMS,
+    Contents,
+    Progress,
+    shard_path,
+)
+
+
+class Inspected(NamedTuple):
+    """What a store holds.
+
+    Attributes:
+      num_clients: how many clients the store is for.
+      round_number: the round that counts.
+      oldest_round: the oldest round that can be returned to.
+      num_states: how many states are kept, of all rounds.
+      num_left: how many states a round has left that was interrupted.
+      was_interrupted: whether a transaction is still to be undone, which the next `ClientStore.open` does.
+      is_old: whether the store, or a state, is of the format without places and rounds in checksums.
+    """
+
+    num_clients: int
+    round_number: int
+    oldest_round: int
+    num_states: int
+    num_left: int
+    was_interrupted: bool
+    is_old: bool
+
+
+def inspect_store(folder: Path) -> Inspected:
+    """Reads all of a store.
+
+    Raises:
+      DataError: a file is missing or damaged, or is in use by a process that writes to it.
+    """
+    path = folder / STORE_FILE
+    with _reading(path) as (store, was_interrupted):
+        contents, progress, is_old = _read_numbers(store, path)
+    num_states, num_left = 0, 0
+    for number in range(contents.num_shards):
+        with _reading(shard_path(folder, number)) as (shard, was_undone):
+            found = _check_states(shard, shard_path(folder, number), number, contents, progress)
+        num_states, num_left = num_states + found[0], num_left + found[1]
+        is_old, was_interrupted = is_old or found[2], was_interrupted or was_undone
+    return Inspected(contents.num_clients, *progress, num_states, num_left, was_interrupted, is_old)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
+    """Opens a file for reading, and says whether a transaction had to be undone, which is done in a copy."""
+    if not path.is_file():
+        raise DataError(f"{path} is missing: restore it from a copy")
+    undo = path.with_name(f"{path.name}-journal")
+    # One that begins with zeros, or is empty, has been used up.
+    is_interrupted = undo.is_file() and undo.read_bytes()[:1] not in (b"", b"\0")
+    with contextlib.ExitStack() as stack:
+        place, mode = path.absolute(), "ro"
+        if is_interrupted:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            for one in (path, undo):
+                shutil.copyfile(one, scratch / one.name)
+            place, mode = scratch / path.name, "rw"
+        stack.enter_context(naming_store(path))
+        connection = sqlite3.connect(f"{place.as_uri()}?mode={mode}", uri=True, timeout=0, isolation_level=None)
+        stack.callback(connection.close)
+        with open(path, "rb") as file:
+            versions = file.read(20)[18:]
+        # Of the file, for writing and for reading: SQLite reads files that it could not write.
+        if versions != b"\1\1":
+            raise sqlite3.DatabaseError("its header is damaged")
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        yield connection, is_interrupted
+
+
+def _read_numbers(store: sqlite3.Connection, path: Path) -> tuple[Contents, Progress, bool]:
+    (version,) = store.execute("SELECT format_version FROM store").fetchone() or (None,)
+    if version not in (WITHOUT_CHECKSUMS, FORMAT_VERSION):
+        raise DataError(f"{path}: client store of format {version}, this version reads {FORMAT_VERSION}")
+    is_old = version == WITHOUT_CHECKSUMS
+    try:
+        *fields, expected = store.execute(SELECT_CONTENTS).fetchone()
+        contents = Contents(*fields)
+        if (checksum(contents.default_state) if is_old else contents.checksum) != expected:
+            raise ValueError("the default state, or what is known of the store, is damaged")
+        if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
+            raise ValueError("the default state is none of its layout")
+        query = "SELECT round_number, oldest_round, NULL FROM progress" if is_old else SELECT_PROGRESS
+        *numbers, expected = store.execute(query).fetchone()
+        progress = Progress(*numbers)
+        if not is_old and progress.checksum != expected:
+            raise ValueError("the number of its round is damaged")
+    # NumPy parses some texts that might be dtypes as Python's.
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}: the client store is damaged ({error})") from None
+    return contents, progress, is_old
+
+
+def _check_states(
+    shard: sqlite3.Connection, path: Path, number: int, contents: Contents, progress: Progress
+) -> tuple[int, int, bool]:
+    """Checks a shard, and returns how many states count, how many do not, and whether one is of the old format."""
+    num_states, num_left, is_old = 0, 0, False
+    for place, round_number, state, expected in shard.execute(
+        "SELECT place, round_number, state, checksum FROM states"
+    ):
+        is_here = (
+            isinstance(place, int)
+            and isinstance(round_number, int)
+            and 0 <= place < contents.num_clients
+            and place % contents.num_shards == number
+        )
+        if not is_here or not isinstance(state, bytes) or len(state) != len(contents.default_state):
+            raise DataError(f"{path}: client {place}: no state of this shard")
+        if checksum(state, state_label(place, round_number)) != expected:
+            if checksum(state) != expected:
+                raise DataError(f"{path}: client {place}: the state of round {round_number} is damaged")
+            is_old = True
+        is_left = round_number > progress.round_number
+        num_states, num_left = num_states + (not is_left), num_left + is_left
+    return num_states, num_left, is_old

@@ -1,0 +1,178 @@
+"""Seals a run: its key and its states are destroyed, its ledger and its results stay.
+
+Whoever holds a run's folder with its key can draw the noise again and subtract it. States of users carry no noise at
+all, and server states hold the seeds of the noise. A run that is done and exported needs none of them.
+
+The order makes each kill harmless. The charges say `sealed` first, so that no command goes on with the run; then the
+newest checkpoint becomes one without key and arrays; then files are destroyed. Sealing again completes what was begun.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.files import overwrite_and_remove, sync
+from tff_pdp.lock import only_writer
+from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity, read_charges
+from tff_pdp.training.record.checkpoint_files import CONTENT_FILE, StoredCheckpoint, Surroundings
+from tff_pdp.training.record.releases import (
+    CHECKPOINTS,
+    SEARCH,
+    STORE,
+    check_files,
+    check_record,
+    earlier_head,
+    first_version_reason,
+    in_rounds,
+)
+
+
+class Sealed(NamedTuple):
+    """What was done.
+
+    Attributes:
+      folder: of the run.
+      num_files: how many files were destroyed now; none where all had been.
+      num_bytes: their size.
+    """
+
+    folder: Path
+    num_files: int
+    num_bytes: int
+
+
+def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
+    """Checks what `seal_run` does before it changes anything.
+
+    Args:
+      folder: of the run.
+      planned_rounds: of the run, for runs of the first version, whose record does not say that they are closed.
+      is_unfinished_too: whether a run may be sealed that has not been run to its end.
+
+    Returns:
+      Whether the run has been run to its end.
+
+    Raises:
+      ConfigError, DataError: as `seal_run`.
+    """
+    charges = read_charges(folder)
+    if charges is not None and charges.is_sealed:
+        return charges.is_closed
+    saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
+    if charges is None and not saved:
+        raise ConfigError(f"{folder} holds no run")
+    for one in saved:
+        check_record(folder, in_rounds(one), charges)
+        check_files(folder, one)
+    done = max((one.round_number for one in saved if one.folder.parent.name == CHECKPOINTS), default=0)
+    is_old_and_done = charges is None and planned_rounds is not None and done >= planned_rounds
+    is_finished = is_old_and_done or (charges is not None and charges.is_closed)
+    if not is_finished and not is_unfinished_too:
+        raise ConfigError(
+            f"{folder} has not been run to its end ({done} of {planned_rounds or 'the planned'} rounds): finish it "
+            "with --resume, or give --unfinished, after which it can never be resumed"
+        )
+    return is_finished
+
+
+def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> Sealed:
+    """Destroys the key and the states of one run, or completes that.
+
+    Guarantee: when this returns, no file of the run's folder holds the key, a seed of noise, or a client's state. What
+      is on record of the run is as it was.
+    Assumes: as `tff_pdp.files.overwrite_and_remove`; nobody has copied the folder.
+
+    Args:
+      folder: of the run.
+      planned_rounds: as of `check_can_be_sealed`.
+      is_unfinished_too: whether to seal a run that has not been run to its end, which then never can be.
+
+    Raises:
+      ConfigError: the run has not been run to its end, or there is none; nothing was changed.
+      DataError: a file of the run's record is damaged, or another process writes to the folder; nothing was changed.
+      OSError: a file cannot be written or removed; sealing again goes on.
+    """
+    with only_writer(folder):
+        is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
+        # To open the record mends what a kill has left of it.
+        with ChargesWriter(folder) as writer:
+            if writer.charges is None or not writer.charges.is_sealed:
+                _take_over(writer, folder, is_finished=is_finished)
+                writer.seal_run()
+        # A search keeps no checkpoint: how far it came is a secret of the silos.
+        for one in _newest_of(folder, (CHECKPOINTS,)):
+            checkpoint_files.seal(one.folder, _surroundings(folder, one))
+        return _destroyed(folder)
+
+
+def unsealed_files(folder: Path) -> Iterator[Path]:
+    """Files of a run that hold its key, seeds or states, those of commands that were killed included.
+
+    Of a run that is sealed there are none, unless a kill interrupted the sealing.
+    """
+    # What a killed `discard` has left of runs, and of users' states.
+    places = [folder / CHECKPOINTS, folder / SEARCH, folder / STORE, folder.with_name(f".{folder.name}.removed")]
+    places += [folder / f".{name}.{end}" for name in (CHECKPOINTS, SEARCH, STORE) for end in ("removed", "tmp")]
+    newest = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
+    kept = [path / CONTENT_FILE for path in newest]
+    for place in places:
+        yield from (path for path in sorted(place.rglob("*")) if not path.is_dir() and path not in kept)
+
+
+def _newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
+    """The newest checkpoint of a run, and of its search, each where there is one."""
+    found = (checkpoint_files.newest(folder / part, with_arrays=False) for part in parts)
+    return [stored for stored in found if stored is not None]
+
+
+def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> None:
+    """Begins the record of a run of the first version, which said in its checkpoints what it had spent."""
+    saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
+    if not saved or (writer.charges is not None and writer.charges.through_round):
+        return
+    one = saved[0]
+    if one.run_key is None:
+        raise DataError(f"{folder / CHARGES_FILE} is missing, and {one.folder} is sealed: restore it from a copy")
+    if writer.charges is None:
+        why, head = first_version_reason(one), earlier_head(folder.parent)
+        identity = RunIdentity.new(folder.name, why, one.run_key.fingerprint(), one.config_hash, head)
+        writer.open_run(identity, one.ledger)
+    # A search counts from 1, and how far it came is a secret of the silos.
+    is_search = one.folder.parent.name == SEARCH
+    if one.round_number:
+        writer.reserve(1 if is_search else one.round_number, one.ledger, {})
+        if is_finished:
+            writer.close_run(one.round_number, one.ledger)
+
+
+def _surroundings(folder: Path, stored: StoredCheckpoint) -> Surroundings:
+    """What lies beside the checkpoint: as the checkpoint knew, or, of one that did not, as it is now."""
+    kept = stored.surroundings or Surroundings(earlier_head=earlier_head(folder.parent))
+    return dataclasses.replace(kept, charges_head=journal.stored_head(folder / CHARGES_FILE))
+
+
+def _destroyed(folder: Path) -> Sealed:
+    files = list(unsealed_files(folder))
+    num_bytes = 0
+    # Keys first: without them, what is left of the rest tells least.
+    for path in sorted(files, key=lambda one: one.name != checkpoint_files.KEY_FILE):
+        if path.is_symlink():
+            path.unlink()
+            continue
+        num_bytes += path.stat().st_size
+        overwrite_and_remove(path)
+    _remove_empty_folders(folder)
+    return Sealed(folder, len(files), num_bytes)
+
+
+def _remove_empty_folders(folder: Path) -> None:
+    for place in (folder, folder.with_name(f".{folder.name}.removed")):
+        for root, _, files in os.walk(place, topdown=False):
+            if not files and not os.listdir(root) and Path(root) != folder:
+                os.rmdir(root)
+    sync(folder)
+    sync(folder.parent)

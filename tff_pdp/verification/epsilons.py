@@ -1,0 +1,290 @@
+"""Computes epsilons anew, from the events of the ledgers on record, beside what reports and exports state."""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from serving.client_ids import ClientIdHash
+from serving.saved_model import layout
+from tff_pdp.errors import ConfigError, DataError, ServingError
+from tff_pdp.privacy.accounting.ledger import Ledger, compose_worst_case
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.releases import Release, why_without_bound
+from tff_pdp.training.run_folder import read_started_with
+from tff_pdp.verification.run_folder import Finding, Status, checked, config_of
+
+SUMMARY_FILE = "summary.json"
+EXPORT_FOLDER = "export"
+CLIENT_ID_KEY = "client_id.key"
+
+
+class Recomputed(NamedTuple):
+    """Epsilons of releases, each at the delta of its budget, infinite where no bound holds.
+
+    Attributes:
+      releases: what was computed from.
+      own: of each release, by scope; empty of releases without a ledger.
+      composed: of all releases together, by scope, at the largest delta of the scope.
+      why_no_bound: why no epsilon holds for all of them together, if so; otherwise empty.
+    """
+
+    releases: Sequence[Release]
+    own: Sequence[Mapping[str, float]]
+    composed: Mapping[str, float]
+    why_no_bound: str
+
+    def of(self, run_id: str | None, name: str) -> int | None:
+        """The place of a run among the releases: by its id or, of runs without one, the newest of its name."""
+        places = [
+            place
+            for place, release in enumerate(self.releases)
+            if (release.run_id == run_id if run_id else release.run == name)
+        ]
+        return places[-1] if places else None
+
+
+def recompute(releases: Sequence[Release]) -> Recomputed:
+    """Composes what is on record, by dp-accounting and from nothing but the events.
+
+    Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_worst_case`.
+    Assumes: the same; the releases are about the same records.
+
+    Args:
+      releases: as of `tff_pdp.training.record.releases.all_releases`.
+    """
+    known: dict[Any, float] = {}
+    why = why_without_bound(releases)
+    ledgers = [release.ledger for release in releases if release.ledger is not None]
+    own = [
+        {}
+        if release.ledger is None
+        else {
+            scope: math.inf if release.non_private else _epsilon([release.ledger], scope, known)
+            for scope in release.ledger.budgets
+        }
+        for release in releases
+    ]
+    scopes = list(dict.fromkeys(scope for ledger in ledgers for scope in ledger.budgets))
+    composed = {scope: math.inf if why else _epsilon(ledgers, scope, known) for scope in scopes}
+    return Recomputed(releases, own, composed, why)
+
+
+def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
+    """The scopes of a release that have spent more than their budgets."""
+    if release.ledger is None or release.non_private:
+        return []
+    budgets = release.ledger.budgets
+    return [scope for scope, epsilon in epsilons.items() if not is_at_most(epsilon, budgets[scope].epsilon)]
+
+
+def is_at_most(value: float, bound: float) -> bool:
+    """Whether a number is at most another, but for the rounding of other versions of NumPy and SciPy."""
+    return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
+
+
+def _epsilon(ledgers: Sequence[Ledger], scope: str, known: dict[Any, float]) -> float:
+    """As `compose_worst_case`, computed once where scopes have released the same."""
+    parts = [ledger for ledger in ledgers if scope in ledger.budgets]
+    key = tuple(_key(ledger, scope) for ledger in parts)
+    if key not in known:
+        known[key] = compose_worst_case(parts, scope).best
+    return known[key]
+
+
+def _key(ledger: Ledger, scope: str) -> Any:
+    entries = tuple((entry.event, entry.count) for entry in ledger.entries if entry.scope == scope)
+    return entries, ledger.budgets[scope].delta, ledger.unit, ledger.adjacency
+
+
+def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Finding]:
+    """Checks `summary.json` and every published export of an experiment.
+
+    Args:
+      output: the experiment's folder.
+      recomputed: what all that is on record adds up to; None where that is not known, so that nothing is compared.
+    """
+    path = output / SUMMARY_FILE
+    if path.exists():
+        yield checked(path, lambda: _summary(output, path, recomputed))
+    for version in export_versions(output):
+        yield checked(version, lambda version=version: _export(output, version, recomputed))
+
+
+def export_versions(output: Path) -> Iterator[Path]:
+    """Folders of the published versions of all models that were exported from an experiment's folder."""
+    base_paths = sorted(path for path in (output / EXPORT_FOLDER).glob("*") if layout.is_plain_directory(path))
+    for base_path in base_paths:
+        yield from layout.published_versions(base_path).values()
+
+
+def check_models_are_used(folder: Path) -> None:
+    """Checks that the models of a finished run were evaluated and, where its experiment exports them, exported.
+
+    Raises:
+      ConfigError: they were not: without key and states, they never could be.
+      DataError: the settings that the run was started with are missing or damaged.
+    """
+    charges, output, name = read_charges(folder), folder.parent, folder.name
+    if charges is not None and charges.is_sealed:
+        return
+    run_id = None if charges is None else charges.run_id
+    path = output / SUMMARY_FILE
+    rows = read_json(path).get("algorithms", {}) if path.exists() else {}
+    or_else = "first, or give --discard-models: without key and states, that cannot be done any more"
+    if name not in rows or rows[name].get("run", run_id) != run_id:
+        raise ConfigError(f"{path} has no results of {folder}: run `tff-pdp evaluate` {or_else}")
+    if read_started_with(folder).get("export", {}).get("algorithm") != name:
+        return
+    cards = (read_json(version / layout.MODEL_CARD_FILE) for version in export_versions(output))
+    if not any(card.get("algorithm") == name and card.get("run", run_id) == run_id for card in cards):
+        raise ConfigError(f"{output / EXPORT_FOLDER} has no export of {folder}: run `tff-pdp export` {or_else}")
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+      DataError: the file is missing, or no such object.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("no object")
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: restore it from a copy") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error}): restore it from a copy") from None
+    return content
+
+
+def _summary(output: Path, path: Path, recomputed: Recomputed | None) -> str:
+    content = read_json(path)
+    if recomputed is None:
+        return "read; not compared, as what is on record is not known"
+    try:
+        places = [_place(path, recomputed, row.get("run"), name) for name, row in content["algorithms"].items()]
+        if "silos" in content:
+            _check_silos(output, path, content, recomputed, places)
+        else:
+            _check_users(path, content, recomputed, places)
+        composed = content["privacy"]["composed"]
+        scopes = [silo["id"] for silo in content["silos"]] if "silos" in content else list(recomputed.composed)
+        _check_composed(output, path, composed, scopes, recomputed, list(content["algorithms"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): run `tff-pdp evaluate` again") from None
+    together = "none" if composed["epsilon"] is None else f"{composed['epsilon']:.6g}"
+    return f"states what the ledgers add up to; of everything on record together: {together}"
+
+
+def _place(path: Path, recomputed: Recomputed, run_id: str | None, name: str) -> int:
+    place = recomputed.of(run_id, name)
+    if place is None:
+        raise DataError(f"{path} is about a run of {name} that is not on record")
+    return place
+
+
+def _check_silos(
+    output: Path, path: Path, content: Mapping[str, Any], recomputed: Recomputed, places: Sequence[int]
+) -> None:
+    only_budgets_hold = _sizes_are_noised(output, content["algorithms"])
+    for silo in content["silos"]:
+        own = [recomputed.own[place].get(silo["id"], math.inf) for place in places]
+        ledgers = [recomputed.releases[place].ledger for place in places]
+        budgets = [ledger.budgets[silo["id"]] for ledger in ledgers if ledger and silo["id"] in ledger.budgets]
+        expected = max(own, default=math.inf)
+        if only_budgets_hold and math.isfinite(expected):
+            expected = max(budget.epsilon for budget in budgets)
+        _compare(path, f"of {silo['id']}", silo["epsilon_spent"], expected)
+        if silo["epsilon_spent"] is not None and silo["delta"] not in {budget.delta for budget in budgets}:
+            raise DataError(f"{path} states delta {silo['delta']} of {silo['id']}, which no ledger has")
+
+
+def _check_users(path: Path, content: Mapping[str, Any], recomputed: Recomputed, places: Sequence[int]) -> None:
+    # There is one scope, of all users.
+    own = [max(recomputed.own[place].values(), default=math.inf) for place in places]
+    for (name, row), expected in zip(content["algorithms"].items(), own, strict=True):
+        _compare(path, f"of every user by {name}", row["epsilon_spent"], expected)
+    _compare(path, "of every user", content["privacy"]["users"]["epsilon_spent"], max(own, default=math.inf))
+
+
+def _compare(path: Path, of_whom: str, stated: float | None, expected: float) -> None:
+    """Checks a stated epsilon; to state none is no promise, so that none is broken."""
+    if stated is not None and not math.isclose(stated, expected, rel_tol=1e-6):
+        what = f"adds up to {expected:.6g}" if math.isfinite(expected) else "has no bound"
+        raise DataError(f"{path} states epsilon {stated:.6g} {of_whom}, and the ledger {what}")
+
+
+def _check_composed(
+    output: Path,
+    path: Path,
+    composed: Mapping[str, Any],
+    scopes: Sequence[str],
+    recomputed: Recomputed,
+    names: Sequence[str],
+) -> None:
+    """Checks the epsilon of all runs together: it must cover all that are on record by now."""
+    if composed["epsilon"] is None:
+        return
+    if recomputed.why_no_bound:
+        raise DataError(f"{path} states epsilon {composed['epsilon']:.6g} of all runs, but {recomputed.why_no_bound}")
+    expected = max(recomputed.composed[scope] for scope in scopes)
+    if _sizes_are_noised(output, names):
+        ledgers = [release.ledger for release in recomputed.releases if release.ledger]
+        expected = max(
+            sum(ledger.budgets[scope].epsilon for ledger in ledgers if scope in ledger.budgets) for scope in scopes
+        )
+    if not is_at_most(expected, composed["epsilon"]):
+        raise DataError(
+            f"{path} states epsilon {composed['epsilon']:.6g} of {composed['methods']} runs together, and what is on "
+            f"record by now adds up to {expected:.6g}: run `tff-pdp evaluate` again"
+        )
+
+
+def _sizes_are_noised(output: Path, names: Sequence[str] | Mapping[str, Any]) -> bool:
+    """Whether numbers of examples were released, so that only budgets hold, whatever was spent."""
+    settings = [config_of(output / name).get("privacy", {}).get("num_examples") or {} for name in names]
+    return any(one.get("kind") == "noised" for one in settings)
+
+
+def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple[Status, str]:
+    layout.check_manifest(version)
+    card, report = read_json(version / layout.MODEL_CARD_FILE), read_json(version / layout.PRIVACY_REPORT_FILE)
+    files = "all files are as the manifest says"
+    if recomputed is None:
+        return Status.OK, f"{files}; the privacy report was not compared, as what is on record is not known"
+    place = recomputed.of(card.get("run"), str(card.get("algorithm")))
+    if place is None:
+        return Status.ABSENT, f"{files}; the run that it was made of is not on record here, so nothing was compared"
+    own = recomputed.own[place]
+    stated = _stated(output, card, report, list(own))
+    for scope, epsilon in stated.items():
+        known = list(own.values()) if scope is None else [own.get(scope, math.inf)]
+        for expected in known:
+            if epsilon is not None and not is_at_most(expected, epsilon):
+                raise DataError(
+                    f"{version / layout.PRIVACY_REPORT_FILE} states epsilon {epsilon:.6g}"
+                    f"{'' if scope is None else f' of {scope}'}, and the ledger adds up to {expected:.6g}"
+                )
+    return Status.OK, f"{files}; the privacy report states no less than the ledger adds up to"
+
+
+def _stated(
+    output: Path, card: Mapping[str, Any], report: Mapping[str, Any], scopes: Sequence[str]
+) -> dict[str | None, float | None]:
+    """What a privacy report states, by scope of the ledger; under None what is stated of all scopes."""
+    if "silos" not in report:
+        key = "epsilon" if report.get("unit") == "user" else "epsilon_at_most"
+        return {None: report.get(key)}
+    trained = {silo["id"]: silo["epsilon"] for silo in report["silos"] if not silo.get("added_after_training")}
+    if card.get("client_id_kind") == "plain":
+        return dict(trained)
+    with contextlib.suppress(ServingError):
+        hashed = ClientIdHash.load(output / CLIENT_ID_KEY)
+        if hashed.fingerprint == card.get("client_id_key"):
+            return {scope: trained[hashed(scope)] for scope in scopes if hashed(scope) in trained}
+    # Without the key it is not known whose is which, and what each is at most holds of all.
+    epsilons = [epsilon for epsilon in trained.values() if epsilon is not None]
+    return {None: max(epsilons)} if len(epsilons) == len(trained) and epsilons else {}

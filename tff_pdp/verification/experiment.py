@@ -1,0 +1,131 @@
+"""Checks everything of an experiment's folder, or of one run, in the order in which one thing rests on the other."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.manifest import SUCCESS_FILE
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.before_training import FORMAT_VERSION, RELEASES_FILE, read_releases
+from tff_pdp.training.record.releases import EARLIER, PERSONALIZE, Release, all_releases, is_unchained
+from tff_pdp.verification.epsilons import Recomputed, check_statements, over_budget, recompute
+from tff_pdp.verification.run_folder import Finding, Status, check_run, checked, is_run, journal_state
+
+CLIENTS = "clients"
+
+
+def verify(place: Path) -> Iterator[Finding]:
+    """Checks a folder: digests, chains, whether files belong together, and epsilons. Nothing is written.
+
+    Args:
+      place: the output folder of an experiment, or the folder of one of its runs.
+
+    Raises:
+      ConfigError: the folder is neither.
+    """
+    if is_run(place):
+        output, runs = place.parent, [place]
+    else:
+        output, runs = place, runs_of(place)
+    yield from _check_record(output)
+    for folder in runs:
+        yield from check_run(folder)
+    try:
+        releases = all_releases(output)
+    except DataError as error:
+        yield Finding(output, Status.PROBLEM, f"what was spent in all is not known: {error}")
+        recomputed = None
+    else:
+        recomputed = recompute(releases)
+        yield from _check_epsilons(output, recomputed, only=place.name if is_run(place) else None)
+    if not is_run(place):
+        yield from _check_inputs(output)
+        yield from check_statements(output, recomputed)
+        yield from _leftovers(output)
+
+
+def runs_of(output: Path) -> list[Path]:
+    """The folders of an experiment's runs.
+
+    Raises:
+      ConfigError: there are none.
+    """
+    found = sorted(path for path in output.glob("*") if not path.name.startswith(".") and is_run(path))
+    if not found and not (output / EARLIER).exists():
+        raise ConfigError(f"{output} holds no run: name the output folder of an experiment, or the folder of a method")
+    return found
+
+
+def _check_record(output: Path) -> Iterator[Finding]:
+    """Checks the record of earlier releases."""
+    path = output / EARLIER
+    if is_unchained(path):
+        yield Finding(path, Status.OLD, "lines of the first version, without a chain: counted as they are")
+    elif path.exists():
+        yield checked(path, lambda: journal_state(path))
+
+
+def _check_epsilons(output: Path, recomputed: Recomputed, *, only: str | None) -> Iterator[Finding]:
+    """Says what each run, or one alone, has spent by its events, and what everything on record has spent together."""
+    for release, epsilons in zip(recomputed.releases, recomputed.own, strict=True):
+        path = output / (EARLIER if release.run == PERSONALIZE else release.run)
+        if only is not None and release.run != only:
+            continue
+        over = over_budget(release, epsilons)
+        if over:
+            yield Finding(path, Status.PROBLEM, f"{over[0]} has spent {epsilons[over[0]]:.6g}, more than its budget")
+            continue
+        yield Finding(path, Status.OK, f"{_words(release)}: {_spent(release, epsilons.values())}")
+    releases = recomputed.releases
+    if releases:
+        why = recomputed.why_no_bound
+        text = f"no bound, as {why}" if why else f"epsilon at most {max(recomputed.composed.values()):.6g}"
+        yield Finding(output, Status.OK, f"everything on record together (runs and fits: {len(releases)}): {text}")
+
+
+def _words(release: Release) -> str:
+    if release.run == PERSONALIZE:
+        return "a fit of clients that were added"
+    return f"{release.run}, rounds: {release.rounds}" + (f" (run {release.run_id[:8]})" if release.run_id else "")
+
+
+def _spent(release: Release, epsilons: Iterable[float]) -> str:
+    if release.non_private or release.ledger is None:
+        return f"no bound, as {release.non_private or 'there is no ledger'}"
+    values = sorted(epsilons)
+    span = f"{values[0]:.6g}" if values[0] == values[-1] else f"{values[0]:.6g} to {values[-1]:.6g}"
+    return f"epsilon {span}, computed anew from the events in the ledger, within the budgets (scopes: {len(values)})"
+
+
+def _check_inputs(output: Path) -> Iterator[Finding]:
+    """Checks what runs were made from."""
+    path = output / RELEASES_FILE
+    if path.exists():
+        yield checked(path, lambda: _statistics(path))
+    clients = output / CLIENTS
+    if clients.exists():
+        yield checked(clients, lambda: _dataset(clients))
+    else:
+        yield Finding(clients, Status.ABSENT, "the client dataset is not here, so it was not checked")
+
+
+def _statistics(path: Path) -> tuple[Status, str]:
+    content = read_releases(path)
+    text = f"statistics of {len(content['silos'])} silos"
+    if f'"format_version": {FORMAT_VERSION}'.encode() not in path.read_bytes():
+        return Status.OLD, f"{text}, without a digest"
+    return Status.OK, f"{text}; the digest agrees"
+
+
+def _dataset(clients: Path) -> tuple[Status, str]:
+    dataset = ClientDataset.open(clients, verify=True)
+    text = f"{len(dataset.client_ids)} clients, {len(dataset.manifest.shards)} shards, as the manifest says"
+    if not (clients / SUCCESS_FILE).stat().st_size:
+        return Status.OLD, f"{text}; the manifest itself has no digest"
+    return Status.OK, f"{text}, and the manifest as {SUCCESS_FILE} says"
+
+
+def _leftovers(output: Path) -> Iterator[Finding]:
+    """What killed commands left of runs that were replaced: on record, but with keys and states."""
+    for path in sorted(output.glob(".*.removed")):
+        yield Finding(path, Status.STOPPED, "left of a run that was replaced, with its key; the next train removes it")
