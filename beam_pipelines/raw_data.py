@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from beam_pipelines.records import UserRecord
+from tff_pdp.errors import DataError
 
 if TYPE_CHECKING:
     # They start Beam, which describing raw data does not need.
@@ -59,6 +60,21 @@ class RawData:
     def units(self) -> tuple[str, ...]:
         """What single tasks read."""
         return self.parts or self.files
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder, sorted by name, but for hidden ones: `._a.json` is what macOS leaves beside `a.json`.
+
+    Raises:
+      DataError: a link leads nowhere, as where large files of a repository have not been fetched.
+    """
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise DataError(
+                f"{path}: a link to {path.readlink()}, which is not there; fetch the file or remove the link"
+            )
+    return [path for path in paths if path.is_file()]
 
 
 def part_names(file: str, count: int) -> tuple[str, ...]:

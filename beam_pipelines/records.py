@@ -44,6 +44,7 @@ class Reason(enum.StrEnum):
     CONTRADICTORY_STATES = "states_of_disease_go_back"
     OWN_CONTACT = "contact_with_oneself"
     TIME_RANGE = "time_or_duration_out_of_range"
+    AGE_OR_SEX_RANGE = "age_or_sex_out_of_range"
     # Sound records left out by a rule of the job: counted, and no sign of bad input.
     IDENTICAL_USER = "identical_copy_of_user"
     TOO_FEW_EXAMPLES = "client_below_min_examples"

@@ -66,10 +66,15 @@ class ClientIdHash:
             raise ServingError(f"{path} is missing: without this key the ids in an export cannot be told.") from error
         except (OSError, UnicodeDecodeError) as error:
             raise ServingError(f"{path} cannot be read as a key for client ids: {error}.") from error
+        words = text.split()
         try:
-            return cls(bytes.fromhex(text))
-        except (ValueError, ServingError) as error:
+            hashed = cls(bytes.fromhex(words[0]))
+        except (ValueError, IndexError, ServingError) as error:
             raise ServingError(f"{path} does not hold a key for client ids; restore it.") from error
+        # The first version had the key alone.
+        if words[1:] not in ([], [hashed.fingerprint]):
+            raise ServingError(f"{path} does not hold a key for client ids and its fingerprint; restore it.")
+        return hashed
 
     @classmethod
     def load_or_create(cls, path: Path) -> "ClientIdHash":
@@ -107,7 +112,9 @@ def _create_key(path: Path) -> None:
     staging = Path(name)
     try:
         with naming(path), os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(KEY_BYTES) + "\n")
+            key = secrets.token_bytes(KEY_BYTES)
+            # With the fingerprint, a key that was damaged is told from another.
+            file.write(f"{key.hex()}\n{ClientIdHash(key).fingerprint}\n")
         # Ids that were given out must survive a power cut.
         sync(staging)
         # Unlike a renaming, a link never replaces what another process put there.

@@ -48,9 +48,15 @@ def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
     return Prefix(size, digest.hexdigest())
 
 
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with a digest of itself, in place of one that the content may have."""
+    bare = {key: value for key, value in content.items() if key != _DIGEST}
+    return {**bare, _DIGEST: _digest(bare)}
+
+
 def as_text(content: Mapping[str, Any]) -> str:
     """JSON text with a digest of itself, which `from_text` checks."""
-    return json.dumps({**content, _DIGEST: _digest(content)}, indent=2) + "\n"
+    return json.dumps(with_digest(content), indent=2) + "\n"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -69,16 +75,30 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
       DataError: the file is missing or damaged.
     """
     try:
-        stored = path.read_bytes()
-        content = json.loads(stored)
-        if _DIGEST in content or content.get("format_version") not in undigested:
-            digest = content.pop(_DIGEST)
-            if digest != _digest(content):
-                raise ValueError("its digest is another")
+        return from_text(path.read_bytes(), undigested=undigested)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: restore it from a copy") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
+
+
+def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[str, Any]:
+    """The content of what `as_text` gave.
+
+    Args:
+      text: UTF-8.
+      undigested: as of `read_json`.
+
+    Raises:
+      ValueError: the text is damaged.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    version = content.get("format_version")
+    is_known = (version is None or isinstance(version, int)) and version in undigested
+    if (_DIGEST in content or not is_known) and content.pop(_DIGEST, None) != _digest(content):
+        raise ValueError("its digest is another")
     return content
 
 

@@ -1,6 +1,7 @@
 """The stages that make rows of contacts: read and give them to both ends, then sample and write."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from beam_pipelines.contact_graph.people import SECONDS_PER_DAY, People, PlaceLo
 from beam_pipelines.contact_graph.people_stages import ORDER
 from beam_pipelines.contact_graph.row_steps import count_read_rows, drop_rows, gather, scatter
 from beam_pipelines.contact_graph.rows import RowLayout, build_rows
-from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs
+from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs, share_repeated
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 from beam_pipelines.dataset.accounting import count_kept, count_rows
 from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
@@ -27,6 +28,9 @@ _TABLE = "population_network"
 # Each contact that is kept becomes two; counted where they are given and where they arrive.
 _ENDS = "contact_ends"
 _END = {"owner": np.int32, "other": np.int32, "start": np.int32, "duration": np.int32, "activity": np.int8}
+# Share of contacts: people seldom meet twice at the same second for the same time.
+_MOST_REPEATED = 0.1
+_LOGGER = logging.getLogger(__name__)
 # Rows encoded at a time.
 _BLOCK_ROWS = 1 << 15
 
@@ -59,7 +63,13 @@ class RowRules:
 def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
     """Builds the stages, to be run after those of people."""
     return (
-        Stage(READ, tuple(chunks), _ReadContacts(rules.num_shards), gives=("contacts",), after=(ORDER,)),
+        Stage(
+            READ,
+            tuple(chunks),
+            _ReadContacts(rules.num_shards, rules.layout.observed_days),
+            gives=("contacts",),
+            after=(ORDER,),
+        ),
         partition_stage(WRITE, rules.num_shards, _WriteRows(rules), takes=("contacts",), after=(ORDER,)),
     )
 
@@ -69,6 +79,8 @@ class _ReadContacts:
     """A chunk of contacts -> each, seen from both ends, to the partitions of both, unless it is between groups."""
 
     num_partitions: int
+    # Durations are totals of so many.
+    observed_days: int
 
     def __call__(self, task: Chunk, context: TaskContext) -> Iterator[Piece]:
         people, lookup = People.load(context.folder), PlaceLookup(context.folder)
@@ -86,6 +98,7 @@ class _ReadContacts:
         is_own = columns["pid1"] == columns["pid2"]
         is_sound = (columns["duration"] >= 0) & (columns["start_time"] >= 0)
         is_sound &= columns["start_time"] < SECONDS_PER_DAY
+        is_sound &= columns["duration"] <= SECONDS_PER_DAY * self.observed_days
         for name in ("activity1", "activity2"):
             is_sound &= (columns[name] >= 1) & (columns[name] <= len(ACTIVITY_NAMES))
         for reason, is_bad in (
@@ -130,6 +143,15 @@ class _WriteRows:
             *(ends[name] for name in ("start", "duration", "activity")),
         )
         pairs = merge_pairs(own, len(people))
+        repeated = share_repeated(own)
+        if repeated > _MOST_REPEATED:
+            _LOGGER.warning(
+                "shard %d: %.0f%% of the contacts repeat another one exactly, and durations are added up: was a part "
+                "of %s delivered twice?",
+                task,
+                100 * repeated,
+                _TABLE,
+            )
         degrees = degrees_of(pairs, last - first)
         pids = np.asarray(people.pid[first:last])
         rules.degree_bound.check_degrees(degrees, pids)

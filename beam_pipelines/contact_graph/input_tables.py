@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gzip
 import io
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -20,6 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from beam_pipelines.contact_graph.tables import STATE_NAMES, TABLES, paths_of, plain_type
+from beam_pipelines.raw_data import files_in
 from beam_pipelines.records import DeadLetter, Reason
 from tff_pdp.errors import DataError
 
@@ -27,6 +29,10 @@ from tff_pdp.errors import DataError
 _COMPUTE: Any = pyarrow.compute
 # What a task reads at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
+_LOGGER = logging.getLogger(__name__)
+_LONGEST_HEADER = 1 << 20
+# Share of rows: with more, it is the whole file that cannot be read.
+_MOST_OF_ANOTHER_ENCODING = 0.01
 _INTEGER = r"^-?\d{1,19}(\.0*)?$"
 _DECIMAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
@@ -76,10 +82,18 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
     files = paths
     if paths[0].is_dir():
         # Names that begin so are not data: what other tools leave (`_SUCCESS`, `.part-0.csv.crc`).
-        files = sorted(path for path in paths[0].iterdir() if path.is_file() and path.name[0] not in "._")
+        files = [path for path in files_in(paths[0]) if path.name[0] != "_"]
     for path in files:
         _places(path, table, tuple(columns))
+        if path.suffix == ".csv" and not _ends_its_last_line(path):
+            _LOGGER.warning("%s: its last line has no end: was the file cut?", path)
     return tuple(files)
+
+
+def _ends_its_last_line(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read() in (b"", b"\n")
 
 
 def chunks_of(table: str, files: Sequence[Path]) -> list[Chunk]:
@@ -166,7 +180,9 @@ def _header_in(path: Path, *version: int) -> list[str]:
     if path.suffix == ".parquet":
         return pyarrow.parquet.read_schema(path).names
     with _open_text(path) as file:
-        line = file.readline()
+        line = file.readline(_LONGEST_HEADER)
+    if b"\r" in line.rstrip(b"\r\n"):
+        raise DataError(f"{path}: its lines end with a carriage return alone; write it with line feeds")
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, encoding="utf-8-sig")
     (row,) = pyarrow.csv.read_csv(io.BytesIO(line), options).to_pylist()
     return ["" if name is None else str(name).strip() for name in row.values()]
@@ -221,13 +237,35 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
         )
         return table.rename_columns(schema.names)
 
+    # Arrow takes hexadecimal numbers for integers.
+    if not (b"0x" in block or b"0X" in block):
+        try:
+            table = read(schema)
+            return _without_bad_rows(chunk, table, table, letters)
+        except pyarrow.ArrowInvalid:
+            pass
+    stored = read(pyarrow.schema([(name, pyarrow.binary()) for name in schema.names]))
+    shown = pyarrow.table({name: _decoded(stored[name]) for name in schema.names})
+    texts = {name: _if_utf_8(shown[name], stored[name]) for name in schema.names}
+    bad = sum(column.null_count - shown[name].null_count for name, column in texts.items())
+    if bad > max(1, _MOST_OF_ANOTHER_ENCODING * len(shown)):
+        raise pyarrow.ArrowInvalid(f"{bad} values are not UTF-8: the file seems to have another encoding")
+    columns = [_convert(texts[field.name], field.type) for field in schema]
+    return _without_bad_rows(chunk, pyarrow.table(columns, schema=schema), shown, letters)
+
+
+def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Bytes as texts, with a sign of replacement for what is not UTF-8."""
     try:
-        table = read(schema)
-        return _without_bad_rows(chunk, table, table, letters)
+        return values.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
-        texts = read(pyarrow.schema([(name, pyarrow.string()) for name in schema.names]))
-        columns = [_convert(texts[field.name], field.type) for field in schema]
-        return _without_bad_rows(chunk, pyarrow.table(columns, schema=schema), texts, letters)
+        texts = [value and value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pyarrow.chunked_array([texts], pyarrow.string())
+
+
+def _if_utf_8(texts: pyarrow.ChunkedArray, stored: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """The texts, null where what is stored is another."""
+    return _COMPUTE.if_else(_COMPUTE.equal(texts.cast(pyarrow.binary()), stored), texts, None)
 
 
 def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:

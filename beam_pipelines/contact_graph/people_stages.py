@@ -29,13 +29,16 @@ from beam_pipelines.contact_graph.row_steps import (
     scatter,
     unique_rows,
 )
-from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, HOME
+from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FEMALE, HOME, MALE, UNKNOWN_SEX
 from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read, count_rows
 from beam_pipelines.dataset.shards import DeadLetterFile
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.keyed_hash import keyed_uint64
 from beam_pipelines.records import Reason
 from tff_pdp.data.manifest import SPLITS
+
+# In years: nobody has been older.
+_OLDEST_SOUND = 150
 
 ORDER = "order_people"
 
@@ -199,6 +202,11 @@ class _JoinPeople:
     def _members(
         self, person: Columns, household: Columns, context: TaskContext, letters: DeadLetterFile
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        is_sound = (person["age"] >= 0) & (person["age"] <= _OLDEST_SOUND)
+        is_sound &= np.isin(person["sex"], (UNKNOWN_SEX, MALE, FEMALE))
+        if not is_sound.all():
+            drop_rows("person", Reason.AGE_OR_SEX_RANGE, person["pid"][~is_sound], context, letters)
+            person = {name: values[is_sound] for name, values in person.items()}
         places, is_known = find_places(household["hid"], person["hid"])
         if self.rules.has_households and not is_known.all():
             drop_rows("person", Reason.UNKNOWN_PLACE, person["pid"][~is_known], context, letters)

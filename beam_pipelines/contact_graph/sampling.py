@@ -81,6 +81,15 @@ def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
     )
 
 
+def share_repeated(contacts: Contacts) -> float:
+    """The share of contacts that repeat another one in everything."""
+    if not len(contacts.owner):
+        return 0.0
+    # By hashes, of which two are equal by chance for one pair in 2^64.
+    hashes = np.sort(keyed_uint64(0, "contact", *(values.astype(np.int64) for values in contacts)))
+    return float(np.mean(hashes[1:] == hashes[:-1])) if len(hashes) > 1 else 0.0
+
+
 def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, ids: np.ndarray) -> Pairs:
     """For each owner the `num_slots` pairs with the smallest keyed hashes of both ids, ties by place; slots in order.
 

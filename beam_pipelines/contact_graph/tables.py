@@ -116,8 +116,17 @@ def _read_file(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def paths_of(folder: Path, table: str) -> list[Path]:
-    """The files or folders that hold a table: one, unless it is missing or there in several formats."""
+    """The files or folders that hold a table: one, unless it is missing or there in several formats.
+
+    Raises:
+      DataError: a link leads nowhere.
+    """
     candidates = [folder / table, *(folder / f"{table}.{kind}" for kind in FORMATS)]
+    for path in candidates:
+        if path.is_symlink() and not path.exists():
+            raise DataError(
+                f"{path}: a link to {path.readlink()}, which is not there; fetch the file or remove the link"
+            )
     return [path for path in candidates if path.exists()]
 
 

@@ -7,6 +7,7 @@ nothing else, so memory is bounded by the largest partition whatever the size of
 finished: a job that was killed goes on with those that are left.
 """
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import AsIter, PCollection, TaggedOutput
 
+from beam_pipelines.engine.orphans import end_with
 from beam_pipelines.engine.stages import Origin, Stage, decode_pieces, encode_piece, read_pieces, write_pieces
 from beam_pipelines.engine.tasks import TaskRun, is_done
 
@@ -67,6 +69,11 @@ class _RunTask(beam.DoFn):
         self._place = place
         self._stage = stage
         self._folder = folder
+        self._job = os.getpid()
+
+    def setup(self) -> None:
+        """Binds a worker to its job."""
+        end_with(self._job)
 
     def process(self, element: tuple[int, Iterable[bytes]], *after: Any) -> Iterator[Any]:
         """Runs one task, once the stages in `after` are done."""
@@ -131,6 +138,11 @@ class _RunStagedTask(beam.DoFn):
     def __init__(self, stages: tuple[Stage, ...], folder: Path):
         self._stages = stages
         self._folder = folder
+        self._job = os.getpid()
+
+    def setup(self) -> None:
+        """Binds a worker to its job."""
+        end_with(self._job)
 
     def process(self, element: int) -> Iterator[int]:
         """Runs one task."""

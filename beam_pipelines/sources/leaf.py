@@ -22,7 +22,7 @@ import numpy as np
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import ClientDatasetOptions, Summary
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.raw_data import RawData, files_in
 from beam_pipelines.records import Unusable, UserRecord, raw_excerpt
 from beam_pipelines.rules import user_problem
 from tff_pdp.errors import DataError
@@ -111,7 +111,7 @@ def read_users(path: Path) -> list[UserRecord]:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name.endswith(_SUFFIXES) and path.is_file())
+    return [path.name for path in files_in(folder) if path.name.endswith(_SUFFIXES)]
 
 
 class _JsonObject(dict[str, Any]):
@@ -130,7 +130,8 @@ class _JsonObject(dict[str, Any]):
 def _load_json(path: Path) -> Any:
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode("utf-8")
+        # Some editors begin a file with a byte-order mark.
+        text = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode("utf-8-sig")
         return json.loads(text, object_pairs_hook=_pack_examples)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno} (character {error.pos} of {len(text)})"

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_pipelines.raw_data import files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
 from beam_pipelines.sources.silo_arrays import read_silo_arrays
@@ -35,7 +36,7 @@ def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; data.input takes a {_suffixes()} file, or a folder of them")
     folder = path if path.is_dir() else path.parent
-    candidates = path.iterdir() if path.is_dir() else [path]
+    candidates = files_in(path) if path.is_dir() else [path]
     names = tuple(sorted(file.name for file in candidates if _reader_of(file) and file.is_file()))
     if not names:
         raise DataError(f"{path}: no silo file; data.input takes a {_suffixes()} file, or a folder of them")

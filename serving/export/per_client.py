@@ -130,8 +130,8 @@ def _kept_or_published(
 
 def _recorded_content(export_dir: Path) -> str | None:
     try:
-        return json.loads((export_dir / layout.MANIFEST_FILE).read_text(encoding="utf-8")).get(_CONTENT)
-    except (OSError, ValueError, AttributeError):
+        return layout.read_manifest(export_dir).get(_CONTENT)
+    except ServingError:
         return None
 
 

@@ -1,7 +1,6 @@
 """Exports read back, and clients added to what was read: a client who joins later needs no new training."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def read_models(
     """
     check_export(export_dir)
     path = export_dir / layout.MANIFEST_FILE
-    details = json.loads(path.read_text(encoding="utf-8"))
+    details = layout.read_manifest(export_dir)
     try:
         names: dict[str, list[str]] = details["weights"]
         checkpoint = tf.train.load_checkpoint(str(export_dir / layout.VARIABLES_PREFIX))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serving.saved_model import layout
+from tff_pdp.digests import as_text, from_text
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text, sync
 from tff_pdp.lock import only_writer
@@ -80,12 +81,17 @@ def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[t
 def last_version(base_path: Path) -> int:
     """The highest version number ever published under a base path; 0 if none."""
     try:
-        recorded = int((base_path / LAST_VERSION_FILE).read_text(encoding="ascii"))
+        recorded = _recorded((base_path / LAST_VERSION_FILE).read_bytes())
     except FileNotFoundError:
         recorded = 0
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ServingError(f"{base_path / LAST_VERSION_FILE} does not hold a number; restore or remove it.") from error
     return max([recorded, *layout.published_versions(base_path)])
+
+
+def _recorded(stored: bytes) -> int:
+    # The first version had the number alone.
+    return int(stored) if stored.strip().isdigit() else int(from_text(stored)["last_version"])
 
 
 def _remove_abandoned(base_path: Path) -> None:
@@ -105,7 +111,7 @@ def _publish(staging: Path, target: Path, version: int) -> None:
     if (last := last_version(target.parent)) >= version:
         raise ServingError(f"Version {last} was put under {target.parent} meanwhile; export again.")
     record = target.parent / LAST_VERSION_FILE
-    replace_text(record, f"{version}\n")
+    replace_text(record, as_text({"format_version": 1, "last_version": version}))
     for path in (record, *staging.rglob("*"), staging):
         sync(path)
     staging.rename(target)

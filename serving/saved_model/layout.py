@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.digests import from_text, with_digest
 from tff_pdp.errors import ServingError
 
 # The first is what a request gets that names none.
@@ -70,7 +71,9 @@ def is_plain_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Manifests without a digest of themselves.
+_UNDIGESTED_VERSION = 1
 
 
 def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
@@ -81,15 +84,58 @@ def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
       details: JSON values recorded beside the hashes, such as the signatures and the TensorFlow version.
     """
     paths = [path for path in files(export_dir) if path != export_dir / MANIFEST_FILE]
-    write_json(
-        export_dir / MANIFEST_FILE,
+    content = with_digest(
         {
-            "format_version": FORMAT_VERSION,
             **details,
+            "format_version": FORMAT_VERSION,
             "total_bytes": sum(path.stat().st_size for path in paths),
             "files": {path.relative_to(export_dir).as_posix(): sha256(path) for path in paths},
-        },
+        }
     )
+    write_json(export_dir / MANIFEST_FILE, content)
+
+
+def read_manifest(export_dir: Path) -> dict[str, Any]:
+    """Reads the manifest of an export; `files` has SHA-256 by name.
+
+    Raises:
+      ServingError: if it is missing, damaged or of another format.
+    """
+    path = export_dir / MANIFEST_FILE
+    try:
+        stored = path.read_bytes()
+        content = json.loads(stored)
+        version, _ = content["format_version"], dict(content["files"])
+    except FileNotFoundError as error:
+        raise ServingError(f"{export_dir} has no {MANIFEST_FILE}: it is not a complete export.") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ServingError(f"{path} is not a manifest of this package; export the model again.") from error
+    if version not in (FORMAT_VERSION, _UNDIGESTED_VERSION):
+        raise ServingError(
+            f"{path} has format {version!r}, this version reads {_UNDIGESTED_VERSION} and {FORMAT_VERSION}; export the "
+            "model again."
+        )
+    try:
+        return from_text(stored, undigested=(_UNDIGESTED_VERSION,))
+    except ValueError as error:
+        raise ServingError(f"{path} is damaged ({error}); copy the export again.") from error
+
+
+def read_document(export_dir: Path, name: str) -> dict[str, Any]:
+    """Reads a JSON object beside the graph of an export, such as its model card, as the manifest knows it.
+
+    Raises:
+      ServingError: if the manifest or the document is missing or damaged.
+    """
+    path = export_dir / name
+    expected = read_manifest(export_dir)["files"].get(name)
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() == expected:
+            return dict(json.loads(content))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ServingError(f"{path} cannot be read ({error}): restore it.") from error
+    raise ServingError(f"{path} does not match the SHA-256 in its manifest; copy the export again.")
 
 
 def check_manifest(export_dir: Path) -> None:
@@ -99,17 +145,7 @@ def check_manifest(export_dir: Path) -> None:
       ServingError: if the manifest is missing, malformed or of another format, or a file is missing, added or changed.
     """
     path = export_dir / MANIFEST_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version, expected = content["format_version"], dict(content["files"])
-    except FileNotFoundError as error:
-        raise ServingError(f"{export_dir} has no {MANIFEST_FILE}: it is not a complete export.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ServingError(f"{path} is not a manifest of this package; export the model again.") from error
-    if version != FORMAT_VERSION:
-        raise ServingError(
-            f"{path} has format {version!r}, this version reads {FORMAT_VERSION}; export the model again."
-        )
+    expected = read_manifest(export_dir)["files"]
     present = {file.relative_to(export_dir).as_posix(): file for file in files(export_dir) if file != path}
     if missing := sorted(expected.keys() - present.keys()):
         raise ServingError(f"{export_dir} lacks {', '.join(missing)}, which its manifest lists; copy the export again.")

@@ -1,7 +1,6 @@
 """Verifying an export as a whole, for the exporter before it publishes and for whoever receives one."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ def verify_export(
         with FreshProcess() as own:
             return verify_export(export_dir, expectations=expectations, process=own)
     found = process.verify(export_dir, expectations)
-    manifest = json.loads((export_dir / layout.MANIFEST_FILE).read_text(encoding="utf-8"))
+    manifest = layout.read_manifest(export_dir)
     return VerifiedExport(
         export_dir=export_dir,
         files={
@@ -86,7 +85,7 @@ def verify_export(
         signatures=found["signatures"],
         ops=found["ops"],
         warmup_requests=found["warmup_requests"],
-        claims={key: value for key, value in manifest.items() if key not in ("files", "signatures")},
+        claims={key: value for key, value in manifest.items() if key not in ("files", "signatures", "digest")},
     )
 
 

@@ -54,9 +54,10 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path):
     first = ClientIdHash.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     content = path.read_text()
-    assert len(bytes.fromhex(content)) == 32
+    key, fingerprint = content.split()
+    assert len(bytes.fromhex(key)) == 32 and fingerprint == first.fingerprint
     for again in (ClientIdHash.load_or_create(path), ClientIdHash.load(path)):
-        assert again("alice") == first("alice") == hmac_written_out(bytes.fromhex(content), b"alice")[:32]
+        assert again("alice") == first("alice") == hmac_written_out(bytes.fromhex(key), b"alice")[:32]
     assert path.read_text() == content
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert ClientIdHash.load_or_create(tmp_path / "other.key")("alice") != first("alice")
@@ -90,7 +91,7 @@ def test_a_reader_never_sees_a_part_of_a_key(tmp_path, monkeypatch):
     real_link = client_ids.os.link
 
     def link(source, target):
-        assert len(bytes.fromhex(source.read_text())) == 32
+        assert ClientIdHash.load(source).fingerprint in source.read_text()
         target.write_text(KEY.hex())
         real_link(source, target)
 
@@ -107,6 +108,16 @@ def test_a_damaged_key_is_not_replaced(tmp_path, content):
         with pytest.raises(ServingError, match=r"client_id\.key does not hold a key"):
             read(path)
     assert path.read_text() == content
+
+
+def test_a_key_of_the_first_version_is_read_and_one_that_does_not_fit_its_fingerprint_is_not(tmp_path):
+    path = tmp_path / "client_id.key"
+    for content in (KEY.hex(), f"{KEY.hex()}\n", f"{KEY.hex()}\n{ClientIdHash(KEY).fingerprint}\n"):
+        path.write_text(content)
+        assert ClientIdHash.load(path)("alice") == ClientIdHash(KEY)("alice")
+    path.write_text(f"{bytes(32).hex()}\n{ClientIdHash(KEY).fingerprint}\n")
+    with pytest.raises(ServingError, match=r"client_id\.key does not hold a key for client ids and its fingerprint"):
+        ClientIdHash.load(path)
 
 
 def test_a_key_that_is_no_text_or_missing_is_named(tmp_path):

@@ -11,7 +11,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.digests import read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
 from tff_pdp.privacy.mechanisms.feature_scaling import (
     FeatureScaling,
     FeatureScalingSettings,
@@ -28,7 +28,6 @@ from tff_pdp.privacy.mechanisms.silo_statistics import (
 )
 from tff_pdp.privacy.plans.plan import FixedEvents
 
-RELEASES_FILE = "silo_releases.json"
 FORMAT_VERSION = 1
 
 
@@ -98,11 +97,11 @@ def _released_once(
     path = Path(config.output) / RELEASES_FILE
     made_with = _made_with(config)
     if path.exists():
+        stored = read_releases(path)
         try:
-            stored = read_releases(path)
             statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
             earlier = stored["made_with"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
         if earlier != made_with:
             raise ConfigError(

@@ -19,6 +19,8 @@ from tff_pdp.settings import UniqueKeyLoader, build_settings
 WEIGHTINGS = ("uniform", "num_examples", "paper_capped_num_examples")
 EXPORT_LAYOUTS = ("auto", "stacked", "clusters", "hypernetwork", "per_client")
 EXPORTED_CLIENT_IDS = ("hashed", "plain")
+# What silos released before training (`tff_pdp.experiment.before_training`), in the experiment's folder.
+RELEASES_FILE = "silo_releases.json"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,19 +118,7 @@ def read_card(version: Path) -> dict[str, Any]:
     Raises:
       ServingError: it cannot be read.
     """
-    return read_json(version / layout.MODEL_CARD_FILE)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of an export.
-
-    Raises:
-      ServingError: it cannot be read.
-    """
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ServingError(f"{path} cannot be read ({error}): restore it.") from error
+    return layout.read_document(version, layout.MODEL_CARD_FILE)
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:

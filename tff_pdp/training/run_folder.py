@@ -1,5 +1,6 @@
 """Files in a run's folder beside its checkpoints: how it was configured and computed, and its validation metrics."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -8,11 +9,11 @@ from typing import Any
 
 from tff_pdp.digests import as_line, from_line, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
 from tff_pdp.files import discard, naming, sync, write_atomically
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import CHECKPOINTS, check_files
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
 
 # How the clients of each computation are computed, where the engine has chosen.
 CHOICES_FILE = "client_parallelism.json"
@@ -20,6 +21,9 @@ CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 # What every silo selected in a search: its hyper-parameters and their noisy score.
 SELECTED_FILE = "selected.json"
 FORMAT_VERSION = 1
+# What checkpoints know the beginnings of, by name from the run's folder.
+_RELEASES = f"../{RELEASES_FILE}"
+FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
@@ -64,6 +68,34 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
                 f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it in "
                 "the same way, or give --overwrite to start again"
             )
+
+
+def check_beside(folder: Path, *, is_replaced: bool) -> None:
+    """Checks the files that a command goes on from, before anything is made of them.
+
+    These are the files beside the run's newest checkpoint, and the releases of silos before any run of the experiment:
+    were these missing, silos would release a second time.
+
+    Args:
+      folder: of a run, which need not be there.
+      is_replaced: whether the run begins anew, so that its former files do not matter.
+
+    Raises:
+      DataError: one of them is missing or damaged, or the run's checkpoint is.
+    """
+    for path in (folder / CHECKPOINTS, folder / SEARCH):
+        saved = None if is_replaced else checkpoint_files.newest(path, with_arrays=False)
+        if saved is not None:
+            check_files(folder, saved)
+    output = folder.parent
+    for path in sorted({path.parent for part in (CHECKPOINTS, SEARCH) for path in output.glob(f"*/{part}/round_*")}):
+        saved = None
+        # A damaged run is for those to report who need it.
+        with contextlib.suppress(DataError):
+            saved = None if path.parent == folder else checkpoint_files.newest(path, with_arrays=False)
+        known = saved.surroundings.files if saved is not None and saved.surroundings is not None else {}
+        if _RELEASES in known:
+            known[_RELEASES].check(output / RELEASES_FILE)
 
 
 def read_started_with(folder: Path) -> dict[str, Any]:

@@ -34,10 +34,10 @@ from tff_pdp.training.record.releases import (
 )
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.run_folder import (
-    CONFIG_FILE,
-    METRICS_FILE,
+    FILES_BESIDE,
     Choices,
     append_metrics,
+    check_beside,
     check_engine,
     cut_metrics,
     read_choices,
@@ -82,6 +82,7 @@ def train(
 def _train(
     config: ExperimentConfig, name: str, folder: Path, *, resume: bool, overwrite: bool, progress: bool
 ) -> Checkpoint:
+    check_beside(folder, is_replaced=overwrite)
     method = build_method(config, name)
     if overwrite:
         set_aside(folder.parent, folder)
@@ -135,10 +136,10 @@ def _start_or_resume(
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if saved.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
-    check_engine(config, folder, device)
-    choices.keep_in(folder)
     check_record(folder, saved, read_charges(folder))
     check_files(folder, saved)
+    check_engine(config, folder, device)
+    choices.keep_in(folder)
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:
         take_over(writer, method, saved, arithmetic)
@@ -162,7 +163,7 @@ def warn(method: Method) -> None:
 
 def save(folder: Path, state: Checkpoint) -> None:
     """Saves a checkpoint in a run's folder; a store keeps no more than what the kept checkpoints need."""
-    beside = surroundings_of(folder, (CONFIG_FILE, METRICS_FILE))
+    beside = surroundings_of(folder, FILES_BESIDE)
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):
         state.client_states.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))

@@ -30,6 +30,7 @@ def expected(tmp_path_factory):
 
 VALUES, LENGTH = "row_with_missing_or_wrong_value", "row_of_another_length"
 PERSON, PLACE = "row_of_unknown_person", "row_of_unknown_household_or_place"
+AGE_OR_SEX = "age_or_sex_out_of_range"
 TIME, LABEL = "time_or_duration_out_of_range", "label_out_of_range"
 NETWORK, STATES, ACTIVITIES = "population_network", "disease_outcome_training", "activity_location_assignment"
 TABLES = ("person", "household", ACTIVITIES, STATES, "target", NETWORK)
@@ -44,6 +45,10 @@ BAD_ROWS = [
     ("person", "99,1", LENGTH),
     ("person", "99,1,30,1,east,a,b", LENGTH),
     ("person", "99,77,30,1,east,a", PLACE),
+    ("person", "99,1,-1,1,east,a", AGE_OR_SEX),
+    ("person", "99,1,151,1,east,a", AGE_OR_SEX),
+    ("person", "99,1,30,3,east,a", AGE_OR_SEX),
+    ("person", "0x63,1,30,1,east,a", VALUES),
     ("household", "77", LENGTH),
     ("household", "77,many", VALUES),
     (ACTIVITIES, "1,7,9,0,100", TIME),
@@ -68,6 +73,8 @@ BAD_ROWS = [
     (NETWORK, "9223372036854775807,1,9,0,5,1,1", PERSON),
     (NETWORK, "-9223372036854775808,1,9,0,5,1,1", PERSON),
     (NETWORK, "1,3,9,0,-5,1,1", TIME),
+    (NETWORK, "1,3,9,0,86401,1,1", TIME),
+    (NETWORK, "0X1,3,9,0,5,1,1", VALUES),
     (NETWORK, "1,3,9,-1,5,1,1", TIME),
     (NETWORK, "1,3,9,86400,5,1,1", TIME),
     (NETWORK, "1,3,9,0,5,8,1", TIME),
@@ -111,6 +118,31 @@ def test_one_bad_value_does_not_change_how_others_are_read(tmp_path, expected):
     assert rows == expected
     assert len(letters) == 6
     assert {table for table, of in counts.rows.items() if of.dropped.get(VALUES) == 1} == set(TABLES)
+
+
+def test_a_value_that_is_no_text_is_kept_aside(tmp_path, expected):
+    source = TOWN.write(tmp_path / "input")
+    with (source / "person.csv").open("ab") as file:
+        file.write(b"99,1,30,1,e\xffst,a\n")
+    with (source / f"{NETWORK}.csv").open("ab") as file:
+        file.write(b"1,3,9,0,\xff,1,1\n")
+    counts, rows, letters = run(source, tmp_path)
+    assert rows == expected
+    assert [letter["reason"] for letter in letters] == [VALUES, VALUES]
+    assert any("e\ufffdst" in letter["raw"] for letter in letters)
+    assert counts.rows["person"].dropped[VALUES] == 1
+
+
+def test_contacts_that_were_delivered_twice_are_told(tmp_path, caplog):
+    source = TOWN.write(tmp_path / "input")
+    run(source, tmp_path)
+    assert not caplog.messages
+    path = source / f"{NETWORK}.csv"
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines, *lines]))
+    run(source, tmp_path / "again")
+    assert any("of the contacts repeat another one exactly" in message for message in caplog.messages)
+    assert any(f"{NETWORK}.csv: its last line has no end" in message for message in caplog.messages)
 
 
 def test_same_row_twice_counts_once(tmp_path, expected):

@@ -263,6 +263,26 @@ def test_damaged_file(tmp_path, change, damage, suffix):
         run_in_memory(job.stages, tmp_path / "staging")
 
 
+@pytest.mark.parametrize("table", ["person", "disease_outcome_training", "population_network"])
+def test_lines_that_end_as_on_old_computers_are_refused_by_name(tmp_path, table):
+    source = small_town().write(tmp_path / "input")
+    path = source / f"{table}.csv"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    with pytest.raises(DataError, match=rf"{table}\.csv: its lines end with a carriage return alone"):
+        job_of(options_of(source, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["target.csv", "person/part-3.csv"])
+def test_a_link_to_nothing_is_not_passed_over(tmp_path, name):
+    source = small_town().write(tmp_path / "input")
+    if "/" in name:
+        as_folder(source / "person.csv")
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "annex")
+    with pytest.raises(DataError, match=rf"{name}: a link to .*annex, which is not there"):
+        job_of(options_of(source, tmp_path))
+
+
 def test_parquet_column_of_another_type(tmp_path):
     source = small_town().write(tmp_path / "input")
     table = pyarrow.csv.read_csv(source / "person.csv")

@@ -127,3 +127,20 @@ def test_folders_that_do_not_fit(write_leaf, tmp_path):
     write_leaf(make_leaf({"a": make_user(0)}), "a.json")
     with pytest.raises(DataError, match="has LEAF files, and folders train or test with more"):
         list_sources(folder)
+
+
+def test_a_byte_order_mark_and_hidden_files_change_nothing(write_leaf, options, tmp_path):
+    folder = write_leaf(make_leaf({name: make_user(seed, 20) for seed, name in enumerate("ab")}), "a.json")
+    expected = run_femnist(options()).manifest
+    (folder / "a.json").write_bytes(b"\xef\xbb\xbf" + (folder / "a.json").read_bytes())
+    (folder / "._a.json").write_bytes(b"\0\5\x16\7")
+    assert list_sources(folder) == ("a.json",)
+    found = run_femnist(options(output=tmp_path / "again")).manifest
+    assert (found.clients, found.shards, found.kept) == (expected.clients, expected.shards, expected.kept)
+
+
+def test_a_link_to_nothing_is_not_passed_over(write_leaf):
+    folder = write_leaf(make_leaf({"a": make_user(0, 20)}), "a.json")
+    (folder / "b.json").symlink_to(folder / "annex")
+    with pytest.raises(DataError, match=r"b\.json: a link to .*annex, which is not there; fetch the file"):
+        list_sources(folder)

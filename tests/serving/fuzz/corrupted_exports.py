@@ -11,6 +11,7 @@ from pathlib import Path
 from tensorflow.core.protobuf import saved_model_pb2
 
 from serving.saved_model import layout
+from tff_pdp.digests import as_text
 
 Corruption = Callable[[Path, random.Random], None]
 
@@ -32,7 +33,7 @@ def reseal(export: Path) -> None:
     files = [file for file in sorted(export.rglob("*")) if file.is_file() and not file.is_symlink() and file != path]
     manifest["files"] = {str(file.relative_to(export)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     manifest["total_bytes"] = sum(file.stat().st_size for file in files)
-    path.write_text(json.dumps(manifest), encoding="utf-8")
+    path.write_text(as_text(manifest), encoding="utf-8")
 
 
 def _sealed(change: Corruption) -> Corruption:

@@ -424,13 +424,28 @@ def test_manifests_that_are_none_are_refused(copy):
         check_export(copy)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_manifests_of_another_format_are_refused(copy, version):
     path = copy / layout.MANIFEST_FILE
     content = json.loads(path.read_text(encoding="utf-8"))
     manifest.write_json(path, content | {"format_version": version})
-    with refuses(copy, rf"manifest.json has format {version!r}, this version reads 1; export the model again"):
+    with refuses(copy, rf"manifest.json has format {version!r}, this version reads 1 and 2; export the model again"):
         check_export(copy)
+
+
+def test_a_manifest_that_was_changed_is_refused_and_one_of_the_first_format_is_read(copy):
+    path = copy / layout.MANIFEST_FILE
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for damaged in ({"num_clients": 1000}, {"format_version": 1}, {"digest": "0" * 64}):
+        manifest.write_json(path, content | damaged)
+        with refuses(copy, r"manifest.json is damaged \(its digest is another\); copy the export again"):
+            check_export(copy)
+    del content["digest"]
+    manifest.write_json(path, content)
+    with refuses(copy, "manifest.json is damaged"):
+        check_export(copy)
+    manifest.write_json(path, content | {"format_version": 1})
+    check_export(copy)
 
 
 def test_warmup_requests_that_servers_would_not_load_are_refused(copy):

@@ -27,7 +27,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
-from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, read_json, served_ids
+from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, served_ids
 from tff_pdp.personal_models.new_clients.costs import RecordedCost
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
@@ -147,7 +147,7 @@ def _is_divided(base_path: Path) -> bool:
 def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
     version = newest_version(held.path)
     assert version is not None
-    card, report = read_card(version), read_json(version / layout.PRIVACY_REPORT_FILE)
+    card, report = read_card(version), layout.read_document(version, layout.PRIVACY_REPORT_FILE)
     check_settings(config, version, card)
     _check_plan(config.privacy, version, report)
     model, name = build_model(config), config.export.algorithm
@@ -159,7 +159,7 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
         head=model.head,
     )
     is_scaled = parse_feature_scaling(config.privacy.feature_scaling, model.input_shape).kind != "none"
-    is_made = read_json(version / layout.MANIFEST_FILE).get("layout") == HYPERNETWORK
+    is_made = layout.read_manifest(version).get("layout") == HYPERNETWORK
     make_weights = _make_weights(algorithm, model, config.model.seed, is_scaled) if is_made else None
     try:
         models = read_models(version, with_scaled_inputs(model) if is_scaled else model, make_weights)

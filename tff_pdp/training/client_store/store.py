@@ -145,7 +145,7 @@ class ClientStore:
         """
         path = folder / STORE_FILE
         if not path.is_file():
-            raise DataError(f"{folder}: there is no client store, or none that was finished")
+            raise DataError(f"{folder}: there is no client store, or none that was finished ({STORE_FILE} is missing)")
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(contextlib.closing(Database(path)))
             contents = _read_contents(store)

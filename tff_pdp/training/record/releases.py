@@ -7,6 +7,7 @@ earlier releases in the experiment's folder, a journal. Runs and records of the 
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -272,7 +273,7 @@ def check_files(folder: Path, saved: Saved) -> None:
       DataError: one does not; the message names it.
     """
     for name, prefix in saved.surroundings.files.items() if saved.surroundings else ():
-        prefix.check(folder / name)
+        prefix.check(Path(os.path.normpath(folder / name)))
 
 
 def _check_earlier(output: Path, head: str) -> None:

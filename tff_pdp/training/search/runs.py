@@ -25,7 +25,7 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.releases import surroundings_of
 from tff_pdp.training.rounds import run_round
-from tff_pdp.training.run_folder import CONFIG_FILE, METRICS_FILE
+from tff_pdp.training.run_folder import FILES_BESIDE
 
 
 class Pivot(NamedTuple):
@@ -230,7 +230,7 @@ def save(folder: Path, state: SearchState) -> None:
             )
             for one in state.best
         ],
-        surroundings=surroundings_of(folder.parent, (CONFIG_FILE, METRICS_FILE)),
+        surroundings=surroundings_of(folder.parent, FILES_BESIDE),
     )
     checkpoints.save(folder, content)
 

@@ -40,10 +40,10 @@ from tff_pdp.training.record.releases import (
 )
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
-    CONFIG_FILE,
-    METRICS_FILE,
+    FILES_BESIDE,
     SELECTED_FILE,
     Choices,
+    check_beside,
     check_engine,
     read_choices,
     read_selected,
@@ -148,6 +148,7 @@ def tune(
       BudgetError: a silo's budget cannot be met.
       DataError, EngineError: as their parts raise.
     """
+    check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
     search = method.silo_plan.search
     if search is None:
@@ -232,10 +233,10 @@ def _start_or_resume(
     arithmetic = arithmetic_here(config, device)
     if saved is not None:
         _check_resume(method, folder, resume, saved.first.config_hash)
-        check_engine(config, folder, device)
-        choices.keep_in(folder)
         check_record(folder, saved.first, read_charges(folder))
         check_files(folder, saved.first)
+        check_engine(config, folder, device)
+        choices.keep_in(folder)
         _check_repeated(method, folder, saved.first, arithmetic)
         return saved
     start_folder(config, folder, device)
@@ -312,7 +313,7 @@ def _search(
         ],
     )
     write_selected(folder, _selected(method, search, run_key, best))
-    beside = surroundings_of(folder, (CONFIG_FILE, METRICS_FILE, SELECTED_FILE))
+    beside = surroundings_of(folder, (*FILES_BESIDE, SELECTED_FILE))
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(result, surroundings=beside))
     return result
 
