@@ -74,8 +74,8 @@ class NumberOfRuns:
     def draw(self, below: Callable[[int], int]) -> int:
         """Draws how many runs to make: at least 1, but perhaps 0 if Poisson.
 
-        Guarantee: the number does not depend on any data. Each number has its probability up to 2**-250, which is up to a
-          factor of exp(2**-44) for all numbers but those whose probability is below 2**-200.
+        Guarantee: the number does not depend on any data. Each number has its probability up to 2**-250, which is up to
+          a factor of exp(2**-44) for all numbers but those whose probability is below 2**-200.
         Assumes: `below` draws from a secret that serves nothing else. Neither the number nor the duration of the search
           is revealed: whoever knows it knows the cost of a fixed number of runs.
 

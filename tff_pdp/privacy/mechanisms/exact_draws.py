@@ -105,8 +105,8 @@ class ExactDraws:
     def heads(self, size: int, probability: float) -> np.ndarray:
         """Tosses `size` independent coins: the places, int64 and ascending, of those that show heads.
 
-        The tails between two heads have a geometric law, which is drawn in place of the coins: time and memory grow with
-        the number of heads.
+        The tails between two heads have a geometric law, which is drawn in place of the coins: time and memory grow
+        with the number of heads.
 
         Args:
           size: below 2**62.

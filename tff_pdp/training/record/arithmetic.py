@@ -11,10 +11,13 @@ import secrets
 from importlib import metadata
 from pathlib import Path
 
+# How bits of a key become cohorts, batches and noise. A change in the code by which the same key draws otherwise raises
+# it: rounds of runs that were begun before are then drawn anew, and charged. Runs of the first way have no such entry.
+DRAWS = 2
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
-def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[str, str]:
+def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[str, str | int]:
     """What decides how sums are rounded here, as plain data.
 
     Args:
@@ -22,7 +25,8 @@ def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[s
       device: its device.
       is_deterministic: whether the device repeats its own sums to the bit; where not, nothing equals the result.
     """
-    found = {
+    found: dict[str, str | int] = {
+        "draws": DRAWS,
         "engine": engine,
         "device": device,
         "processor": _processor(),
