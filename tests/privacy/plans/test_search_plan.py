@@ -197,9 +197,9 @@ def test_a_fixed_grid_tries_each_candidate_once():
 def test_scores_carry_the_noise_of_their_event():
     search = Search(CANDIDATES, 3, score_noise_multiplier=8.0, sensitivity=0.25, has_pivot=True)
     generator = ExactDraws(b"a key of a search")
-    noise = np.array([search.noised(np.full(5, 0.25), generator) for _ in range(20000)]) - 1.25
+    noise = np.array([search.noised(np.full(5, 0.25), generator) for _ in range(8000)]) - 1.25
     assert np.std(noise) == pytest.approx(8.0 * 0.25, rel=standard_errors() / math.sqrt(2 * len(noise)))
-    assert abs(np.mean(noise)) < 4 * 2.0 / math.sqrt(20000)
+    assert abs(np.mean(noise)) < 4 * 2.0 / math.sqrt(8000)
     assert search.score_event == dp_accounting.GaussianDpEvent(8.0)
 
 
