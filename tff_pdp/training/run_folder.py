@@ -49,14 +49,7 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
       ConfigError: the run was started in another way.
       DataError: what it was started with is missing or damaged.
     """
-    path = folder / CONFIG_FILE
-    try:
-        started_with = json.loads(path.read_bytes())["training"]
-        started_with = {key: started_with[key] for key in _DECISIVE}
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: restore it from a copy") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
+    started_with = _started_with(folder, *_DECISIVE)
     content = _resolved(config, device)["training"]
     for key in _DECISIVE:
         if started_with[key] != content[key]:
@@ -64,6 +57,27 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
                 f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it in "
                 "the same way, or give --overwrite to start again"
             )
+
+
+def checkpoints_were_every(folder: Path) -> int:
+    """After how many rounds a run that was started wrote a checkpoint each time.
+
+    Raises:
+      DataError: what it was started with is missing or damaged.
+    """
+    return max(1, int(_started_with(folder, "checkpoint_every")["checkpoint_every"]))
+
+
+def _started_with(folder: Path, *keys: str) -> dict[str, Any]:
+    """Some settings of the section `training` that a run was started with."""
+    path = folder / CONFIG_FILE
+    try:
+        training = json.loads(path.read_bytes())["training"]
+        return {key: training[key] for key in keys}
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: restore it from a copy") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
 
 
 def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:

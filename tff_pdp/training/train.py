@@ -39,6 +39,7 @@ from tff_pdp.training.run_folder import (
     Choices,
     append_metrics,
     check_engine,
+    checkpoints_were_every,
     cut_metrics,
     read_choices,
     start_folder,
@@ -141,7 +142,7 @@ def _start_or_resume(
     check_files(folder, saved)
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:
-        take_over(writer, method, saved, arithmetic)
+        take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     if method.user_plan is not None:
         store = stack.enter_context(ClientStore.open(folder / STORE))
