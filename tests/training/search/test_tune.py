@@ -178,7 +178,11 @@ def test_runs_draw_batches_and_noise_of_their_own(searched, monkeypatch, watched
 def test_runs_are_scored_on_validation_examples_with_noise_of_their_own(searched, monkeypatch, watched):
     fix_numbers(monkeypatch, [3, 3, 3])
     sizes = []
-    monkeypatch.setattr(searching, "score", lambda model, weights, x, y, bound: sizes.append((len(x), len(y))) or 0.0)
+    monkeypatch.setattr(
+        searching,
+        "example_scores",
+        lambda model, weights, x, y, bound: sizes.append((len(x), len(y))) or np.zeros(len(y)),
+    )
     tuned = tune(searched(), "mr_mtl", progress=False)
     clients = tuned.method.clients
     held_out = [clients.num_examples(client_id, "validation") for client_id in clients.client_ids]
