@@ -161,8 +161,9 @@ def take_over(
     if writer.charges is None or writer.charges.through_round >= max(done, through_round):
         return
     ledger = copy.deepcopy(saved.ledger)
-    for number in range(done + 1, through_round + 1) if ledger is not None else ():
-        method.plan.charge_round(ledger, number)
+    for number in range(done + 1, through_round + 1):
+        if ledger is not None:
+            method.plan.charge_round(ledger, number)
     writer.reserve(through_round, ledger, of_first_version(arithmetic))
 
 

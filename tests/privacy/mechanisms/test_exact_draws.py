@@ -236,7 +236,7 @@ def test_discrete_laplace_numbers(scale):
 
 @pytest.mark.parametrize("fraction_bits", [0, 2, 5])
 def test_rounded_gaussians_have_the_law_of_a_rounded_gaussian(fraction_bits):
-    size = amount(test=30_000, all=1_000_000)
+    size = amount(test=30_000, all=400_000)
     found = Counter(ExactDraws(KEY).gaussian_floor(size, fraction_bits).tolist())
     steps = range(-8 << fraction_bits, 8 << fraction_bits)
     law = {step: float(np.diff(stats.norm.cdf(np.array([step, step + 1]) / 2**fraction_bits))[0]) for step in steps}
@@ -244,7 +244,7 @@ def test_rounded_gaussians_have_the_law_of_a_rounded_gaussian(fraction_bits):
 
 
 def test_fine_gaussians_have_the_moments_tails_and_low_bits_of_gaussians():
-    size = amount(test=30_000, all=1_000_000)
+    size = amount(test=30_000, all=400_000)
     steps = ExactDraws(KEY).gaussian_floor(size)
     values = (steps + 0.5) / 2**GRID_BITS
     assert stats.kstest(values, "norm").pvalue > CHANCE
