@@ -163,7 +163,7 @@ def test_floats_alone_would_be_wrong_where_a_word_does_not_decide(monkeypatch):
 @pytest.mark.parametrize("probability", [0.5, 0.25, 0.9, 0.03])
 def test_sets_of_heads_have_the_law_of_independent_coins(probability):
     draws, size = ExactDraws(KEY), 5
-    found = Counter(tuple(draws.heads(size, probability)) for _ in range(amount(test=6_000, all=60_000)))
+    found = Counter(tuple(draws.heads(size, probability)) for _ in range(amount(test=6_000, all=20_000)))
     law = {
         places: probability ** len(places) * (1 - probability) ** (size - len(places))
         for count in range(size + 1)
@@ -218,6 +218,70 @@ def test_a_coin_of_a_fraction_is_decided_by_whole_numbers():
     assert not ExactDraws(KEY).bernoulli(Fraction(0)) and ExactDraws(KEY).bernoulli(Fraction(1))
 
 
+class Script(ExactDraws):
+    """Draws what is given, and asks for more where nothing is."""
+
+    def __init__(self, choices):
+        super().__init__(KEY)
+        self._choices = list(choices)
+
+    def below(self, number):
+        return self._choose(number, dict.fromkeys(range(number), 1 / number))
+
+    def _choose(self, asked, law):
+        if not self._choices:
+            raise Unwritten(asked, law)
+        return self._choices.pop(0)
+
+
+class ScriptOfCoins(Script):
+    """The same where coins of exponentials have their law, so that it is enumerated what is made of them."""
+
+    def bernoulli_exp(self, exponent):
+        heads = math.exp(-exponent)
+        return self._choose(exponent, {True: heads, False: 1 - heads})
+
+
+class Unwritten(Exception):
+    pass
+
+
+def enumerated(draw, script, smallest):
+    """The exact law of a draw: of all that may be given to it, and what less likely sequences add up to."""
+    law, rest, open_ones = Counter(), 0.0, [((), 1.0)]
+    while open_ones:
+        choices, probability = open_ones.pop()
+        if probability < smallest:
+            rest += probability
+            continue
+        try:
+            law[draw(script(choices))] += probability
+        except Unwritten as unwritten:
+            further = unwritten.args[1]
+            open_ones += [((*choices, value), probability * share) for value, share in further.items() if share]
+    return law, rest
+
+
+@pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(1, 2), Fraction(1), Fraction(3, 2)])
+def test_enumerated_coins_of_exponentials_have_their_law(exponent):
+    law, rest = enumerated(lambda draws: draws.bernoulli_exp(exponent), Script, 2.0**-24)
+    assert law[True] <= math.exp(-exponent) * (1 + 1e-15) and math.exp(-exponent) <= law[True] + rest
+    assert rest < 1e-4
+    if exponent == Fraction(1, 2):
+        of_gaussians, other = enumerated(lambda draws: draws._is_half_exponential(), Script, 2.0**-24)
+        assert abs(of_gaussians[True] - law[True]) <= max(rest, other)
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 2), Fraction(1), Fraction(3, 2)])
+def test_enumerated_discrete_laplace_numbers_have_their_law(scale):
+    law, rest = enumerated(lambda draws: draws.discrete_laplace(scale), ScriptOfCoins, 2.0**-16)
+    ratio = math.exp(-1 / scale)
+    for number in range(-7, 8):
+        exact = (1 - ratio) / (1 + ratio) * ratio ** abs(number)
+        assert law[number] <= exact * (1 + 1e-12) and exact <= (law[number] + rest) * (1 + 1e-12)
+    assert rest < 0.05
+
+
 @pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 7), Fraction(1, 2), Fraction(1), Fraction(9, 4)])
 def test_coins_of_exponentials(exponent):
     draws, size = ExactDraws(KEY), amount(test=4_000, all=40_000)
@@ -236,7 +300,7 @@ def test_discrete_laplace_numbers(scale):
 
 @pytest.mark.parametrize("fraction_bits", [0, 2, 5])
 def test_rounded_gaussians_have_the_law_of_a_rounded_gaussian(fraction_bits):
-    size = amount(test=30_000, all=400_000)
+    size = amount(test=30_000, all=200_000)
     found = Counter(ExactDraws(KEY).gaussian_floor(size, fraction_bits).tolist())
     steps = range(-8 << fraction_bits, 8 << fraction_bits)
     law = {step: float(np.diff(stats.norm.cdf(np.array([step, step + 1]) / 2**fraction_bits))[0]) for step in steps}
@@ -244,7 +308,7 @@ def test_rounded_gaussians_have_the_law_of_a_rounded_gaussian(fraction_bits):
 
 
 def test_fine_gaussians_have_the_moments_tails_and_low_bits_of_gaussians():
-    size = amount(test=30_000, all=400_000)
+    size = amount(test=30_000, all=200_000)
     steps = ExactDraws(KEY).gaussian_floor(size)
     values = (steps + 0.5) / 2**GRID_BITS
     assert stats.kstest(values, "norm").pvalue > CHANCE
