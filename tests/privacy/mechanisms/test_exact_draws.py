@@ -204,10 +204,34 @@ def test_certain_and_impossible_coins_and_any_number_of_them():
             draws.heads(size, probability)
 
 
-def test_chunks_of_gaps_join_without_a_seam(monkeypatch):
-    whole = ExactDraws(KEY).heads(20_000, 0.3)
+@pytest.mark.parametrize("probability", [0.03, 0.3])
+def test_chunks_join_without_a_seam(monkeypatch, probability):
+    whole = ExactDraws(KEY).heads(20_000, probability)
     monkeypatch.setattr(exact_draws, "_MOST_GAPS", 3)
-    np.testing.assert_array_equal(ExactDraws(KEY).heads(20_000, 0.3), whole)
+    np.testing.assert_array_equal(ExactDraws(KEY).heads(20_000, probability), whole)
+
+
+@pytest.mark.parametrize("probability", [2.0**-4, 0.1, 1 / 3, 0.5, 1 - 2.0**-53, 1.0])
+def test_a_frequent_head_has_exactly_its_share_of_all_words(probability):
+    share = Fraction(probability) * 2**64
+    assert share.denominator == 1
+    words = [0, max(0, share.numerator - 1), min(share.numerator, 2**64 - 1), 2**64 - 1]
+    expected = [place for place, word in enumerate(words) if word < share]
+    assert Tape(*words).heads(4, probability).tolist() == expected
+
+
+@pytest.mark.parametrize("often", [0.0, 0.5])
+def test_both_ways_to_toss_coins_have_their_law(monkeypatch, often):
+    """One by one, and by the tails between heads, where either would do."""
+    monkeypatch.setattr(exact_draws, "_OFTEN", often)
+    draws, size, probability = ExactDraws(KEY), 4, 0.375
+    found = Counter(tuple(draws.heads(size, probability)) for _ in range(amount(test=4_000, all=20_000)))
+    law = {
+        places: probability ** len(places) * (1 - probability) ** (size - len(places))
+        for count in range(size + 1)
+        for places in itertools.combinations(range(size), count)
+    }
+    check_frequencies(found, law)
 
 
 # --- exponentials, Laplace, Gaussians

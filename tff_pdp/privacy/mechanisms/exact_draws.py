@@ -17,8 +17,10 @@ _WORD_BITS = 64
 _LEAST_KEY_BYTES = 16
 # Rounded noise has so many steps to a standard deviation: 2**GRID_BITS.
 GRID_BITS = 26
-# Gaps between heads that are drawn together.
+# Coins, or gaps between heads, that are drawn together.
 _MOST_GAPS = 2**18
+# From here on coins are tossed one by one, which is faster.
+_OFTEN = 2.0**-4
 _HALF = Fraction(1, 2)
 
 
@@ -105,8 +107,8 @@ class ExactDraws:
     def heads(self, size: int, probability: float) -> np.ndarray:
         """Tosses `size` independent coins: the places, int64 and ascending, of those that show heads.
 
-        The tails between two heads have a geometric law, which is drawn in place of the coins: time and memory grow
-        with the number of heads.
+        Where heads are rare, the tails between two of them have a geometric law, which is drawn in place of the coins:
+        time and memory grow with the number of heads.
 
         Args:
           size: below 2**62.
@@ -117,12 +119,14 @@ class ExactDraws:
         """
         if not (0 <= probability <= 1 and 0 <= size < 2**62):
             raise ValueError(f"{size} coins with probability {probability} of heads")
-        if probability > 0.5:
-            # The fewer of the two are drawn; 1 - probability is exact.
-            is_heads = np.ones(size, bool)
-            is_heads[self.heads(size, 1 - probability)] = False
-            return np.flatnonzero(is_heads)
         found, last = [np.zeros(0, np.int64)], -1 if probability else size
+        if probability >= _OFTEN:
+            # A multiple of 2**-57 at least, so that a word decides exactly.
+            limit, last = math.ldexp(probability, _WORD_BITS), size
+            for start in range(0, size, _MOST_GAPS):
+                words = self.words(min(_MOST_GAPS, size - start))
+                is_head = words <= np.uint64(int(limit) - 1)
+                found.append(start + np.flatnonzero(is_head))
         while last < size - 1:
             expected = (size - 1 - last) * probability
             # Places stay below 2**63, and one draw mostly does.
