@@ -23,11 +23,11 @@ def test_repetitions_and_purposes_draw_from_seeds_of_their_own():
     seeds |= {tuple(key.client_seed(1, "1:a")), tuple(key.client_seed(1, "1:a", 1))}
     assert len(seeds) == 27
     drawn = {
-        key.generator(purpose, client_id, run).random()
+        key.generator(purpose, client_id, run).below(2**64)
         for purpose in ("score", "number of runs")
         for client_id in ("a", "b")
         for run in range(3)
     }
     assert len(drawn) == 12
-    assert key.generator("score", "a", 2).random() in drawn
-    assert RunKey.from_test_seed(2).generator("score", "a", 2).random() not in drawn
+    assert key.generator("score", "a", 2).below(2**64) in drawn
+    assert RunKey.from_test_seed(2).generator("score", "a", 2).below(2**64) not in drawn

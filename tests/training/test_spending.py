@@ -12,6 +12,7 @@ from tff_pdp.training import spending
 from tff_pdp.training import train as training
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record import checkpoint_files
+from tff_pdp.training.record.arithmetic import DRAWS, of_first_version
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, all_releases
 from tff_pdp.training.run_folder import Choices
@@ -168,16 +169,62 @@ def test_a_second_writer_is_refused_with_the_first_ones_number(experiment):
     assert not folder.exists()
 
 
+def test_a_run_begun_under_other_draws_is_drawn_anew_and_charged_again(experiment, monkeypatch):
+    roomy = {"privacy__noise_multiplier": 30.0, "training__checkpoint_every": 2, **LOOP}
+    whole = train(experiment("whole", **roomy), NAME, progress=False)
+    config = experiment("stopped", **roomy)
+    with monkeypatch.context() as patch:
+        # As before there were kinds of draws: its record has everything else.
+        own = spending.arithmetic_of
+        patch.setattr(spending, "arithmetic_of", lambda *given, **named: of_first_version(own(*given, **named)))
+        folder = stopped(monkeypatch, config, 4)
+    old = list(read_charges(folder).attempt.arithmetic.values())
+    assert old and not any("draws" in one for one in old)
+    resumed = train(config, NAME, resume=True, progress=False)
+    per_round = rounds_in(whole.ledger) // 6
+    # Four rounds, and four after the second, which has a checkpoint.
+    assert rounds_in(resumed.ledger) == 8 * per_round
+    assert (resumed.run_key.attempt, read_charges(folder).attempt.number) == (1, 1)
+    new = list(read_charges(folder).attempt.arithmetic.values())
+    assert [one.pop("draws") for one in new] == [DRAWS] * len(new) and new[0] == old[0]
+    assert not are_equal(resumed, whole)
+
+
 def test_a_run_of_the_first_version_goes_on_and_counts(experiment, monkeypatch):
-    whole = train(experiment("whole", **LOOP), NAME, progress=False)
-    config = experiment("stopped", training__checkpoint_every=2, **LOOP)
+    roomy = {"privacy__noise_multiplier": 30.0, **LOOP}
+    whole = train(experiment("whole", **roomy), NAME, progress=False)
+    config = experiment("stopped", training__checkpoint_every=3, **roomy)
     folder = stopped(monkeypatch, config, 5)
     pretend_first_version(folder)
+    per_round = rounds_in(whole.ledger) // 6
     (release,) = all_releases(folder.parent)
-    assert (release.rounds, rounds_in(release.ledger)) == (4, rounds_in(whole.ledger) * 4 // 6)
+    assert (release.rounds, rounds_in(release.ledger)) == (3, 3 * per_round)
+    # It may have run all rounds to its next checkpoint, which are drawn anew: its draws were others.
+    resumed = train(config, NAME, resume=True, progress=False)
+    assert resumed.round_number == 6 and resumed.run_key.attempt == 1
+    assert rounds_in(resumed.ledger) == 9 * per_round
+    (release,) = all_releases(folder.parent)
+    assert release.ledger.to_json() == resumed.ledger.to_json()
+
+
+def test_a_run_of_the_first_version_that_was_done_stays_as_it_is(experiment):
+    config = experiment(**LOOP)
+    whole = train(config, NAME, progress=False)
+    folder = config.algorithm_folder(NAME)
+    pretend_first_version(folder)
     assert are_equal(train(config, NAME, resume=True, progress=False), whole)
     (release,) = all_releases(folder.parent)
     assert release.ledger.to_json() == whole.ledger.to_json()
+
+
+def test_a_run_of_the_first_version_that_cannot_be_drawn_anew_within_its_budget_is_refused(experiment, monkeypatch):
+    config = experiment(training__checkpoint_every=2, **LOOP)
+    folder = stopped(monkeypatch, config, 5)
+    pretend_first_version(folder)
+    with pytest.raises(BudgetError, match="would overspend"):
+        train(config, NAME, resume=True, progress=False)
+    # On record are the rounds it may have run.
+    assert read_charges(folder).through_round == 6
 
 
 def damages(whole):

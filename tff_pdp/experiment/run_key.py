@@ -6,6 +6,8 @@ import os
 
 import numpy as np
 
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+
 KEY_BYTES = 32
 # In place of a run's number: what a client does for itself before its model is used.
 ADAPTATION = -1
@@ -60,20 +62,19 @@ class RunKey:
         """Returns the int64 `[2, 2]` seeds of the noise that the server adds."""
         return np.frombuffer(self._digest("", b"server noise", 32), np.int64).reshape(2, 2).copy()
 
-    def cohort_generator(self, number: int) -> np.random.Generator:
-        """Returns the generator that draws the cohort of a round, or the cohorts of an epoch, of that number."""
-        return np.random.default_rng(int.from_bytes(self._digest(str(number), b"cohort", 32)))
+    def cohort_generator(self, number: int) -> ExactDraws:
+        """Returns the draws of the cohort of a round, or of the cohorts of an epoch, of that number."""
+        return ExactDraws(self._digest(str(number), b"cohort", KEY_BYTES))
 
-    def generator(self, purpose: str, client_id: str, run: int = 0) -> np.random.Generator:
-        """Returns a generator that serves one purpose of one client in one run.
+    def generator(self, purpose: str, client_id: str, run: int = 0) -> ExactDraws:
+        """Returns draws that serve one purpose of one client in one run.
 
         Args:
           purpose: what is drawn, in at most 16 bytes, and not the words used for seeds above.
           client_id: whose.
           run: as of `client_seed`.
         """
-        digest = self._digest(f"{run}:{client_id}", purpose.encode(), 32)
-        return np.random.default_rng(int.from_bytes(digest))
+        return ExactDraws(self._digest(f"{run}:{client_id}", purpose.encode(), KEY_BYTES))
 
     def _digest(self, message: str, purpose: bytes, size: int) -> bytes:
         # No other message begins with digits and a full stop.

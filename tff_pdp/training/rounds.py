@@ -93,8 +93,8 @@ def check_redrawn(method: Method, state: Checkpoint) -> None:
         return
     raise ConfigError(
         f"after round {state.round_number} the noise, or the clip norm, goes on from round to round, and this run was "
-        "started on another processor, or with other versions or settings of TensorFlow: resume the run there, or give "
-        "--overwrite to start again"
+        "started on another processor, with another version of this project, or with other versions or settings of "
+        "TensorFlow: resume the run there, or give --overwrite to start again"
     )
 
 

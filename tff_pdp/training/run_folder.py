@@ -56,11 +56,7 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
       ConfigError: the run was started in another way.
       DataError: what it was started with is missing or damaged.
     """
-    path = folder / CONFIG_FILE
-    try:
-        started_with = {key: read_started_with(folder)["training"][key] for key in _DECISIVE}
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
+    started_with = _started_with(folder, *_DECISIVE)
     content = _resolved(config, device)["training"]
     for key in _DECISIVE:
         if started_with[key] != content[key]:
@@ -108,6 +104,25 @@ def read_started_with(folder: Path) -> dict[str, Any]:
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
         raise DataError(f"{folder / CONFIG_FILE} has another format version than {FORMAT_VERSION}, which is read here")
     return content
+
+
+def checkpoints_were_every(folder: Path) -> int:
+    """After how many rounds a run that was started wrote a checkpoint each time.
+
+    Raises:
+      DataError: what it was started with is missing or damaged.
+    """
+    return max(1, int(_started_with(folder, "checkpoint_every")["checkpoint_every"]))
+
+
+def _started_with(folder: Path, *keys: str) -> dict[str, Any]:
+    """Some settings of the section `training` that a run was started with."""
+    try:
+        training = read_started_with(folder)["training"]
+        return {key: training[key] for key in keys}
+    except (KeyError, TypeError) as error:
+        path = folder / CONFIG_FILE
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
 
 
 def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:

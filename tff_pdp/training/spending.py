@@ -11,7 +11,7 @@ from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.record.arithmetic import arithmetic_of
+from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, RunIdentity
 from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
 from tff_pdp.training.rounds import check_redrawn, redrawn
@@ -134,21 +134,41 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
     writer.open_run(identity, first.ledger)
 
 
-def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, str]:
+def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
     """What the bits of a round depend on, on this machine."""
     return arithmetic_of(config.training.engine, device, is_deterministic=device == "cpu")
 
 
-def take_over(writer: ChargesWriter, method: Method, saved: Checkpoint, arithmetic: Mapping[str, str]) -> None:
-    """Begins the record of a run of the first version, which said in its checkpoints what it had spent."""
+def take_over(
+    writer: ChargesWriter, method: Method, saved: Checkpoint, arithmetic: Mapping[str, Any], checkpoint_every: int
+) -> None:
+    """Begins the record of a run of the first version, which said in its checkpoints what it had spent.
+
+    It may have run further rounds, until its next checkpoint. They are put on record as well, with the draws of the
+    first version.
+
+    Args:
+      writer: of the run's charges.
+      method: what is trained.
+      saved: the run's newest checkpoint.
+      arithmetic: what the bits of a round depend on here.
+      checkpoint_every: how often that run wrote a checkpoint.
+    """
     if writer.charges is None:
         open_run(writer, method, saved)
-    if writer.charges and writer.charges.through_round < saved.round_number:
-        writer.reserve(saved.round_number, saved.ledger, arithmetic)
+    rounds, done = method.plan.rounds, saved.round_number
+    through_round = min(rounds, (done // checkpoint_every + 1) * checkpoint_every)
+    if writer.charges is None or writer.charges.through_round >= max(done, through_round):
+        return
+    ledger = copy.deepcopy(saved.ledger)
+    for number in range(done + 1, through_round + 1):
+        if ledger is not None:
+            method.plan.charge_round(ledger, number)
+    writer.reserve(through_round, ledger, of_first_version(arithmetic))
 
 
 def in_newest_attempt(
-    method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, str]
+    method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
     """The saved state as rounds go on from it: to the same bits as they may have been run, or drawn anew.
 

@@ -39,6 +39,7 @@ from tff_pdp.training.run_folder import (
     append_metrics,
     check_beside,
     check_engine,
+    checkpoints_were_every,
     cut_metrics,
     read_choices,
     start_folder,
@@ -142,7 +143,7 @@ def _start_or_resume(
     choices.keep_in(folder)
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:
-        take_over(writer, method, saved, arithmetic)
+        take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     if method.user_plan is not None:
         store = stack.enter_context(ClientStore.open(folder / STORE))

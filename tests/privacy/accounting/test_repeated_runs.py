@@ -1,6 +1,8 @@
 import math
+import random
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -165,9 +167,9 @@ def test_bound_holds_against_the_measured_divergence_of_the_largest_of_many_gaus
 
 @pytest.mark.parametrize("mean, shape", [(10, LOGARITHMIC), (4, 0.3), (10, GEOMETRIC), (10, 5.0), (3, POISSON)])
 def test_numbers_drawn_have_the_distribution(mean, shape):
-    generator, draws, largest = np.random.default_rng(11), 4000, 40
+    stream, draws, largest = random.Random(11), 4000, 40
     runs = NumberOfRuns(mean, shape)
-    counts = np.bincount([min(runs.draw(generator), largest) for _ in range(draws)], minlength=largest + 1)
+    counts = np.bincount([min(runs.draw(stream.randrange), largest) for _ in range(draws)], minlength=largest + 1)
     numbers = np.arange(largest)
     if shape == POISSON:
         expected = stats.poisson.pmf(numbers, mean)
@@ -187,14 +189,42 @@ def test_numbers_drawn_have_the_distribution(mean, shape):
 
 
 def test_extremes_of_the_distribution_can_be_drawn():
-    class Extreme:
-        def __init__(self, value):
-            self.random = lambda: value
-
-    for shape in (1e-6, 0.5, 20.0):
+    for shape in (1e-200, 1e-6, 0.5, 20.0):
         runs = NumberOfRuns(10, shape)
-        assert runs.draw(Extreme(0.0)) == 1
-        assert 10 < runs.draw(Extreme(np.nextafter(1, 0))) < 2000
+        assert runs.draw(lambda number: 0) == 1
+        largest = runs.draw(lambda number: number - 1)
+        # As far out as a tail of half a unit in 256 bits lies: each further run is less likely by up to 1 - gamma.
+        assert 10 < largest < 1.1 * 257 * math.log(2) / -math.log1p(-runs.gamma) + 200
+
+
+@pytest.mark.parametrize("mean, shape", [(10, LOGARITHMIC), (4, 0.3), (10, GEOMETRIC), (10, 5.0), (3, POISSON)])
+def test_each_number_is_drawn_from_its_share_of_all_uniform_numbers(mean, shape):
+    """The share by bisection over the uniform numbers, beside the law in mpmath: within 2**-250, wherever it lies."""
+    runs = NumberOfRuns(mean, shape)
+
+    def first_uniform_of(number):
+        low, high = 0, 2**256
+        while low < high:
+            middle = (low + high) // 2
+            if runs.draw(lambda _, middle=middle: middle) >= number:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    with mpmath.workdps(120):
+        for number in (1, 2, 7, 40):
+            share = mpmath.mpf(first_uniform_of(number + 1) - first_uniform_of(number)) / 2**256
+            if shape == POISSON:
+                exact = mpmath.exp(-mean) * mpmath.mpf(mean) ** number / mpmath.factorial(number)
+            elif shape == LOGARITHMIC:
+                gamma = mpmath.mpf(runs.gamma)
+                exact = (1 - gamma) ** number / (-mpmath.log(gamma) * number)
+            else:
+                gamma, eta = mpmath.mpf(runs.gamma), mpmath.mpf(shape)
+                ways = mpmath.rf(eta, number) / mpmath.factorial(number)
+                exact = (1 - gamma) ** number * ways / (gamma**-eta - 1)
+            assert abs(share - exact) < mpmath.mpf(2) ** -250
 
 
 def test_more_runs_and_larger_shapes_cost_more():

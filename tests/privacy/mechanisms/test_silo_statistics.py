@@ -1,5 +1,6 @@
 import json
 import math
+from fractions import Fraction
 
 import dp_accounting
 import numpy as np
@@ -21,11 +22,13 @@ from tff_pdp.privacy.accounting.events import (
     event_to_dict,
 )
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.mechanisms import silo_statistics
+from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws
 from tff_pdp.privacy.mechanisms.silo_statistics import (
     MomentSettings,
     SiloStatistics,
     StatisticsSettings,
-    moment_sum,
+    moment_steps,
     parse_num_examples,
     planned_events,
     release_silo_statistics,
@@ -48,34 +51,65 @@ EXTREMES = np.array(
 )
 
 
+def draws_of():
+    return ExactDraws(b"a key of statistics")
+
+
 def released_many_times(x, settings, times):
-    generator = np.random.default_rng(7)
-    return [release_silo_statistics(x, settings, generator) for _ in range(times)]
+    draws = draws_of()
+    return [release_silo_statistics(x, settings, draws) for _ in range(times)]
+
+
+def step_of(settings):
+    """Exactly, as whole steps are."""
+    return Fraction(settings.stddev) / 2**GRID_BITS
 
 
 def test_no_record_whatsoever_moves_the_sum_by_more_than_the_sensitivity():
     generator = np.random.default_rng(0)
     ordinary = generator.normal([0.5, 2, 35], [0.5, 4, 35], size=(40, 3)).astype(np.float32)
     records = np.concatenate([EXTREMES, ordinary])
-    whole = moment_sum(records, MOMENTS)
-    assert np.isfinite(whole).all()
-    changes = [
-        np.linalg.norm(whole - moment_sum(np.delete(records, row, axis=0), MOMENTS)) for row in range(len(records))
-    ]
-    # Two sums over all records, of values up to one, and ten operations on each.
-    rounded = 2 * gamma(len(records) + 10, np.float64) * len(records)
-    assert max(changes) <= MOMENTS.sensitivity * (1 + rounded)
+    whole = moment_steps(records, MOMENTS)
+    changes = [whole - moment_steps(np.delete(records, row, axis=0), MOMENTS) for row in range(len(records))]
+    # In whole numbers there is nothing to be rounded.
+    squares = [step_of(MOMENTS) ** 2 * sum(step**2 for step in change.ravel()) for change in changes]
+    assert max(squares) <= 3
     # A smaller one would be wrong: records at the corners and in the middle move the sum by all of it.
-    assert changes[:3] == pytest.approx([math.sqrt(3)] * 3)
+    assert [float(square) for square in squares[:3]] == pytest.approx([3.0] * 3)
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-12, 0.3, 1.0, 7.0, 1e6])
+def test_at_any_noise_no_records_steps_are_longer_than_the_sensitivity(noise_multiplier):
+    """Around every place where float64 rounds u^2 - 1: the exact squares of a record's steps add up to one at most."""
+    settings = MomentSettings(np.array([-1.0]), np.array([1.0]), noise_multiplier, 0.05)
+    values = [1.0, 0.5, 1 / 3, 0.1, 2.0**-26, 2.0**-27, 1e-8, 0.0, *np.random.default_rng(0).uniform(0, 1, 200)]
+    beside = [np.nextafter(value, other) for value in values for other in (0.0, 1.0)]
+    for value in (*values, *beside):
+        first, second = moment_steps(np.array([[value]]), settings).ravel()
+        assert (first**2 + second**2) * step_of(settings) ** 2 <= 1
+        assert first >= 0 >= second
+
+
+def test_steps_add_up_alike_in_blocks_and_in_any_order(monkeypatch):
+    x = np.random.default_rng(0).uniform([0, -2, 1], [1, 6, 70], size=(100, 3))
+    whole = moment_steps(x, MOMENTS)
+    monkeypatch.setattr(silo_statistics, "_ROWS", 7)
+    assert (moment_steps(x[::-1], MOMENTS) == whole).all()
+    # So little noise that a sum of steps needs more than 64 bits.
+    quiet = MomentSettings(MOMENTS.lower, MOMENTS.upper, 1e-13, 0.05)
+    assert max(abs(moment_steps(x, quiet).ravel())) > 2**64
+    assert (moment_steps(x[::-1], quiet) == moment_steps(x, quiet)).all()
 
 
 def test_moments_by_hand():
     x = np.array([[[0.0, 10.0]], [[4.0, 20.0]]], np.float32)
     settings = MomentSettings(np.array([[0.0, 0.0]]), np.array([[4.0, 20.0]]), 1.0, 0.05)
     # Mapped to [-1, 1]: -1, 0 and 1, 1.
-    assert moment_sum(x, settings).tolist() == [[[0.0, 1.0]], [[0.0, -1.0]]]
+    steps = [[[0, math.floor((1 - 2**-48) / step_of(settings))]], [[0, -math.floor((1 - 2**-48) / step_of(settings))]]]
+    assert moment_steps(x, settings).tolist() == steps
+    assert float(steps[0][0][1] * step_of(settings)) == pytest.approx(1.0)
     quiet = MomentSettings(settings.lower, settings.upper, 1e-12, 0.05)
-    released = release_silo_statistics(x, StatisticsSettings(moments=quiet), np.random.default_rng(0))
+    released = release_silo_statistics(x, StatisticsSettings(moments=quiet), draws_of())
     assert released.num_examples == 2
     assert released.mean == pytest.approx((2.0, 15.0))
     assert released.stddev == pytest.approx((2.0, 5.0))
@@ -100,16 +134,17 @@ def test_the_noise_is_what_the_event_says_and_the_moments_are_unbiased():
     assert np.abs(np.corrcoef(noise.T) - np.eye(6)).max() < 5 / math.sqrt(times)
 
 
-def test_the_noised_count_is_rounded_laplace_noise_around_the_truth():
+def test_the_noised_count_is_discrete_laplace_noise_around_the_truth():
     times, epsilon = 20000, 0.2
     released = released_many_times(np.zeros([300, 2]), StatisticsSettings(count_epsilon=epsilon), times)
     error = np.array([each.num_examples for each in released]) - 300
     assert all(isinstance(each.num_examples, int) for each in released[:10])
-    variance = 2 / epsilon**2 + 1 / 12
+    ratio = math.exp(-epsilon)
+    variance = 2 * ratio / (1 - ratio) ** 2
     assert abs(error.mean()) < 5 * math.sqrt(variance / times)
     # A Laplace variable's fourth moment is 24 times the fourth power of its scale: kurtosis 6.
     assert error.var() == pytest.approx(variance, rel=standard_errors() * math.sqrt(5 / times))
-    share = math.exp(-10.5 * epsilon)
+    share = 2 * ratio**11 / (1 + ratio)
     by_chance = standard_errors() * math.sqrt(share * (1 - share) / times)
     assert np.mean(np.abs(error) > 10.5) == pytest.approx(share, abs=by_chance)
 
@@ -117,7 +152,7 @@ def test_the_noised_count_is_rounded_laplace_noise_around_the_truth():
 def test_a_count_is_never_below_one():
     released = released_many_times(np.zeros([0, 2]), StatisticsSettings(count_epsilon=0.5), 200)
     assert min(each.num_examples for each in released) == 1
-    empty = release_silo_statistics(np.zeros([0, 3]), StatisticsSettings(moments=MOMENTS), np.random.default_rng(0))
+    empty = release_silo_statistics(np.zeros([0, 3]), StatisticsSettings(moments=MOMENTS), draws_of())
     assert empty.num_examples == 1 and np.isfinite(empty.mean + empty.stddev).all()
 
 
@@ -148,9 +183,9 @@ def test_what_is_charged_is_known_before_anything_is_released():
     planned = planned_events(settings)
     assert [event for event, _ in planned] == [ParameterChoiceDpEvent(0.1), dp_accounting.GaussianDpEvent(1.5)]
     for x in (np.zeros([5, 3]), EXTREMES):
-        assert release_silo_statistics(x, settings, np.random.default_rng(0)).events == planned
+        assert release_silo_statistics(x, settings, draws_of()).events == planned
     assert planned_events(StatisticsSettings()) == ()
-    nothing = release_silo_statistics(np.zeros([5, 3]), StatisticsSettings(), np.random.default_rng(0))
+    nothing = release_silo_statistics(np.zeros([5, 3]), StatisticsSettings(), draws_of())
     assert nothing == SiloStatistics(num_examples=5)
 
 
@@ -212,7 +247,7 @@ def test_mechanisms_chosen_by_a_noised_number_can_break_what_each_of_them_keeps(
 def test_statistics_survive_json_exactly():
     settings = StatisticsSettings(count_epsilon=0.1, moments=MOMENTS)
     for stored in (
-        release_silo_statistics(EXTREMES, settings, np.random.default_rng(3)),
+        release_silo_statistics(EXTREMES, settings, draws_of()),
         SiloStatistics(num_examples=12),
     ):
         assert SiloStatistics.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
@@ -228,7 +263,7 @@ def test_other_things_are_no_statistics(stored):
 
 def test_noise_comes_from_entropy_unless_a_test_seed_is_given():
     def draw(silo, seed):
-        return statistics_generator(silo, seed).standard_normal(3).tolist()
+        return statistics_generator(silo, seed).gaussian_floor(3).tolist()
 
     assert draw("a", None) != draw("a", None)
     assert draw("a", 1) == draw("a", 1)

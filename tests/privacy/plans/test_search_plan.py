@@ -15,6 +15,7 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.search import Search, parse_runs
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -178,7 +179,7 @@ def test_a_plan_without_a_search_charges_none():
 
 
 def test_candidates_are_drawn_uniformly_and_with_replacement():
-    search, generator = make_search(NumberOfRuns(4.0, GEOMETRIC)), np.random.default_rng(0)
+    search, generator = make_search(NumberOfRuns(4.0, GEOMETRIC)), ExactDraws(b"a key of a search")
     drawn = [search.draw_candidate(run, generator)["prox_weight"] for run in range(1, 3001)]
     counts = collections.Counter(drawn)
     assert set(counts) == {0.1, 1.0, 10.0}
@@ -188,17 +189,17 @@ def test_candidates_are_drawn_uniformly_and_with_replacement():
 
 
 def test_a_fixed_grid_tries_each_candidate_once():
-    search, generator = make_search(3), np.random.default_rng(0)
+    search, generator = make_search(3), ExactDraws(b"a key of a search")
     assert search.draw_number_of_runs(generator) == 3
     assert [search.draw_candidate(run, generator) for run in (1, 2, 3)] == list(CANDIDATES)
 
 
 def test_scores_carry_the_noise_of_their_event():
     search = Search(CANDIDATES, 3, score_noise_multiplier=8.0, sensitivity=0.25, has_pivot=True)
-    generator = np.random.default_rng(0)
-    noise = np.array([search.noised(5.0, generator) for _ in range(20000)]) - 5.0
+    generator = ExactDraws(b"a key of a search")
+    noise = np.array([search.noised(np.full(5, 0.25), generator) for _ in range(8000)]) - 1.25
     assert np.std(noise) == pytest.approx(8.0 * 0.25, rel=standard_errors() / math.sqrt(2 * len(noise)))
-    assert abs(np.mean(noise)) < 4 * 2.0 / math.sqrt(20000)
+    assert abs(np.mean(noise)) < 4 * 2.0 / math.sqrt(8000)
     assert search.score_event == dp_accounting.GaussianDpEvent(8.0)
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import stat
+from fractions import Fraction
 
 import dp_accounting
 import numpy as np
@@ -20,6 +21,8 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
+from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS
+from tff_pdp.privacy.mechanisms.noised_sums import whole_steps
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.releases import all_releases
 from tff_pdp.training.rounds import first_state
@@ -175,7 +178,11 @@ def test_runs_draw_batches_and_noise_of_their_own(searched, monkeypatch, watched
 def test_runs_are_scored_on_validation_examples_with_noise_of_their_own(searched, monkeypatch, watched):
     fix_numbers(monkeypatch, [3, 3, 3])
     sizes = []
-    monkeypatch.setattr(searching, "score", lambda model, weights, x, y, bound: sizes.append((len(x), len(y))) or 0.0)
+    monkeypatch.setattr(
+        searching,
+        "example_scores",
+        lambda model, weights, x, y, bound: sizes.append((len(x), len(y))) or np.zeros(len(y)),
+    )
     tuned = tune(searched(), "mr_mtl", progress=False)
     clients = tuned.method.clients
     held_out = [clients.num_examples(client_id, "validation") for client_id in clients.client_ids]
@@ -314,8 +321,7 @@ def test_one_example_changes_a_score_by_no_more_than_the_noise_is_for():
     generator = np.random.default_rng(0)
     classifier, regression, bound = build_linear([4], 3), build_linear_regression([4], 0), 0.25
     extremes = 0
-    # Relative to what one example may change: two sums of up to nine errors in float64, and their difference.
-    rounded = 2 * 9 * gamma(9 + 1, np.float64)
+    noise = 8.0
     for model, most in ((classifier, 1.0), (regression, bound)):
         for scale in (0.1, 1.0, 1e20, math.nan):
             weights = {
@@ -327,28 +333,33 @@ def test_one_example_changes_a_score_by_no_more_than_the_noise_is_for():
             y = (generator.integers(3, size=9) if model.num_classes else generator.normal(size=9)).astype(
                 model.label_dtype
             )
-            whole = searching.score(model, weights, x, y, most)
-            assert math.isfinite(whole)
+            whole = searching.example_scores(model, weights, x, y, most)
+            assert whole.shape == (9,) and np.isfinite(whole).all()
+            # As they are added up: whole steps of a grid, so that there is nothing to be rounded.
+            stddev = noise * most
+            steps, step = whole_steps(whole, stddev), Fraction(stddev) / 2**GRID_BITS
             for left_out in range(9):
                 kept = np.arange(9) != left_out
-                change = abs(whole - searching.score(model, weights, x[kept], y[kept], most))
-                assert change <= most + rounded * most
-                extremes += change > most - rounded * most
+                own = searching.example_scores(model, weights, x[kept], y[kept], most)
+                change = abs(int(steps - whole_steps(own, stddev))) * step
+                assert change <= most
+                extremes += change > most * (1 - 2.0**-20)
     assert extremes > 5, "the bound was never reached"
-    assert searching.score(regression, regression.init(0), np.zeros([0, 4], np.float32), np.zeros(0), bound) == 0.0
+    nothing = searching.example_scores(regression, regression.init(0), np.zeros([0, 4], np.float32), np.zeros(0), bound)
+    assert whole_steps(nothing, noise) == 0
 
 
 def test_scores_count_correct_answers_or_subtract_clipped_errors():
     x, y = np.array([[1.0], [2.0], [3.0]], np.float32), np.array([1.5, 2.0, 9.0], np.float32)
     model = build_linear_regression([1], 0)
     identity = {name: np.ones_like(a) if a.ndim > 1 else np.zeros_like(a) for name, a in model.init(0).items()}
-    assert searching.score(model, identity, x, y, 1.0) == -(0.25 + 0.0 + 1.0)
+    assert searching.example_scores(model, identity, x, y, 1.0).tolist() == [-0.25, 0.0, -1.0]
     model = build_linear([1], 2)
     larger_is_one = {
         name: np.array([[0.0, 1.0]], np.float32) if a.ndim > 1 else np.array([1.5, 0.0], np.float32)
         for name, a in model.init(0).items()
     }
-    assert searching.score(model, larger_is_one, x, np.array([0, 1, 0]), 1.0) == 2.0
+    assert searching.example_scores(model, larger_is_one, x, np.array([0, 1, 0]), 1.0).tolist() == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(

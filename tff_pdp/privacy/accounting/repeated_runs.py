@@ -8,15 +8,14 @@ thesis on MR-MTL applies it in section 1.7 and appendix E.
 """
 
 import dataclasses
+import decimal
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import dp_accounting
-import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
-from scipy import stats
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event, solve_noise_multiplier
@@ -26,6 +25,13 @@ from tff_pdp.privacy.accounting.events import flatten_event, require
 LOGARITHMIC = 0.0
 GEOMETRIC = 1.0
 POISSON = math.inf
+
+# What a number of runs is drawn with: bits of a uniform number, and decimal digits of probabilities.
+_UNIFORM_BITS = 256
+_DIGITS = 200
+_HALF = decimal.Decimal("0.5")
+# Where exp(shape * x) - 1 would lose half of the digits, it is shape * x to as many.
+_SMALLEST_SHAPE = decimal.Decimal(10) ** -(_DIGITS // 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +71,41 @@ class NumberOfRuns:
         # The accountant's own solution, so that runs are drawn from exactly the distribution that is accounted for.
         return rdp_privacy_accountant._gamma_truncated_negative_binomial(self.shape, self.mean)
 
-    def draw(self, generator: np.random.Generator) -> int:
+    def draw(self, below: Callable[[int], int]) -> int:
         """Draws how many runs to make: at least 1, but perhaps 0 if Poisson.
 
-        Guarantee: the number does not depend on any data.
-        Assumes: the generator was seeded from the operating system's entropy and serves nobody else. Neither the number
-        nor the duration of the search is revealed: whoever knows it knows the cost of a fixed number of runs.
+        Guarantee: the number does not depend on any data. Each number has its probability up to 2**-250, which is up to
+          a factor of exp(2**-44) for all numbers but those whose probability is below 2**-200.
+        Assumes: `below` draws from a secret that serves nothing else. Neither the number nor the duration of the search
+          is revealed: whoever knows it knows the cost of a fixed number of runs.
+
+        Args:
+          below: draws a whole number below its argument and at least 0, each as likely.
         """
+        with decimal.localcontext(decimal.Context(prec=_DIGITS)):
+            # By inversion: the first number whose distribution function is above a uniform number.
+            uniform = (below(2**_UNIFORM_BITS) + _HALF) / 2**_UNIFORM_BITS
+            for number, probability in self._probabilities():
+                uniform -= probability
+                if uniform < 0:
+                    return number
+        raise AssertionError("the probabilities go on")
+
+    def _probabilities(self) -> Iterator[tuple[int, decimal.Decimal]]:
+        """Numbers of runs and their probabilities, in order and without end, in the precision of the context."""
         if self.shape == POISSON:
-            return int(generator.poisson(self.mean))
-        if self.shape == LOGARITHMIC:
-            return int(generator.logseries(1 - self.gamma))
-        # By inversion, above the probability that the negative binomial would have been zero.
-        zero = self.gamma**self.shape
-        quantile = min(zero + (1 - zero) * generator.random(), np.nextafter(1, 0))
-        return max(1, int(stats.nbinom.ppf(quantile, self.shape, self.gamma)))
+            number, ratio, shape = 0, decimal.Decimal(float(self.mean)), None
+            probability = (-ratio).exp()
+        else:
+            number, gamma, shape = 1, decimal.Decimal(self.gamma), decimal.Decimal(float(self.shape))
+            ratio = 1 - gamma
+            # gamma**-shape - 1 over shape, and its limit at zero.
+            exponent = -shape * gamma.ln()
+            probability = ratio / ((exponent.exp() - 1) / shape if shape > _SMALLEST_SHAPE else -gamma.ln())
+        while True:
+            yield number, probability
+            number += 1
+            probability *= ratio * (1 if shape is None else number - 1 + shape) / number
 
 
 def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) -> dp_accounting.DpEvent:

@@ -1,5 +1,7 @@
 """Mechanisms: what adds noise.
 
+exact_draws: draws of the host, by whole numbers
+noised_sums: sums of the host on a grid, and their noise
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
 per_example: sums of clipped per-example gradients

@@ -6,7 +6,9 @@ A statistic is released with noise, and then stored and reused: releasing it aga
 import dataclasses
 import hashlib
 import math
+import os
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import dp_accounting
@@ -14,7 +16,12 @@ import numpy as np
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent, event_from_dict, event_to_dict
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.privacy.mechanisms.noised_sums import add_noise, whole_steps
 from tff_pdp.settings import positive_number, require_keys
+
+# Records whose moments are in memory together.
+_ROWS = 2**14
 
 ReasonedEvent = tuple[dp_accounting.DpEvent, str]
 
@@ -37,8 +44,13 @@ class MomentSettings:
 
     @property
     def sensitivity(self) -> float:
-        """L2 bound on one record's part of the sum; see `moment_sum`."""
+        """L2 bound on one record's part of the sum; see `moment_steps`."""
         return math.sqrt(self.lower.size)
+
+    @property
+    def stddev(self) -> float:
+        """Standard deviation of the noise on each value of the sum."""
+        return self.noise_multiplier * self.sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +148,7 @@ def planned_events(settings: StatisticsSettings) -> tuple[ReasonedEvent, ...]:
     return tuple(events)
 
 
-def statistics_generator(silo: str, test_only_seed: int | None = None) -> np.random.Generator:
+def statistics_generator(silo: str, test_only_seed: int | None = None) -> ExactDraws:
     """Returns the source of one silo's noise.
 
     Args:
@@ -145,57 +157,62 @@ def statistics_generator(silo: str, test_only_seed: int | None = None) -> np.ran
         silo's name: reproducible, and not private.
     """
     if test_only_seed is None:
-        return np.random.default_rng()
-    digest = hashlib.sha256(f"test-only statistics {test_only_seed}:{silo}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest))
+        return ExactDraws(os.urandom(32))
+    return ExactDraws(hashlib.sha256(f"test-only statistics {test_only_seed}:{silo}".encode()).digest())
 
 
-def release_silo_statistics(
-    x: np.ndarray, settings: StatisticsSettings, generator: np.random.Generator
-) -> SiloStatistics:
+def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: ExactDraws) -> SiloStatistics:
     """Releases what the settings ask for, about one silo's training examples.
 
     Guarantee: the result is covered by `planned_events(settings)`, and its `events` are these, under ADD_OR_REMOVE_ONE
     adjacency, for any records whatsoever: values that are out of bounds or missing change no sensitivity. Where the
-    number of examples is public, the guarantee is conditional on that number.
-    Assumes: called once, its result stored; the generator is seeded with entropy and serves nothing else. Its noise is
-    float64 and treated as real-valued; the generator is not cryptographic.
+    number of examples is public, the guarantee is conditional on that number. The noise on the number of examples is
+    discrete Laplace noise, exactly; that on moments is Gaussian, and rounded together with the sum (`noised_sums`).
+    Assumes: called once, its result stored; the key of the draws is secret and serves nothing else.
 
     Args:
       x: `[n, *input_shape]`, any numeric dtype; n may be 0.
       settings: public.
-      generator: of `statistics_generator`.
+      draws: of `statistics_generator`.
     """
     num_examples = max(1, len(x))
     if settings.count_epsilon is not None:
-        # What is done with the noised number, rounding included, costs nothing more.
-        num_examples = max(1, round(len(x) + generator.laplace(scale=1 / settings.count_epsilon)))
+        # What is done with the noised number, to raise it to one included, costs nothing more.
+        num_examples = max(1, len(x) + draws.discrete_laplace(1 / Fraction(settings.count_epsilon)))
     mean = stddev = None
     if settings.moments is not None:
-        mean, stddev = _release_moments(x, settings.moments, num_examples, generator)
+        mean, stddev = _release_moments(x, settings.moments, num_examples, draws)
     return SiloStatistics(num_examples, mean, stddev, planned_events(settings))
 
 
-def moment_sum(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
-    """Sums each record's (u, u^2 - 1): float64 `[2, *input_shape]`, u a feature mapped from its bounds to [-1, 1].
+def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
+    """Sums each record's (u, u^2 - 1), in whole steps of `noised_sums`: Python's integers, `[2, *input_shape]`.
+
+    Here u is a feature mapped from its bounds to [-1, 1].
 
     Guarantee: adding or removing one record changes the sum by at most `settings.sensitivity` in L2 norm: per feature
     u^2 + (u^2 - 1)^2 is at most 1, at u = 0 and u = 1. Without the 1 it would be 2.
     """
+    steps = np.zeros((2, *settings.lower.shape), object)
+    for start in range(0, len(x), _ROWS):
+        steps = steps + whole_steps(_record_moments(x[start : start + _ROWS], settings), settings.stddev)
+    return steps
+
+
+def _record_moments(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
+    """Each record's (u, u^2 - 1): float64 `[n, 2, *input_shape]`."""
     half_range = (settings.upper - settings.lower) / 2
     with np.errstate(over="ignore"):
         u = (x.astype(np.float64) - (settings.lower + settings.upper) / 2) / half_range
     # A missing value counts as the middle: it must not turn the sum into one that tells of it.
     u = np.clip(np.nan_to_num(u, nan=0.0), -1, 1)
-    return np.stack([u.sum(axis=0), (u**2 - 1).sum(axis=0)])
+    return np.stack([u, u**2 - 1], axis=1)
 
 
 def _release_moments(
-    x: np.ndarray, settings: MomentSettings, num_examples: int, generator: np.random.Generator
+    x: np.ndarray, settings: MomentSettings, num_examples: int, draws: ExactDraws
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    exact = moment_sum(x, settings)
-    noise = generator.standard_normal(exact.shape) * (settings.noise_multiplier * settings.sensitivity)
-    first, second = (exact + noise) / num_examples
+    first, second = add_noise(moment_steps(x, settings), settings.stddev, draws) / num_examples
     mean = np.clip(first, -1, 1)
     # In [-1, 1] a variance is at most 1; noise may say otherwise, and may say that a feature hardly varies.
     stddev = np.sqrt(np.clip(1 + second - mean**2, (2 * settings.smallest_stddev) ** 2, 1))

@@ -20,6 +20,7 @@ from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.search import Search
 
 Claim = Literal["formal", "formal-conditional", "empirical", "none"]
@@ -95,14 +96,14 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def cohort(
-        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], np.random.Generator]
+        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
         """Who takes part in a round, counted from 1: places in `client_ids`, int64, ascending.
 
         Args:
           round_number: which.
           client_ids: all clients.
-          generator: of a number, its own secret generator.
+          generator: of a number, draws with a secret key of its own.
         """
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:

@@ -17,6 +17,8 @@ import numpy as np
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns, search_event
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.privacy.mechanisms.noised_sums import add_noise, whole_steps
 
 # Tries every candidate once, and is charged for all of them.
 FIXED = "fixed"
@@ -30,7 +32,7 @@ class Search:
     Guarantee: `event` covers the selected model, its hyper-parameters and its noisy score, for a record of the training
       examples and for one of the validation examples: either comes or goes in a run or in its score.
     Assumes: every run, with any candidate, is covered by the run event; candidates and numbers of runs are drawn by the
-      methods here, from generators whose seeds are secret; nothing but the selected run leaves the silo, and not how
+      methods here, from keys that are secret; nothing but the selected run leaves the silo, and not how
       long the search took. A score changes by at most `sensitivity` with one validation example.
 
     Attributes:
@@ -61,17 +63,23 @@ class Search:
         """The event of one silo's repetitions, from that of the training in one of them."""
         return search_event(dp_accounting.ComposedDpEvent([run_event, self.score_event]), self.runs)
 
-    def draw_number_of_runs(self, generator: np.random.Generator) -> int:
+    def draw_number_of_runs(self, draws: ExactDraws) -> int:
         """How many runs one silo makes: at least 1, but perhaps 0 if Poisson."""
-        return self.runs.draw(generator) if isinstance(self.runs, NumberOfRuns) else self.runs
+        return self.runs.draw(draws.below) if isinstance(self.runs, NumberOfRuns) else self.runs
 
-    def draw_candidate(self, run: int, generator: np.random.Generator) -> Mapping[str, float]:
+    def draw_candidate(self, run: int, draws: ExactDraws) -> Mapping[str, float]:
         """What one silo tries in a run, counted from 1: any candidate with equal probability, whatever came before."""
-        return self.candidates[run - 1 if self.is_fixed else int(generator.integers(len(self.candidates)))]
+        return self.candidates[run - 1 if self.is_fixed else draws.below(len(self.candidates))]
 
-    def noised(self, score: float, generator: np.random.Generator) -> float:
-        """The score as runs are compared by it."""
-        return score + generator.normal(scale=self.score_noise_multiplier * self.sensitivity)
+    def noised(self, scores: np.ndarray, draws: ExactDraws) -> float:
+        """The sum of examples' scores as runs are compared by it; what it tells is covered by `score_event`.
+
+        Args:
+          scores: float64 `[n]`, one for each validation example, each at most `sensitivity` from zero.
+          draws: of a secret key that serves nothing else.
+        """
+        stddev = self.score_noise_multiplier * self.sensitivity
+        return float(add_noise(whole_steps(scores, stddev), stddev, draws))
 
 
 def parse_runs(runs: str | float, mean: float, num_candidates: int) -> NumberOfRuns | int:

@@ -26,6 +26,7 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hasha
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs
 from tff_pdp.privacy.mechanisms.dp_sgd import Sampler, SiloMechanism
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, check_suits_rows
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -72,7 +73,7 @@ class SiloExamplePlan(PrivacyPlan):
         return client_id
 
     def cohort(
-        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], np.random.Generator]
+        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
         """Every silo whose budget is not spent yet."""
         del generator

@@ -23,6 +23,7 @@ from tff_pdp.privacy.accounting.accountants import (
     solve_noise_multiplier,
 )
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.user_noise import (
     AdaptiveClip,
     FixedClip,
@@ -77,11 +78,12 @@ class UserPlan(PrivacyPlan):
         return USERS
 
     def cohort(
-        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], np.random.Generator]
+        self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
         """Who takes part: every user independently with the sampling rate or, with trees, once in an epoch.
 
-        It may be nobody. Drawing takes no longer with more users, except for trees.
+        It may be nobody. The rate is honoured as the float64 it is. Drawing takes no longer with more users, except for
+        trees.
         """
         if not self.num_released:
             # Nothing leaves anyone, so there is nothing to hide in a cohort.
@@ -91,10 +93,7 @@ class UserPlan(PrivacyPlan):
             order = generator(epoch).permutation(len(client_ids))
             size = math.ceil(len(client_ids) / rounds_per_epoch(self.mechanism.sampling_rate))
             return np.sort(order[number * size : (number + 1) * size])
-        draws = generator(round_number)
-        # Independent choices with one probability are a binomial number of different users, each set as likely.
-        size = draws.binomial(len(client_ids), self.mechanism.sampling_rate)
-        return np.sort(draws.choice(len(client_ids), size, replace=False, shuffle=False))
+        return generator(round_number).heads(len(client_ids), self.mechanism.sampling_rate)
 
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
         """Every round's sum or, with trees, every epoch's."""

@@ -8,13 +8,18 @@ import hashlib
 import os
 import platform
 import secrets
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+# How bits of a key become cohorts, batches and noise. A change in the code by which the same key draws otherwise raises
+# it: rounds of runs that were begun before are then drawn anew, and charged. Runs of the first way have no such entry.
+DRAWS = 2
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
-def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[str, str]:
+def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[str, str | int]:
     """What decides how sums are rounded here, as plain data.
 
     Args:
@@ -22,7 +27,8 @@ def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[s
       device: its device.
       is_deterministic: whether the device repeats its own sums to the bit; where not, nothing equals the result.
     """
-    found = {
+    found: dict[str, str | int] = {
+        "draws": DRAWS,
         "engine": engine,
         "device": device,
         "processor": _processor(),
@@ -31,6 +37,15 @@ def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[s
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),
     }
     return found if is_deterministic else {**found, "once": secrets.token_hex(8)}
+
+
+def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
+    """The same where a run without a record was begun: its draws were others.
+
+    >>> of_first_version({"draws": 2, "device": "cpu"})
+    {'device': 'cpu'}
+    """
+    return {name: value for name, value in arithmetic.items() if name != "draws"}
 
 
 def _processor() -> str:

@@ -149,34 +149,33 @@ def noisy_scores(
     for place, weights in zip(places, personal, strict=True):
         examples = validation[place]
         size = int(examples["num_examples"])
-        exact = score(method.model, weights, examples["x"][:size], examples["y"][:size], search.sensitivity)
-        scores.append(search.noised(exact, run_key.generator("score", method.clients.client_ids[place], run)))
+        own = example_scores(method.model, weights, examples["x"][:size], examples["y"][:size], search.sensitivity)
+        scores.append(search.noised(own, run_key.generator("score", method.clients.client_ids[place], run)))
     return scores
 
 
-def score(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> float:
-    """How well a model does on some examples, the larger the better; exact, not private.
+def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> np.ndarray:
+    """How well a model does on each of some examples, the larger the better: float64 `[n]`; exact, not private.
 
-    Guarantee: one more example changes the score by at most `bound`, whatever the example and the weights.
+    Guarantee: each is at most `bound` from zero, whatever the example and the weights.
+    Assumes: what the model says of an example does not depend on the others.
 
     Args:
       model: what is scored.
       weights: the model's.
       x: float32 `[n, *input_shape]`; n may be 0.
       y: `[n]`.
-      bound: 1 for a classifier, whose score is the number of correct answers. A regression's is minus the sum of its
-        squared errors, each at most this much.
+      bound: 1 for a classifier, which gets 1 for a correct answer. A regression gets minus its squared error, which
+        counts for at most this much.
     """
     if not len(y):
-        return 0.0
+        return np.zeros(0)
     # What one example changes by little, also where models are judged by a ranking.
     name = "accuracy" if model.num_classes else "squared_error"
-    measured = np.asarray(model.example_metrics(weights, tf.constant(x), tf.constant(y))[name])
-    if model.num_classes:
-        return float(np.sum(measured, dtype=np.float64))
+    # In float64, as the bound: as a float32 it may be larger than what is accounted for.
+    measured = np.asarray(model.example_metrics(weights, tf.constant(x), tf.constant(y))[name], np.float64)
     # An error that is not a number counts as the largest.
-    clipped = np.where(measured < bound, measured, bound)
-    return -float(np.sum(clipped, dtype=np.float64))
+    return measured if model.num_classes else -np.where(measured < bound, measured, bound)
 
 
 def _in_memory(server_state: Any) -> Any:

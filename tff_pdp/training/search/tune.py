@@ -29,6 +29,7 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
@@ -252,7 +253,7 @@ def _start_or_resume(
     return started
 
 
-def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, str]) -> None:
+def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, Any]) -> None:
     """Checks that the pivot run, and runs of silos, would have the same bits again.
 
     A search that was stopped before it was on record has not begun, and enters the record now.
@@ -262,13 +263,16 @@ def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic:
     """
     with ChargesWriter(folder) as writer:
         if writer.charges is None:
+            # A search of the first version, which had no record: it may have run with its draws.
             open_run(writer, method, saved)
+            writer.reserve(method.silo_plan.rounds, saved.ledger, of_first_version(arithmetic))
         if writer.charges and not writer.charges.through_round:
             writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
-                f"{folder}: the search was started on another processor or a GPU, or with other versions or settings "
-                "of TensorFlow, and what it has released cannot be repeated to the same bits: resume it where it was "
+                f"{folder}: the search was started on another processor or a GPU, with another version of this "
+                "project, or with other versions or settings of TensorFlow, and what it has released cannot be "
+                "repeated to the same bits: resume it where it was "
                 "started, or give --overwrite to start again"
             )
 

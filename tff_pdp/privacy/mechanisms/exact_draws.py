@@ -1,0 +1,274 @@
+"""Draws of the host from a secret key: exact laws, made of bits by whole numbers.
+
+The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: whoever tells them from coin tosses has broken a
+standard hash function. Nothing here is rounded on its way to a result, so there is nothing for an accountant to add.
+"""
+
+import decimal
+import hashlib
+import math
+from fractions import Fraction
+
+import numpy as np
+
+# Longer blocks are no faster; the first draw of a key waits for a whole one: 40 microseconds.
+_BLOCK_WORDS = 1024
+_WORD_BITS = 64
+_LEAST_KEY_BYTES = 16
+# Rounded noise has so many steps to a standard deviation: 2**GRID_BITS.
+GRID_BITS = 26
+# Coins, or gaps between heads, that are drawn together.
+_MOST_GAPS = 2**18
+# From here on coins are tossed one by one, which is faster.
+_OFTEN = 2.0**-4
+_HALF = Fraction(1, 2)
+
+
+class ExactDraws:
+    """A stream of random bits, and draws made of it.
+
+    Guarantee: if the bits are independent tosses of a fair coin, each draw has exactly the law that it is named for,
+      and draws are independent of each other. Equal keys and equal calls draw the same.
+    Assumes: the key is secret and serves one purpose; SHAKE-256 with a secret prefix is a pseudo-random function. How
+      long a draw takes depends on its result, and stays secret.
+    """
+
+    def __init__(self, key: bytes):
+        """Begins the stream of a key.
+
+        Args:
+          key: at least 16 bytes; another one for each purpose.
+
+        Raises:
+          ValueError: the key is shorter.
+        """
+        if len(key) < _LEAST_KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes; it takes {_LEAST_KEY_BYTES}")
+        # Its length before it, so that no two keys and counters run together.
+        self._prefix = b"tff_pdp exact draws" + len(key).to_bytes(8, "big") + key
+        self._num_blocks = 0
+        self._block, self._place = np.zeros(0, np.uint64), 0
+        self._as_integers: list[int] = []
+
+    def words(self, size: int) -> np.ndarray:
+        """Draws uniform words, uint64 `[size]`; two draws are the two parts of one long draw."""
+        found, filled = np.empty(size, np.uint64), 0
+        while filled < size:
+            if self._place == len(self._block):
+                self._refill()
+            taken = min(size - filled, len(self._block) - self._place)
+            found[filled : filled + taken] = self._block[self._place : self._place + taken]
+            filled, self._place = filled + taken, self._place + taken
+        return found
+
+    def _word(self) -> int:
+        if self._place == len(self._block):
+            self._refill()
+        if not self._as_integers:
+            self._as_integers = self._block.tolist()
+        self._place += 1
+        return self._as_integers[self._place - 1]
+
+    def _refill(self) -> None:
+        message = self._prefix + self._num_blocks.to_bytes(16, "big")
+        block = hashlib.shake_256(message).digest(_BLOCK_WORDS * _WORD_BITS // 8)
+        self._block, self._place, self._as_integers = np.frombuffer(block, "<u8").astype(np.uint64), 0, []
+        self._num_blocks += 1
+
+    def below(self, number: int) -> int:
+        """Draws a whole number in `[0, number)`, each as likely.
+
+        Raises:
+          ValueError: there is none.
+        """
+        if number < 1:
+            raise ValueError(f"no whole number is in [0, {number})")
+        bits = (number - 1).bit_length()
+        while True:
+            value = 0
+            for _ in range(-(-bits // _WORD_BITS)):
+                value = value << _WORD_BITS | self._word()
+            value >>= -bits % _WORD_BITS
+            if value < number:
+                return value
+
+    def permutation(self, size: int) -> np.ndarray:
+        """Draws an order of `size` things, int64 `[size]`, each order as likely.
+
+        They are sorted by a word each. Two equal words would favour an order, so then all words are drawn again.
+        """
+        while True:
+            words = self.words(size)
+            order = np.argsort(words)
+            ordered = words[order]
+            if not (ordered[1:] == ordered[:-1]).any():
+                return order.astype(np.int64, copy=False)
+
+    def heads(self, size: int, probability: float) -> np.ndarray:
+        """Tosses `size` independent coins: the places, int64 and ascending, of those that show heads.
+
+        Where heads are rare, the tails between two of them have a geometric law, which is drawn in place of the coins:
+        time and memory grow with the number of heads.
+
+        Args:
+          size: below 2**62.
+          probability: of heads, in `[0, 1]`, exact as the float64 it is.
+
+        Raises:
+          ValueError: the probability, or the size, is out of range.
+        """
+        if not (0 <= probability <= 1 and 0 <= size < 2**62):
+            raise ValueError(f"{size} coins with probability {probability} of heads")
+        found, last = [np.zeros(0, np.int64)], -1 if probability else size
+        if probability >= _OFTEN:
+            # A multiple of 2**-57 at least, so that a word decides exactly.
+            limit, last = math.ldexp(probability, _WORD_BITS), size
+            for start in range(0, size, _MOST_GAPS):
+                words = self.words(min(_MOST_GAPS, size - start))
+                is_head = words <= np.uint64(int(limit) - 1)
+                found.append(start + np.flatnonzero(is_head))
+        while last < size - 1:
+            expected = (size - 1 - last) * probability
+            # Places stay below 2**63, and one draw mostly does.
+            number = min(math.ceil(expected + 6 * math.sqrt(expected)) + 8, _MOST_GAPS, max(1, 2**62 // size))
+            places = last + np.cumsum(self._tails(number, probability, size) + 1)
+            found.append(places[places < size])
+            last = int(places[-1])
+        return np.concatenate(found)
+
+    def _tails(self, number: int, probability: float, most: int) -> np.ndarray:
+        """How many tails come before a coin's first head, `number` times: int64, at most `most`.
+
+        With U uniform it is floor(x), x = log(1 - U) / log(1 - p). A word is the beginning of U; where it does not
+        decide the floor by itself, for all that float64 may round, U gets more words and more precision.
+        """
+        words = self.words(number)
+        uniform = words.astype(np.float64) * 2.0**-_WORD_BITS
+        scale = -math.log1p(-probability)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            logs = -np.log1p(-uniform)
+            # The word is rounded to 53 bits and is U's beginning only; a logarithm is right to far more than 46 bits.
+            margin = ((uniform * 2.0**-51 + 2.0**-63) / (1 - uniform) + logs * 2.0**-46) / scale
+            low, high = np.floor(logs / scale - margin), np.floor(logs / scale + margin)
+            is_sure = (low == high) | ((low < 0) & (high == 0)) | (low >= most)
+        tails = np.where(is_sure, np.clip(np.nan_to_num(high), 0, most), 0).astype(np.int64)
+        for place in np.flatnonzero(~is_sure):
+            tails[place] = self._exact_tails(int(words[place]), probability, most)
+        return tails
+
+    def _exact_tails(self, word: int, probability: float, most: int) -> int:
+        bits, start = _WORD_BITS, word
+        # Enough digits for 1 - p and 1 - U as they are, and sixty of their quotient.
+        own_digits = probability.as_integer_ratio()[1].bit_length()
+        while True:
+            with decimal.localcontext(decimal.Context(prec=bits + own_digits + 60)):
+                # `decimal` rounds logarithms right to the last digit.
+                scale = (1 - decimal.Decimal(probability)).ln()
+                low = (1 - decimal.Decimal(start) / 2**bits).ln()
+                high = (1 - decimal.Decimal(start + 1) / 2**bits).ln() if start + 1 < 2**bits else None
+                slack = decimal.Decimal(10) ** -(bits // 4 + 30)
+                least = math.floor(low / scale * (1 - slack))
+                if least >= most:
+                    return most
+                if high is not None and least == math.floor(high / scale * (1 + slack)):
+                    return least
+            start, bits = start << _WORD_BITS | self._word(), bits + _WORD_BITS
+
+    def bernoulli(self, probability: Fraction) -> bool:
+        """Tosses a coin that shows heads, True, with a probability in `[0, 1]`."""
+        return self.below(probability.denominator) < probability.numerator
+
+    def bernoulli_exp(self, exponent: Fraction) -> bool:
+        """Tosses a coin that shows heads with probability exp(-exponent), of an exponent of at least 0.
+
+        Source: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithm 1.
+        """
+        while exponent > 1:
+            if not self.bernoulli_exp(Fraction(1)):
+                return False
+            exponent -= 1
+        tries = 1
+        while self.bernoulli(exponent / tries):
+            tries += 1
+        return tries % 2 == 1
+
+    def discrete_laplace(self, scale: Fraction) -> int:
+        """Draws a whole number k with a probability proportional to exp(-|k| / scale).
+
+        Source: as `bernoulli_exp`, algorithm 2.
+
+        Args:
+          scale: positive.
+        """
+        whole, step = scale.numerator, scale.denominator
+        while True:
+            part = self.below(whole)
+            if not self.bernoulli_exp(Fraction(part, whole)):
+                continue
+            times = 0
+            while self.bernoulli_exp(Fraction(1)):
+                times += 1
+            size, is_negative = (part + whole * times) // step, self.bernoulli(_HALF)
+            # Zero has one sign only.
+            if size or not is_negative:
+                return -size if is_negative else size
+
+    def gaussian_floor(self, size: int, fraction_bits: int = GRID_BITS) -> np.ndarray:
+        """Draws floor(G * 2**fraction_bits), int64 `[size]`, of standard Gaussians G.
+
+        Added to a sum that is a whole number of steps of `sigma * 2**-fraction_bits`, the result is the sum plus
+        `sigma * G`, rounded down to whole steps: it tells nothing that the ideal mechanism's result does not. Half a
+        step more, a constant, makes up for the rounding on average.
+
+        Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm N; of the
+        infinitely many digits of G only those are drawn that a comparison or the result asks for.
+
+        Args:
+          size: how many.
+          fraction_bits: at most 50.
+        """
+        return np.fromiter((self._gaussian_floor(fraction_bits) for _ in range(size)), np.int64, size)
+
+    def _gaussian_floor(self, fraction_bits: int) -> int:
+        while True:
+            whole = 0
+            while self._is_half_exponential():
+                whole += 1
+            if not all(self._is_half_exponential() for _ in range(whole * (whole - 1))):
+                continue
+            fraction = [self._word()]
+            if all(self._keeps_fraction(whole, fraction) for _ in range(whole + 1)):
+                size = (whole << fraction_bits) + (fraction[0] >> (_WORD_BITS - fraction_bits))
+                # A number between two steps has the lower one below it, on either side of zero.
+                return size if self._word() >> (_WORD_BITS - 1) else -size - 1
+
+    def _is_half_exponential(self) -> bool:
+        """True with probability exp(-1/2), as `bernoulli_exp` draws it."""
+        tries = 1
+        while self.below(2 * tries) == 0:
+            tries += 1
+        return tries % 2 == 1
+
+    def _keeps_fraction(self, whole: int, fraction: list[int]) -> bool:
+        """True with probability exp(-x (2k + x) / (2k + 2)), k being `whole` and x `fraction`: Karney's algorithm B."""
+        smallest, is_even = fraction, True
+        while True:
+            other = [self._word()]
+            if not self._is_less(other, smallest):
+                return is_even
+            # A uniform number below (2k + x) / (2k + 2): by its part of 2k + 2, and where that is the 2k-th, by x.
+            part = self.below(2 * whole + 2)
+            if part > 2 * whole or (part == 2 * whole and not self._is_less([self._word()], fraction)):
+                return is_even
+            smallest, is_even = other, not is_even
+
+    def _is_less(self, one: list[int], other: list[int]) -> bool:
+        """Compares two numbers in [0, 1) by their words, and draws those that are not known yet."""
+        place = 0
+        while True:
+            for digits in (one, other):
+                if len(digits) == place:
+                    digits.append(self._word())
+            if one[place] != other[place]:
+                return one[place] < other[place]
+            place += 1
