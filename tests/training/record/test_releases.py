@@ -11,7 +11,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.record import journal
+from tff_pdp import journal
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity
 from tff_pdp.training.record.releases import (
     EARLIER,
