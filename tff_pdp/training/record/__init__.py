@@ -1,7 +1,6 @@
 """The record of a run: what was spent, written before it is spent, so that neither a crash nor a damaged byte hides it.
 
-journal: lines on disk, each chained to all before it
-charges: what a run has reserved of its budget, as such lines
+charges: what a run has reserved of its budget, as lines of a journal (`tff_pdp.journal`)
 digests: digests of files
 checkpoint_files: a checkpoint without its arrays
 releases: what was ever spent on an experiment's records
