@@ -27,7 +27,7 @@ import numpy as np
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.files import sync, write_atomically
+from tff_pdp.files import naming, sync, write_atomically
 from tff_pdp.journal import Journal, read
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.registry.matching import RecordSet
@@ -199,11 +199,10 @@ class Registry:
           DataError: the registry or the data set is damaged.
           OSError: the registry cannot be written.
         """
-        with self._open() as journal:
-            key = self.key(journal.content.lines)
-            name = name_of_dataset(key, dataset, splits)
-            if name not in _kept(journal.content.lines):
-                self._keep(journal, name, records_of_dataset(key, dataset, splits))
+        key, kept = self._key_and_kept()
+        name = name_of_dataset(key, dataset, splits)
+        if name not in kept:
+            self._keep(name, records_of_dataset(key, dataset, splits))
         return name
 
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
@@ -212,12 +211,11 @@ class Registry:
         Raises:
           DataError, OSError: as `keep_dataset`.
         """
-        with self._open() as journal:
-            key = self.key(journal.content.lines)
-            records = records_of_examples(key, client_ids, features)
-            name = key.name("examples", records.to_bytes())
-            if name not in _kept(journal.content.lines):
-                self._keep(journal, name, records)
+        key, kept = self._key_and_kept()
+        records = records_of_examples(key, client_ids, features)
+        name = key.name("examples", records.to_bytes())
+        if name not in kept:
+            self._keep(name, records)
         return name
 
     def records(self, name: str) -> Records:
@@ -236,14 +234,13 @@ class Registry:
             raise DataError(f"{path} is damaged: restore it from a copy")
         return Records.from_bytes(content)
 
-    def key(self, lines: Sequence[Mapping[str, Any]] | None = None) -> RecordKey:
+    def key(self) -> RecordKey:
         """Reads the secret that digests are made with.
 
         Raises:
           DataError: it is missing, or not the one that the registry began with.
         """
-        path = self.folder / KEY_FILE
-        lines = read(self.path).lines if lines is None else lines
+        path, lines = self.folder / KEY_FILE, read(self.path).lines
         try:
             key = RecordKey(path.read_bytes())
         except OSError as error:
@@ -260,9 +257,7 @@ class Registry:
             if not journal.content.lines:
                 path = self.folder / KEY_FILE
                 if not path.exists():
-                    write_atomically(path, [secrets.token_bytes(KEY_BYTES)])
-                    path.chmod(0o600)
-                    sync(self.folder)
+                    _write_key(path)
                 fingerprint = RecordKey(path.read_bytes()).fingerprint()
                 journal.append({"kind": "opened", "format_version": FORMAT_VERSION, "key_fingerprint": fingerprint})
             yield journal
@@ -277,15 +272,35 @@ class Registry:
             if entry is not None and not unless(entry):
                 journal.append({**line, "run_id": run_id})
 
-    def _keep(self, journal: Journal, name: str, records: Records) -> None:
+    def _key_and_kept(self) -> tuple[RecordKey, dict[str, str]]:
+        # The registry is not held while records are read: others may begin in the meantime.
+        with self._open() as journal:
+            kept = _kept(journal.content.lines)
+        return self.key(), kept
+
+    def _keep(self, name: str, records: Records) -> None:
         content, path = records.to_bytes(), self._records_path(name)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         write_atomically(path, [content])
         sync(path.parent)
-        journal.append({"kind": "records", "name": name, "sha256": hashlib.sha256(content).hexdigest()})
+        with self._open() as journal:
+            if name not in _kept(journal.content.lines):
+                sha256 = hashlib.sha256(content).hexdigest()
+                journal.append({"kind": "records", "name": name, "sha256": sha256})
 
     def _records_path(self, name: str) -> Path:
         return self.folder / RECORDS_FOLDER / f"{name}.npz"
+
+
+def _write_key(path: Path) -> None:
+    """Draws the secret. Nobody but the owner may read any of it at any time."""
+    attempt = path.with_suffix(".new")
+    with naming(path), open(os.open(attempt, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    attempt.rename(path)
+    sync(path.parent)
 
 
 def _kept(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
