@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import amount
-from tff_pdp.errors import DataError
 from tff_pdp import journal
+from tff_pdp.errors import DataError
 from tff_pdp.journal import GENESIS, Journal, head_path, read, write
 
 LINES = [{"round": number, "what": "é\n" * number, "x": [0.1, None]} for number in range(1, 5)]

@@ -160,7 +160,8 @@ class Registry:
         Raises:
           DataError, OSError: as `begin`.
         """
-        self._add(run_id, {"kind": "raised", "ledger": ledger.to_json()})
+        text = ledger.to_json()
+        self._add(run_id, {"kind": "raised", "ledger": text}, unless=lambda entry: entry.ledger == text)
 
     def close(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
         """Enters what a run has spent at most, once it has ended or is about to be removed.
@@ -187,6 +188,14 @@ class Registry:
           DataError: the registry is damaged; the message names the file.
         """
         return list(_entries(self.path, read(self.path).lines).values())
+
+    def find(self, run_id: str) -> Entry | None:
+        """The entry of a run; None where there is none.
+
+        Raises:
+          DataError: as `entries`.
+        """
+        return _entries(self.path, read(self.path).lines).get(run_id)
 
     def keep_dataset(self, dataset: ClientDataset, splits: Sequence[str]) -> str:
         """Keeps digests of a data set's records, unless they are kept already, and returns their name.
@@ -262,9 +271,7 @@ class Registry:
                 journal.append({"kind": "opened", "format_version": FORMAT_VERSION, "key_fingerprint": fingerprint})
             yield journal
 
-    def _add(
-        self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool] = lambda entry: False
-    ) -> None:
+    def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> None:
         if not self.path.exists():
             return
         with self._open() as journal:

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from tff_pdp import journal
 from tff_pdp.errors import DataError
 from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp import journal
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity, read_charges
 
 ARITHMETIC = {"tensorflow": "2.14.1"}

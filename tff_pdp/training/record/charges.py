@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.journal import GENESIS, Content, Journal, read
+from tff_pdp.privacy.accounting.ledger import Ledger
 
 CHARGES_FILE = "charges.jsonl"
 FORMAT_VERSION = 1

@@ -30,6 +30,7 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.counted import enter_run, say_cost_so_far, settle
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
@@ -93,7 +94,7 @@ def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str
         return epsilon_bounds(everything, plan.budgets[client_id].delta, plan.adjacency).best
 
     return SearchCosts(
-        total=ledger.epsilon(client_id).best,
+        total=plan.guaranteed_epsilon(ledger, client_id).best,
         untuned=epsilon(training),
         fixed_grid=epsilon(*pivot, fixed_grid_event(run, len(search.candidates))),
     )
@@ -157,7 +158,9 @@ def tune(
     folder = config.algorithm_folder(name)
     with only_writer(folder):
         if overwrite:
+            settle(config, folder)
             set_aside(folder.parent, folder)
+            say_cost_so_far(config, method)
         choices = Choices(read_choices(folder) if resume else {})
         with experiment_engine(config, choices) as engine:
             result = _finished(method, folder, resume)
@@ -166,6 +169,7 @@ def tune(
                 result = _search(method, search, folder, started, progress)
         with ChargesWriter(folder) as writer:
             close_run(writer, result)
+        settle(config, folder)
         # The result is there: what the silos kept for themselves until then is not needed any more.
         discard(folder / SEARCH)
     return TunedMethod(
@@ -238,8 +242,9 @@ def _start_or_resume(
         choices.keep_in(folder)
         check_record(folder, saved.first, read_charges(folder))
         check_files(folder, saved.first)
-        _check_repeated(method, folder, saved.first, arithmetic)
+        _check_repeated(config, method, folder, saved.first, arithmetic)
         return saved
+    settle(config, folder)
     start_folder(config, folder, device)
     choices.keep_in(folder)
     with ChargesWriter(folder) as writer:
@@ -249,11 +254,14 @@ def _start_or_resume(
         started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
         # Before anything is trained: a search that is stopped has cost what it would have cost.
         search_states.save(folder / SEARCH, started)
+        enter_run(config, method, folder, writer.charges, first.ledger)
         writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
     return started
 
 
-def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, str]) -> None:
+def _check_repeated(
+    config: ExperimentConfig, method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, str]
+) -> None:
     """Checks that the pivot run, and runs of silos, would have the same bits again.
 
     A search that was stopped before it was on record has not begun, and enters the record now.
@@ -264,6 +272,7 @@ def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic:
     with ChargesWriter(folder) as writer:
         if writer.charges is None:
             open_run(writer, method, saved)
+        enter_run(config, method, folder, writer.charges, saved.ledger)
         if writer.charges and not writer.charges.through_round:
             writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):

@@ -1,0 +1,352 @@
+"""Counts all runs on the same records, over all folders, and says what they cost together.
+
+`releases_on_record` finds the runs: those of an experiment's folder, and those that the registry knows. `compose` says
+what some clients' records have paid in them.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tff_pdp.errors import DataError
+from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
+from tff_pdp.registry.entries import Entry, Registry
+from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
+from tff_pdp.registry.records import Records
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.releases import PERSONALIZE, Release, all_releases, why_without_bound
+
+# Of more kinds of records in one client, all count as being in every run that one of them is in: an upper bound.
+_MOST_KINDS = 64
+_USER = "user"
+
+
+class OnRecord(NamedTuple):
+    """A release that may have been about the same records.
+
+    Attributes:
+      release: what was spent.
+      folder: of the run, as text.
+      records: name of the digests in the registry; empty where there are none.
+      record_set: what was declared of the records.
+      is_here: whether the release is in the folder of the experiment that asks.
+    """
+
+    release: Release
+    folder: str
+    records: str
+    record_set: RecordSet
+    is_here: bool
+
+
+class Own(NamedTuple):
+    """Whose cost is asked for.
+
+    Attributes:
+      records: name of the clients' digests in the registry.
+      record_set: what is declared of their records.
+      scopes: of the clients in ledgers, in the order of the digests; all users share one.
+      are_users: whether the clients are users, who are the same wherever they have the same id.
+    """
+
+    records: str
+    record_set: RecordSet
+    scopes: Sequence[str]
+    are_users: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """What all runs on record cost a scope together.
+
+    Attributes:
+      epsilon: of everything together at `delta`; infinite where no bound holds.
+      delta: the largest of the budgets; where only budgets hold, their sum.
+      runs: numbers, in the order of what is on record, of the releases that any of the records was in.
+      why_no_bound: why no epsilon holds, as a clause; empty where one does.
+    """
+
+    epsilon: float
+    delta: float
+    runs: frozenset[int]
+    why_no_bound: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AllRuns:
+    """What all runs on record cost, by scope.
+
+    Attributes:
+      by_scope: what they cost each scope.
+      runs: how many releases any of the records was in.
+      elsewhere: how many of these are in other folders.
+      notes: what was taken for granted, one sentence each.
+    """
+
+    by_scope: Mapping[str, Composed]
+    runs: int
+    elsewhere: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Composed:
+        """Of the scope that paid most."""
+        return max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
+
+
+def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
+    """Finds all releases: of runs in an experiment's folder, of those that they replaced, and of the registry.
+
+    Guarantee: each is there with at least what it has spent, once: a folder that was moved, deleted or restored from an
+      older copy still counts with what the registry has of it.
+
+    Args:
+      registry: the registry.
+      output: the experiment's folder.
+
+    Raises:
+      DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
+    """
+    here = {release.run_id or str(place): release for place, release in enumerate(all_releases(output))}
+    found: list[OnRecord] = []
+    entries = registry.entries()
+    included: set[str] = set()
+    for entry in entries:
+        is_here = entry.run_id in here or Path(entry.folder).parent == output.absolute()
+        release = _newest(entry, here.pop(entry.run_id, None))
+        if release is not None:
+            included.add(entry.includes)
+            found.append(OnRecord(release, entry.folder, entry.records, entry.record_set, is_here))
+    found += [OnRecord(release, str(output), "", None, is_here=True) for release in here.values()]
+    return [one for one in found if not one.release.run_id or one.release.run_id not in included]
+
+
+def _newest(entry: Entry, here: Release | None) -> Release | None:
+    """What a run has spent at most: as its folder says or, where that says less, as the registry does."""
+    stated = here or _stated_in_folder(entry)
+    if stated is not None and (not entry.is_closed or stated.rounds >= entry.rounds):
+        return stated if stated.rounds else None
+    if not entry.rounds:
+        return None
+    return Release(entry.upper, entry.non_private, entry.method, entry.rounds, entry.run_id)
+
+
+def _stated_in_folder(entry: Entry) -> Release | None:
+    """What the run's own folder says; None where it is not there any more, or cannot be read."""
+    with contextlib.suppress(DataError, OSError):
+        charges = read_charges(Path(entry.folder))
+        if charges is not None and charges.run_id == entry.run_id:
+            return Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)
+    return None
+
+
+def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_budgets_hold: bool = False) -> AllRuns:
+    """Says what releases cost clients together, counting those that were about any of the clients' records.
+
+    Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
+      that is in one client of each data set, or has the same digest in several.
+    Assumes: `registry.matching.match` finds the records that are the same; as `compose_worst_case`. In one folder,
+      clients of one name are the same. Releases without digests are about the same records as clients of their name.
+
+    Args:
+      registry: that the names of digests are from.
+      found: all releases, as of `releases_on_record`.
+      own: whose cost is asked for.
+      only_budgets_hold: whether what was spent says nothing of what could have been, so that budgets are summed.
+
+    Raises:
+      DataError: a file of digests is damaged; the message names the file.
+    """
+    records = registry.records(own.records)
+    key = registry.key()
+    own_sets = declared_sets(key, records, own.record_set)
+    matches: dict[tuple[str, str, bool], Match] = {}
+    parts: list[_Part] = []
+    for number, one in enumerate(found):
+        if not one.records:
+            parts.append(_ByName(number, one))
+            continue
+        by_name = one.is_here or own.are_users or _is_of_users(one.release)
+        place = (one.records, repr(one.record_set), by_name)
+        other = registry.records(one.records)
+        if place not in matches:
+            other_sets = declared_sets(key, other, one.record_set)
+            matches[place] = match(records, other, own_sets, other_sets, by_name=by_name)
+        if matches[place].everyone:
+            parts.append(_ByRecords(number, one, matches[place], _places(key.clients, one.release, other)))
+    by_scope = {
+        scope: _composed(parts, scope, clients, records, only_budgets_hold=only_budgets_hold)
+        for scope, clients in _clients_by_scope(own).items()
+    }
+    runs = frozenset().union(*(one.runs for one in by_scope.values()))
+    undecided = {part.number for part in parts if part.is_undecided} & runs
+    return AllRuns(
+        by_scope=by_scope,
+        runs=len(runs),
+        elsewhere=sum(not found[number].is_here for number in runs),
+        notes=_notes([found[number] for number in sorted(undecided)]),
+    )
+
+
+def _is_of_users(release: Release) -> bool:
+    return release.ledger is not None and release.ledger.unit == _USER
+
+
+def _clients_by_scope(own: Own) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, scope in enumerate(own.scopes):
+        found.setdefault(scope, []).append(place)
+    return found
+
+
+class _Part:
+    """A release that some records may have been in."""
+
+    is_undecided = False
+
+    def __init__(self, number: int, found: OnRecord):
+        self.number = number
+        release = found.release
+        # A reader has to find the run.
+        self.release = release if found.is_here else release._replace(run=f"{release.run} in {found.folder}")
+
+    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
+        """Of the clients' records, a number for each kind: int64 `[kinds or records]`."""
+        raise NotImplementedError
+
+    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
+        """The release's scopes that records of these kinds, of a scope, are in; None where they are in none."""
+        raise NotImplementedError
+
+
+class _ByName(_Part):
+    """A release without digests: by a run of an earlier version."""
+
+    is_undecided = True
+
+    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
+        return np.zeros(sum(_size(records, client) for client in clients), np.int64)
+
+    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
+        ledger = self.release.ledger
+        if ledger is None:
+            # It may have been about any client.
+            return []
+        if scope in ledger.budgets:
+            return [scope]
+        # Fits are about the clients that they name, and training is about all.
+        return None if self.release.run == PERSONALIZE else []
+
+
+class _ByRecords(_Part):
+    """A release whose records are known."""
+
+    def __init__(self, number: int, found: OnRecord, matched: Match, places: Mapping[int, str]):
+        super().__init__(number, found)
+        self._match, self._places = matched, places
+        self.is_undecided = matched.is_undecided
+
+    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
+        first = records.first
+        return np.concatenate([self._match.of_records(first[one], first[one + 1], one) for one in clients])
+
+    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
+        members = frozenset().union(*(self._match.members[group] for group in set(groups)))
+        if not members:
+            return None
+        ledger = self.release.ledger
+        if ledger is None:
+            return []
+        if ledger.unit == _USER:
+            return list(ledger.budgets)
+        return [self._places[place] for place in sorted(members) if place in self._places]
+
+
+def _size(records: Records, client: int) -> int:
+    """How many records a client has; a client without any counts as one."""
+    return max(1, int(records.first[client + 1] - records.first[client]))
+
+
+def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
+    """By place of a client in the digests, its scope in the release's ledger."""
+    if release.ledger is None or release.ledger.unit == _USER:
+        return {}
+    names = list(release.ledger.budgets)
+    by_client = dict(zip(digests_of(names).tolist(), names, strict=True))
+    return {place: by_client[one] for place, one in enumerate(other.clients.tolist()) if one in by_client}
+
+
+def _composed(
+    parts: Sequence[_Part], scope: str, clients: Sequence[int], records: Records, *, only_budgets_hold: bool
+) -> Composed:
+    """What a scope's records have paid at most: of each kind of them what all releases it is in cost together."""
+    found = [
+        _of_kind(parts, scope, kind, only_budgets_hold=only_budgets_hold) for kind in _kinds(parts, clients, records)
+    ]
+    runs = frozenset().union(*(one.runs for one in found))
+    worst = max(found, key=lambda one: (one.why_no_bound != "", one.epsilon))
+    return dataclasses.replace(worst, delta=max(one.delta for one in found), runs=runs)
+
+
+def _kinds(parts: Sequence[_Part], clients: Sequence[int], records: Records) -> Iterator[Sequence[Sequence[int]]]:
+    """Of each kind of records, by release, the groups that they are in: kinds differ in the releases they are in."""
+    if not parts:
+        yield []
+        return
+    groups = np.stack([part.groups(records, clients) for part in parts], axis=1)
+    # Of users, all that one contributes counts together.
+    kinds = np.unique(groups, axis=0)
+    is_one_scope = len(clients) > 1
+    if is_one_scope or len(kinds) > _MOST_KINDS:
+        yield [np.unique(column).tolist() for column in kinds.T]
+        return
+    for kind in kinds:
+        yield [[int(group)] for group in kind]
+
+
+def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]], *, only_budgets_hold: bool) -> Composed:
+    touched = [
+        (part, scopes)
+        for part, groups in zip(parts, kind, strict=True)
+        if (scopes := part.scopes(scope, groups)) is not None
+    ]
+    runs = frozenset(part.number for part, _ in touched)
+    paid: list[tuple[Ledger, str]] = [
+        (part.release.ledger, one) for part, scopes in touched if part.release.ledger for one in scopes
+    ]
+    deltas = [ledger.budgets[one].delta for ledger, one in paid]
+    why_no_bound = why_without_bound([part.release for part, _ in touched])
+    if why_no_bound:
+        return Composed(math.inf, max(deltas, default=0.0), runs, why_no_bound)
+    if not paid:
+        return Composed(0.0, 0.0, runs)
+    if only_budgets_hold:
+        return Composed(sum(ledger.budgets[one].epsilon for ledger, one in paid), sum(deltas), runs)
+    return Composed(compose_parts(paid).best, max(deltas), runs)
+
+
+def _notes(undecided: Sequence[OnRecord]) -> tuple[str, ...]:
+    old = [one for one in undecided if not one.records]
+    other_form = [one for one in undecided if one.records]
+    notes = []
+    if old:
+        notes.append(
+            f"{_listed(old)}: on record without digests of records, and counted as being about the same records"
+        )
+    if other_form:
+        notes.append(
+            f"{_listed(other_form)}: on records made of the same raw files in another way, and counted as being about "
+            "the same records; data.record_set can say whether they are"
+        )
+    return tuple(notes)
+
+
+def _listed(found: Sequence[OnRecord]) -> str:
+    first = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{first.release.run} in {first.folder}{more}"
