@@ -54,7 +54,7 @@ def composed_text(composed: Mapping[str, Any], words: ClientWords) -> str:
     where = f", {elsewhere} of them in other folders" if elsewhere else ""
     if epsilon is None:
         return (
-            f"No finite ε holds for the models of all {methods} runs on record together{where}: "
+            f"No finite ε holds for the models of all {methods} runs together{where}: "
             f"{composed['claim_reason']}.{notes}"
         )
     how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over runs, an upper bound"

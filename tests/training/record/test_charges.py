@@ -134,6 +134,9 @@ def test_lines_that_are_no_charges_are_named(tmp_path, change):
 
 
 def test_the_record_is_read_without_tensorflow():
-    modules = "charges, journal, releases, arithmetic, checkpoint_files, digests"
-    program = f"import sys; from tff_pdp.training.record import {modules}; sys.exit('tensorflow' in sys.modules)"
+    modules = "charges, releases, arithmetic, checkpoint_files, digests, all_runs"
+    program = (
+        f"import sys; from tff_pdp import journal; from tff_pdp.training.record import {modules}; "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
