@@ -90,7 +90,7 @@ def test_one_damaged_byte_is_refused_and_named(tmp_path):
     def use():
         registry.entries()
         registry.records(name)
-        registry.keep_examples(["y"], [records(0, 1)])
+        registry.records(registry.keep_examples(["y"], [records(0, 1)]))
 
     use()
     for path in sorted(path for path in registry.folder.rglob("*") if path.is_file()):

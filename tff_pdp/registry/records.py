@@ -110,7 +110,7 @@ class RecordKey:
     def examples(self, x: np.ndarray) -> np.ndarray:
         """Digests of examples by their features, float32 `[n, ...]`: uint64 `[n]`."""
         # Minus zero is zero.
-        rows = np.ascontiguousarray(x.reshape(len(x), -1).astype("<f4") + np.float32(0))
+        rows = np.ascontiguousarray(x, "<f4") + np.float32(0)
         return self._digests((row.tobytes() for row in rows), b"record")
 
     def rows(self, names: np.ndarray) -> np.ndarray:
