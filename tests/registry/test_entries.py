@@ -59,7 +59,13 @@ def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
         registry.close("a", 7, ledger_of(7))
     registry.close("nobody", 3, None)
     assert (registry.find("a").rounds, registry.find("a").is_closed) == (7, True)
-    assert [line["kind"] for line in journal.read(registry.path).lines] == ["opened", "began", "began", "raised", "closed"]
+    assert [line["kind"] for line in journal.read(registry.path).lines] == [
+        "opened",
+        "began",
+        "began",
+        "raised",
+        "closed",
+    ]
 
 
 def test_only_the_owner_reads_the_key(tmp_path):

@@ -76,9 +76,7 @@ def test_two_private_runs_in_two_folders_compose(run):
     for config in (one, two):
         found = composed(config)
         assert (found["methods"], found["in_other_folders"]) == (2, 1)
-        assert found["epsilon"] == max(
-            by_hand(one, two, silo=silo) for silo in ("silo_00", "silo_01", "silo_02")
-        )
+        assert found["epsilon"] == max(by_hand(one, two, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
         assert found["epsilon"] > 5
 
 

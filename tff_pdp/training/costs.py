@@ -48,7 +48,7 @@ def recorded_costs(config: ExperimentConfig, trained: Sequence[Trained]) -> dict
     cost = max(costs, key=lambda one: (one.worst.why_no_bound != "", one.worst.epsilon, one.runs))
     return {
         "composed_epsilon": cost.worst.epsilon,
-        "composed_delta": max(one.delta for one in cost.by_scope.values()),
+        "composed_delta": cost.worst.delta,
         "recorded_runs": cost.runs,
         "why_no_bound": cost.worst.why_no_bound,
         "elsewhere": cost.elsewhere,

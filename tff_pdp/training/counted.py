@@ -139,11 +139,11 @@ def say_cost_so_far(config: ExperimentConfig, method: Method) -> None:
     cost = cost_of_all_runs(config, method)
     if not cost.runs:
         return
-    worst, delta = cost.worst, max(one.delta for one in cost.by_scope.values())
+    worst = cost.worst
     together = (
         f"no epsilon holds for them together ({worst.why_no_bound})"
         if worst.why_no_bound
-        else f"together they have spent epsilon {upper(worst.epsilon)} at delta {delta:g}"
+        else f"together they have spent epsilon {upper(worst.epsilon)} at delta {worst.delta:g}"
     )
     elsewhere = f", {cost.elsewhere} of them in other folders" if cost.elsewhere else ""
     print(

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,6 +76,23 @@ class Composed:
     runs: frozenset[int]
     why_no_bound: str = ""
 
+    def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
+        """Plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
+
+        Args:
+          claim: the weakest of the releases', as far as these have one.
+          claim_reason: why it is no stronger.
+        """
+        if self.why_no_bound or not math.isfinite(self.epsilon):
+            claim, claim_reason = "none", self.why_no_bound or claim_reason
+        return {
+            "claim": claim,
+            "claim_reason": claim_reason,
+            "epsilon": None if claim == "none" else self.epsilon,
+            "delta": self.delta,
+            "releases_on_record": len(self.runs),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class AllRuns:
@@ -83,20 +100,27 @@ class AllRuns:
 
     Attributes:
       by_scope: what they cost each scope.
-      runs: how many releases any of the records was in.
-      elsewhere: how many of these are in other folders.
+      elsewhere: how many of the releases are in other folders.
       notes: what was taken for granted, one sentence each.
     """
 
     by_scope: Mapping[str, Composed]
-    runs: int
     elsewhere: int
     notes: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Composed:
-        """Of the scope that paid most."""
-        return max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
+        """Of the scope that paid most; at the largest delta, and of all runs."""
+        worst = max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
+        delta = max(one.delta for one in self.by_scope.values())
+        return dataclasses.replace(
+            worst, delta=delta, runs=frozenset().union(*(one.runs for one in self.by_scope.values()))
+        )
+
+    @property
+    def runs(self) -> int:
+        """How many releases any of the records was in."""
+        return len(self.worst.runs)
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
@@ -117,7 +141,7 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     entries = registry.entries()
     included: set[str] = set()
     for entry in entries:
-        is_here = entry.run_id in here or Path(entry.folder).parent == output.absolute()
+        is_here = entry.run_id in here or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
         release = _newest(entry, here.pop(entry.run_id, None))
         if release is not None:
             included.add(entry.includes)
@@ -187,7 +211,6 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_bud
     undecided = {part.number for part in parts if part.is_undecided} & runs
     return AllRuns(
         by_scope=by_scope,
-        runs=len(runs),
         elsewhere=sum(not found[number].is_here for number in runs),
         notes=_notes([found[number] for number in sorted(undecided)]),
     )
