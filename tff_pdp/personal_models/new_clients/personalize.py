@@ -195,8 +195,8 @@ def _line(client: AddedClient) -> str:
     if client.epsilon is not None and client.recorded is not None and client.delta is not None:
         noise = f", noise multiplier {plain(client.noise_multiplier)}" if client.noise_multiplier else ""
         words.append(f"spent epsilon {upper(client.epsilon)} at delta {client.delta:g}{noise}")
-        if len(client.recorded.runs) > 1:
-            words.append(f"with all {len(client.recorded.runs)} releases on record {_recorded_text(client.recorded)}")
+        if client.recorded.releases > 1:
+            words.append(f"with all {client.recorded.releases} releases on record {_recorded_text(client.recorded)}")
     return "; ".join(words)
 
 

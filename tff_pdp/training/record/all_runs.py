@@ -19,7 +19,7 @@ from tff_pdp.registry.entries import Entry, Registry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import PERSONALIZE, Release, all_releases, why_without_bound
+from tff_pdp.training.record.releases import Release, all_releases, why_without_bound
 
 # Of more kinds of records in one client, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
@@ -76,6 +76,11 @@ class Composed:
     runs: frozenset[int]
     why_no_bound: str = ""
 
+    @property
+    def releases(self) -> int:
+        """How many releases there are on record."""
+        return len(self.runs)
+
     def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
         """Plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
 
@@ -90,7 +95,7 @@ class Composed:
             "claim_reason": claim_reason,
             "epsilon": None if claim == "none" else self.epsilon,
             "delta": self.delta,
-            "releases_on_record": len(self.runs),
+            "releases_on_record": self.releases,
         }
 
 
@@ -193,7 +198,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_bud
     parts: list[_Part] = []
     for number, one in enumerate(found):
         if not one.records:
-            parts.append(_ByName(number, one))
+            parts.append(_ByName(number, one, own.are_users))
             continue
         by_name = one.is_here or own.are_users or _is_of_users(one.release)
         place = (one.records, repr(one.record_set), by_name)
@@ -252,6 +257,10 @@ class _ByName(_Part):
 
     is_undecided = True
 
+    def __init__(self, number: int, found: OnRecord, are_users: bool):
+        super().__init__(number, found)
+        self._are_users = are_users
+
     def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
         return np.zeros(sum(_size(records, client) for client in clients), np.int64)
 
@@ -262,8 +271,8 @@ class _ByName(_Part):
             return []
         if scope in ledger.budgets:
             return [scope]
-        # Fits are about the clients that they name, and training is about all.
-        return None if self.release.run == PERSONALIZE else []
+        # Silos that the run does not know are not in it; users and silos have no names in common.
+        return [] if (ledger.unit == _USER) != self._are_users else None
 
 
 class _ByRecords(_Part):

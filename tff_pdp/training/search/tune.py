@@ -60,13 +60,14 @@ class SearchCosts:
 
     Attributes:
       total: of everything on record: the statistics released before training, the pivot run and the search.
-      untuned: of one training instead, its hyper-parameters chosen in advance.
-      fixed_grid: of a search that tries every candidate once, in place of a random number of them.
+      untuned: of one training instead, its hyper-parameters chosen in advance; None where numbers of examples are
+        noised, and the noise follows from what came out: only the budget, which `total` is then, holds.
+      fixed_grid: of a search that tries every candidate once, in place of a random number of them; None as above.
     """
 
     total: float
-    untuned: float
-    fixed_grid: float
+    untuned: float | None
+    fixed_grid: float | None
 
 
 def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
@@ -84,6 +85,8 @@ def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[
 
 
 def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str) -> SearchCosts:
+    if plan.num_examples_are_noised:
+        return SearchCosts(plan.guaranteed_epsilon(ledger, client_id).best, untuned=None, fixed_grid=None)
     before = [event for event, _ in plan.fixed_events.get(client_id, ())]
     training = plan.training_event(client_id)
     run = dp_accounting.ComposedDpEvent([training, search.score_event])
@@ -94,7 +97,7 @@ def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str
         return epsilon_bounds(everything, plan.budgets[client_id].delta, plan.adjacency).best
 
     return SearchCosts(
-        total=plan.guaranteed_epsilon(ledger, client_id).best,
+        total=ledger.epsilon(client_id).best,
         untuned=epsilon(training),
         fixed_grid=epsilon(*pivot, fixed_grid_event(run, len(search.candidates))),
     )
@@ -185,7 +188,7 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
     """What `tff-pdp tune` says of a finished search, as plain data: what each silo selected, and ranges of costs."""
     name = tuned.method.algorithm.name
     costs = {
-        field.name: [getattr(silo, field.name) for silo in tuned.costs.values()]
+        field.name: [cost for silo in tuned.costs.values() if (cost := getattr(silo, field.name)) is not None]
         for field in dataclasses.fields(SearchCosts)
     }
     summary = {
