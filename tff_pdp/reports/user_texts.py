@@ -180,8 +180,8 @@ def public_text(sums: UserSums) -> str:
         + (
             ""
             if sums.weight_cap is not None
-            else "; training does not use the number of users in the data, and does not tell it. This report and exports "
-            "do, and whether there is a user of some id: towards their readers, and those who can ask a server, the "
+            else "; the number of users in the data is not used in training. This report and exports tell that number, "
+            "and whether there is a user of some id: towards their readers, and those who can ask a server, the "
             "guarantee is about a user's examples, not about being there"
         )
         + ". Public, too, are"

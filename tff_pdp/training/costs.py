@@ -1,7 +1,4 @@
-"""Sums up what was ever spent on an experiment's records: the ledgers of its runs, those of replaced runs included.
-
-It says what a run cost, what all runs on record cost together, and what tuning would have cost.
-"""
+"""Says in the words of reports what a run cost, what all runs on record cost together, and what tuning would have cost."""
 
 import math
 from collections.abc import Sequence

@@ -3,6 +3,7 @@
 charges: what a run has reserved of its budget, as lines of a journal (`tff_pdp.journal`)
 digests: digests of files
 checkpoint_files: a checkpoint without its arrays
-releases: what was ever spent on an experiment's records
+releases: what was ever spent in an experiment's folder
+all_runs: the same over all folders, composed for the same records
 arithmetic: what the bits of a round depend on besides the run
 """

@@ -211,6 +211,8 @@ def tune_text(summary: Mapping[str, Any]) -> str:
         "untuned": "of one training with this noise, without a search",
         "fixed_grid": f"of each of the {count} candidates once, with this noise",
     }
+    if "untuned" not in summary["epsilon"]:
+        words["total"] = "epsilon at most, the search included (the budget, which alone holds with noised counts)"
     lines = [
         f"{summary['algorithm']}: {len(summary['selected'])} silos selected {' and '.join(summary['searched'])} among "
         f"{count} candidates, in {summary['folder']}"
