@@ -1,5 +1,6 @@
 """All runs on the same records count, in whichever folders they are, and whatever has become of these."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,9 +8,11 @@ import dp_accounting
 import numpy as np
 import pytest
 
+from serving.saved_model.layout import MODEL_CARD_FILE, PRIVACY_REPORT_FILE
 from tests.data.written_clients import write_clients
 from tff_pdp.data.manifest import FeatureSpec
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training import train as training
@@ -199,14 +202,9 @@ def test_a_registry_may_be_named(run, tmp_path):
     assert Registry().find(read_charges(config.algorithm_folder(NAME)).run_id) is None
     named = Registry(tmp_path / "ours")
     assert [entry.folder for entry in named.entries()] == [str(config.algorithm_folder(NAME))]
+    in_own_registry = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, registry=None))
     # Where a run is counted is not a setting of the run.
-    assert composed(run_config(config))["methods"] == 2
-
-
-def run_config(config):
-    import dataclasses
-
-    return dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, registry=None))
+    assert composed(in_own_registry)["methods"] == 2
 
 
 def test_record_sets_join_records_that_look_different(run):
@@ -262,3 +260,25 @@ def test_statistics_that_silos_release_again_in_another_folder_are_on_record(run
     assert (found["methods"], found["in_other_folders"]) == (2, 1)
     # Only budgets hold here: that of the run, and what was set aside for the statistics' folder.
     assert (found["epsilon"], found["delta"]) == (8.0, 2e-4)
+
+
+def test_an_export_states_what_all_runs_cost(run, one_fresh_process):
+    del one_fresh_process
+    silos = {"a": (0, 40), "b": (40, 80)}
+    bare = run("one", {"c": (0, 20)}, privacy__plan="none", privacy__budgets={})
+    config = run("two", silos, export__client_ids="plain")
+    version = export_experiment(config).version
+    report = json.loads((version / PRIVACY_REPORT_FILE).read_text())
+    assert (report["claim"], report["composed"]["claim"], report["composed"]["epsilon"]) == (
+        "formal-conditional",
+        "none",
+        None,
+    )
+    assert (report["composed"]["releases_on_record"], report["composed"]["in_other_folders"]) == (2, 1)
+    assert str(bare.algorithm_folder(NAME)) in report["composed"]["claim_reason"]
+    first, second = report["silos"]
+    assert (first["composed"]["claim"], first["composed"]["epsilon"]) == ("none", None)
+    assert (second["composed"]["claim"], second["composed"]["epsilon"]) == ("formal-conditional", second["epsilon"])
+    card = json.loads((version / MODEL_CARD_FILE).read_text())
+    assert card["composed"] == report["composed"]
+    assert "other methods" not in report["not_covered"]

@@ -78,8 +78,8 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
     """Returns what silos have released, after releasing it if they have not.
 
     Guarantee: a statistic of a silo is released once in an experiment's folder, `events` covers it, and the registry
-      has it before it is released, so that releases in several folders add up. Every method's
-      ledger is charged with it, so what several methods cost together counts it more than once: an upper bound.
+      has it before it is released, so that releases in several folders add up. Every method's ledger is charged with
+      it, so what several methods cost together counts it more than once: an upper bound.
     Assumes: as `release_silo_statistics`.
 
     Raises:
@@ -137,7 +137,7 @@ def _released_once(
 
 
 def released_id(config: ExperimentConfig) -> str:
-    """What the registry calls the statistics that every method's ledger of an experiment has in it; empty if none."""
+    """Returns the registry's id of the statistics that are in every method's ledger of an experiment; empty if none."""
     path = Path(config.output) / RELEASES_FILE
     # Written in one move, and read before by whoever built the method.
     return json.loads(path.read_text()).get("release_id", "") if path.exists() else ""

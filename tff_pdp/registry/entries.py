@@ -48,7 +48,7 @@ FORMAT_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the registry holds of a run, or of another release of clients' records.
+    """The registry's entry of a run, or of another release of clients' records.
 
     Attributes:
       run_id: of the run.
@@ -280,10 +280,10 @@ class Registry:
                 journal.append({**line, "run_id": run_id})
 
     def _key_and_kept(self) -> tuple[RecordKey, dict[str, str]]:
-        # The registry is not held while records are read: others may begin in the meantime.
-        with self._open() as journal:
-            kept = _kept(journal.content.lines)
-        return self.key(), kept
+        if not self.path.exists():
+            with self._open():
+                pass
+        return self.key(), _kept(read(self.path).lines)
 
     def _keep(self, name: str, records: Records) -> None:
         content, path = records.to_bytes(), self._records_path(name)

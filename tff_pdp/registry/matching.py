@@ -7,7 +7,7 @@ import numpy as np
 
 from tff_pdp.registry.records import RecordKey, Records
 
-# What a configuration declares of records: one name for all clients, a name by client, or nothing.
+# As a configuration declares records: one name for all clients, a name by client, or nothing.
 RecordSet = str | Mapping[str, str] | None
 _NOBODY: frozenset[int] = frozenset()
 
@@ -101,7 +101,7 @@ def _forced(
 
     if named is not None and by_name and None in (own_set, other_sets[named]):
         return frozenset([named])
-    # Of all clients that it may be, the one of the same name is meant.
+    # Among all clients that it may be, the one of the same name is meant.
     if named is not None and may_be_same(other_sets[named]):
         return frozenset([named])
     return frozenset(place for place, other_set in enumerate(other_sets) if may_be_same(other_set))

@@ -17,7 +17,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE, SPLITS
 
 KEY_BYTES = 32
-# Of these, a file has eight bytes for each record and each client. Two different records have the same digest with a
+# A file has eight bytes of digest for each record and each client. Two different records have the same digest with a
 # probability of 2**-64, and then count as one: an overlap may be found where there is none, and never the other way.
 _DIGEST = np.dtype("<u8")
 # Options of a job that decide which records there are and in which files, and not how one looks.
@@ -90,7 +90,7 @@ class RecordKey:
     """The secret of a registry's digests: keyed BLAKE2b, of eight bytes for a record or a client.
 
     Guarantee: without the key, digests tell of a record nothing but whether it equals another one.
-    Assumes: the key stays secret. Who has the key can test whether a known record is among those of a run.
+    Assumes: the key stays secret. A holder of the key can test whether a known record is among those of a run.
     """
 
     secret: bytes = dataclasses.field(repr=False)
@@ -126,7 +126,7 @@ class RecordKey:
 
 
 def name_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> str:
-    """What a registry calls the records of a data set's splits."""
+    """Names the records of a data set's splits, as a registry calls them."""
     manifest = (dataset.path / MANIFEST_FILE).read_bytes()
     return key.name("splits", json.dumps(sorted(splits_of(dataset, splits))).encode() + manifest)
 

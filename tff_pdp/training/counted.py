@@ -107,7 +107,7 @@ def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
 
 
 def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
-    """What all runs on the records of a method's clients cost together, over all folders.
+    """Composes all runs on the records of a method's clients, over all folders.
 
     Raises:
       DataError: the registry, or the record of a run in the experiment's folder, is damaged.

@@ -21,7 +21,7 @@ from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import Release, all_releases, why_without_bound
 
-# Of more kinds of records in one client, all count as being in every run that one of them is in: an upper bound.
+# Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
 _USER = "user"
 
@@ -62,7 +62,7 @@ class Own(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """What all runs on record cost a scope together.
+    """The cost of all runs on record to a scope.
 
     Attributes:
       epsilon: of everything together at `delta`; infinite where no bound holds.
@@ -101,7 +101,7 @@ class Composed:
 
 @dataclasses.dataclass(frozen=True)
 class AllRuns:
-    """What all runs on record cost, by scope.
+    """The cost of all runs on record, by scope.
 
     Attributes:
       by_scope: what they cost each scope.
@@ -115,7 +115,7 @@ class AllRuns:
 
     @property
     def worst(self) -> Composed:
-        """Of the scope that paid most; at the largest delta, and of all runs."""
+        """The cost to the scope that paid most; at the largest delta, and of all runs."""
         worst = max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
         delta = max(one.delta for one in self.by_scope.values())
         return dataclasses.replace(
@@ -156,7 +156,7 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
 
 
 def _newest(entry: Entry, here: Release | None) -> Release | None:
-    """What a run has spent at most: as its folder says or, where that says less, as the registry does."""
+    """The most that a run has spent: as its folder says or, where that says less, as the registry does."""
     stated = here or _stated_in_folder(entry)
     if stated is not None and (not entry.is_closed or stated.rounds >= entry.rounds):
         return stated if stated.rounds else None
@@ -166,7 +166,7 @@ def _newest(entry: Entry, here: Release | None) -> Release | None:
 
 
 def _stated_in_folder(entry: Entry) -> Release | None:
-    """What the run's own folder says; None where it is not there any more, or cannot be read."""
+    """The statement of the run's own folder; None where it is not there any more, or cannot be read."""
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
@@ -244,7 +244,7 @@ class _Part:
         self.release = release if found.is_here else release._replace(run=f"{release.run} in {found.folder}")
 
     def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
-        """Of the clients' records, a number for each kind: int64 `[kinds or records]`."""
+        """Numbers the kinds of the clients' records: int64 `[kinds or records]`."""
         raise NotImplementedError
 
     def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
@@ -316,7 +316,7 @@ def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
 def _composed(
     parts: Sequence[_Part], scope: str, clients: Sequence[int], records: Records, *, only_budgets_hold: bool
 ) -> Composed:
-    """What a scope's records have paid at most: of each kind of them what all releases it is in cost together."""
+    """Composes for each kind of a scope's records all releases that the kind is in, and takes the largest figure."""
     found = [
         _of_kind(parts, scope, kind, only_budgets_hold=only_budgets_hold) for kind in _kinds(parts, clients, records)
     ]
@@ -326,12 +326,12 @@ def _composed(
 
 
 def _kinds(parts: Sequence[_Part], clients: Sequence[int], records: Records) -> Iterator[Sequence[Sequence[int]]]:
-    """Of each kind of records, by release, the groups that they are in: kinds differ in the releases they are in."""
+    """Yields for each kind of records, by release, their groups there: kinds differ in the releases that they are in."""
     if not parts:
         yield []
         return
     groups = np.stack([part.groups(records, clients) for part in parts], axis=1)
-    # Of users, all that one contributes counts together.
+    # All that users contribute counts together.
     kinds = np.unique(groups, axis=0)
     is_one_scope = len(clients) > 1
     if is_one_scope or len(kinds) > _MOST_KINDS:
