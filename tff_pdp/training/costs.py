@@ -1,4 +1,4 @@
-"""Says in the words of reports what a run cost, what all runs on record cost together, and what tuning would have cost."""
+"""Says in reports' terms what a run cost, what all runs on record cost together, and what tuning would have cost."""
 
 import math
 from collections.abc import Sequence

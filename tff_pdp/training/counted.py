@@ -67,7 +67,10 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
     Raises:
       DataError, OSError: as `enter_run`.
     """
-    if charges is not None and charges.through_round:
+    if charges is None or not charges.through_round:
+        return
+    known = Registry(config.privacy.registry).find(charges.run_id)
+    if known is None or not known.is_closed:
         enter_run(config, method, folder, charges, charges.ledger)
         settle(config, folder)
 
@@ -118,6 +121,7 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
         record_set=config.data.record_set,
         scopes=[method.plan.scope_of(client_id) for client_id in method.clients.client_ids],
         are_users=method.user_plan is not None,
+        is_unit_in_several=method.user_plan is not None or method.clients.manifest.row_influence is not None,
     )
     found = releases_on_record(registry, Path(config.output))
     return compose(registry, found, own, only_budgets_hold=only_budgets_hold(method.plan))

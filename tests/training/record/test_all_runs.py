@@ -68,6 +68,18 @@ def test_a_record_in_two_silos_of_a_run_pays_for_both(registry):
     assert compose(registry, found, own(registry, {"a": records(0, 3)})).by_scope["a"].epsilon == epsilon(30)
 
 
+def test_a_unit_in_several_records_pays_for_all_of_them(registry):
+    """As a person of a contact graph does, whose rows are in two runs, one in each."""
+    clients = {"a": records(0, 10)}
+    found = [
+        release(registry, {"p": records(0, 1)}, ledger_of(p=10), "one"),
+        release(registry, {"q": records(1, 2)}, ledger_of(q=20), "two"),
+    ]
+    asked = own(registry, clients)
+    assert compose(registry, found, asked).worst.epsilon == epsilon(20)
+    assert compose(registry, found, asked._replace(is_unit_in_several=True)).worst.epsilon == epsilon(30)
+
+
 def test_many_kinds_of_records_are_bounded_together(registry):
     clients = {"a": records(0, 70)}
     shares = {f"s{number}": records(number, number + 1) for number in range(70)}

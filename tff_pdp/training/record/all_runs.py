@@ -52,12 +52,15 @@ class Own(NamedTuple):
       record_set: what is declared of their records.
       scopes: of the clients in ledgers, in the order of the digests; all users share one.
       are_users: whether the clients are users, who are the same wherever they have the same id.
+      is_unit_in_several: whether what is protected may be in several records, as users and people of contact graphs are.
+        All records of a scope then count as being in every run that one of them is in.
     """
 
     records: str
     record_set: RecordSet
     scopes: Sequence[str]
     are_users: bool = False
+    is_unit_in_several: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,10 +211,10 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_bud
             matches[place] = match(records, other, own_sets, other_sets, by_name=by_name)
         if matches[place].everyone:
             parts.append(_ByRecords(number, one, matches[place], _places(key.clients, one.release, other)))
-    by_scope = {
-        scope: _composed(parts, scope, clients, records, only_budgets_hold=only_budgets_hold)
-        for scope, clients in _clients_by_scope(own).items()
-    }
+    by_scope = {}
+    for scope, clients in _clients_by_scope(own).items():
+        kinds = _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
+        by_scope[scope] = _composed(parts, scope, kinds, only_budgets_hold)
     runs = frozenset().union(*(one.runs for one in by_scope.values()))
     undecided = {part.number for part in parts if part.is_undecided} & runs
     return AllRuns(
@@ -314,27 +317,25 @@ def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
 
 
 def _composed(
-    parts: Sequence[_Part], scope: str, clients: Sequence[int], records: Records, *, only_budgets_hold: bool
+    parts: Sequence[_Part], scope: str, kinds: Iterable[Sequence[Sequence[int]]], only_budgets_hold: bool
 ) -> Composed:
     """Composes for each kind of a scope's records all releases that the kind is in, and takes the largest figure."""
-    found = [
-        _of_kind(parts, scope, kind, only_budgets_hold=only_budgets_hold) for kind in _kinds(parts, clients, records)
-    ]
+    found = [_of_kind(parts, scope, kind, only_budgets_hold=only_budgets_hold) for kind in kinds]
     runs = frozenset().union(*(one.runs for one in found))
     worst = max(found, key=lambda one: (one.why_no_bound != "", one.epsilon))
     return dataclasses.replace(worst, delta=max(one.delta for one in found), runs=runs)
 
 
-def _kinds(parts: Sequence[_Part], clients: Sequence[int], records: Records) -> Iterator[Sequence[Sequence[int]]]:
-    """Yields for each kind of records, by release, their groups there: kinds differ in the releases that they are in."""
+def _kinds(
+    parts: Sequence[_Part], clients: Sequence[int], records: Records, *, is_unit_in_several: bool
+) -> Iterator[Sequence[Sequence[int]]]:
+    """Yields for each kind of records, by release, their groups there; kinds differ in these."""
     if not parts:
         yield []
         return
     groups = np.stack([part.groups(records, clients) for part in parts], axis=1)
-    # All that users contribute counts together.
     kinds = np.unique(groups, axis=0)
-    is_one_scope = len(clients) > 1
-    if is_one_scope or len(kinds) > _MOST_KINDS:
+    if is_unit_in_several or len(kinds) > _MOST_KINDS:
         yield [np.unique(column).tolist() for column in kinds.T]
         return
     for kind in kinds:
