@@ -52,8 +52,8 @@ class Own(NamedTuple):
       record_set: what is declared of their records.
       scopes: of the clients in ledgers, in the order of the digests; all users share one.
       are_users: whether the clients are users, who are the same wherever they have the same id.
-      is_unit_in_several: whether what is protected may be in several records, as users and people of contact graphs are.
-        All records of a scope then count as being in every run that one of them is in.
+      is_unit_in_several: whether what is protected may be in several records, as users and people of contact graphs
+        are. All records of a scope then count as being in every run that one of them is in.
     """
 
     records: str
