@@ -49,7 +49,7 @@ def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
     begin(registry, "a", includes="s")
     begin(registry, "a", rounds=99)
     begin(registry, "b", ledger=None, non_private="privacy is switched off", record_set={"x": "north"})
-    registry.raise_to("a", ledger_of(20))
+    registry.raise_to("a", 10, ledger_of(20))
     first, second = registry.entries()
     assert (first.run_id, first.rounds, first.is_closed, first.includes) == ("a", 10, False, "s")
     assert first.upper.to_json() == ledger_of(20).to_json()
@@ -66,6 +66,16 @@ def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
         "raised",
         "closed",
     ]
+
+
+def test_a_closed_run_may_go_on(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a", ledger=None, non_private="privacy is switched off")
+    registry.close("a", 0, None)
+    for _ in range(2):
+        registry.raise_to("a", 10, None)
+    assert (registry.find("a").rounds, registry.find("a").is_closed) == (10, False)
+    assert [line["kind"] for line in journal.read(registry.path).lines] == ["opened", "began", "closed", "raised"]
 
 
 def test_only_the_owner_reads_the_key(tmp_path):

@@ -165,6 +165,37 @@ def test_a_run_that_was_stopped_before_its_first_noise_does_not_count(run, monke
     assert composed(run("two"))["methods"] == 2
 
 
+def test_a_run_that_goes_on_after_all_counts_to_its_end(run, experiment, monkeypatch, tmp_path):
+    """One was stopped after its first round, another was about to replace it, and was killed before it did."""
+
+    class Stopped(Exception):
+        pass
+
+    def stopped(method, state, number, data):
+        if number == 2:
+            raise Stopped
+        return run_round(method, state, number, data)
+
+    run_round = training.run_round
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run_round", stopped)
+        patch.setattr("tff_pdp.training.spending._SHARE", 2)
+        with pytest.raises(Stopped):
+            run("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "set_aside", stopped)
+        with pytest.raises(TypeError):
+            run("one", overwrite=True)
+    config = experiment("one", **ONE)
+    assert Registry().entries()[0].is_closed
+    train(config, NAME, resume=True, progress=False)
+    one = read_charges(config.algorithm_folder(NAME)).ledger
+    assert Registry().entries()[0].upper.to_json() == one.to_json()
+    shutil.rmtree(tmp_path / "one")
+    two = run("two")
+    assert composed(two)["epsilon"] == max(by_hand(two, two, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
+
+
 def test_replacing_a_run_says_what_the_records_have_cost(run, capsys):
     run("one")
     capsys.readouterr()

@@ -5,7 +5,7 @@
                    opened: whose digests follow
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
-                   raised: what a run may spend until its end, once that has become more
+                   raised: what a run may spend until its end, once that has become more, or the run goes on
                    closed: what a run has spent at most, once it has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
@@ -154,14 +154,23 @@ class Registry:
                 del line["is_closed"]
                 journal.append({"kind": "began", **line})
 
-    def raise_to(self, run_id: str, ledger: Ledger) -> None:
-        """Enters that a run may spend more until its end than was entered, before it does.
+    def raise_to(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
+        """Enters that a run may spend more until its end than was entered, or that a closed one goes on, before it does.
+
+        Args:
+          run_id: of the run.
+          rounds: how many rounds the run may have made at its end.
+          ledger: all that the run may spend until then; None without privacy.
 
         Raises:
           DataError, OSError: as `begin`.
         """
-        text = ledger.to_json()
-        self._add(run_id, {"kind": "raised", "ledger": text}, unless=lambda entry: entry.ledger == text)
+        text = None if ledger is None else ledger.to_json()
+        self._add(
+            run_id,
+            {"kind": "raised", "rounds": rounds, "ledger": text},
+            unless=lambda entry: (entry.rounds, entry.ledger, entry.is_closed) == (rounds, text, False),
+        )
 
     def close(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
         """Enters what a run has spent at most, once it has ended or is about to be removed.
@@ -327,11 +336,9 @@ def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]
             kind = line["kind"]
             if kind == "began":
                 found[line["run_id"]] = Entry(**{name: line[name] for name in names})
-            elif kind == "raised":
-                found[line["run_id"]] = dataclasses.replace(found[line["run_id"]], ledger=line["ledger"])
-            elif kind == "closed":
+            elif kind in ("raised", "closed"):
                 found[line["run_id"]] = dataclasses.replace(
-                    found[line["run_id"]], ledger=line["ledger"], rounds=line["rounds"], is_closed=True
+                    found[line["run_id"]], ledger=line["ledger"], rounds=line["rounds"], is_closed=kind == "closed"
                 )
             elif kind not in ("opened", "records"):
                 raise ValueError(f"kind {kind!r}")

@@ -57,8 +57,9 @@ def enter_run(
             rounds=method.plan.rounds,
             includes=released_id(config),
         )
-    elif charges.attempt.number and upper is not None and not known.is_closed:
-        registry.raise_to(charges.run_id, upper)
+    elif not charges.is_closed and (known.is_closed or charges.attempt.number):
+        # Rounds are drawn anew; or the run was about to be replaced, and goes on after all.
+        registry.raise_to(charges.run_id, method.plan.rounds, upper)
 
 
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
