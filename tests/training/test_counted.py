@@ -12,10 +12,13 @@ from serving.saved_model.layout import MODEL_CARD_FILE, PRIVACY_REPORT_FILE
 from tests.data.written_clients import write_clients
 from tff_pdp.data.manifest import FeatureSpec
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.build import build_method
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.registry.entries import Registry
+from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training import train as training
+from tff_pdp.training.counted import enter_finished, enter_run, planned_ledger
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.train import train
@@ -194,6 +197,24 @@ def test_a_run_that_goes_on_after_all_counts_to_its_end(run, experiment, monkeyp
     shutil.rmtree(tmp_path / "one")
     two = run("two")
     assert composed(two)["epsilon"] == max(by_hand(two, two, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
+
+
+def test_rounds_that_are_drawn_anew_raise_what_the_registry_has(run):
+    config = run("one")
+    folder = config.algorithm_folder(NAME)
+    charges, state = read_charges(folder), checkpoints.load_latest(folder / "checkpoints")
+    method = build_method(config, NAME)
+    drawn_anew = dataclasses.replace(
+        charges, is_closed=False, attempt=dataclasses.replace(charges.attempt, number=1, first_round=2)
+    )
+    more = planned_ledger(method.plan, dataclasses.replace(state, round_number=1))
+    assert [entry.count for entry in more.entries if entry.scope == "silo_00"] == [2, 1], "two rounds, and one again"
+    enter_run(config, method, folder, drawn_anew, more)
+    (entry,) = Registry().entries()
+    assert (entry.upper.to_json(), entry.is_closed) == (more.to_json(), False)
+    enter_finished(config, method, folder, charges)
+    (entry,) = Registry().entries()
+    assert (entry.upper.to_json(), entry.is_closed) == (charges.ledger.to_json(), True)
 
 
 def test_replacing_a_run_says_what_the_records_have_cost(run, capsys):

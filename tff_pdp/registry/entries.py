@@ -155,7 +155,7 @@ class Registry:
                 journal.append({"kind": "began", **line})
 
     def raise_to(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
-        """Enters that a run may spend more until its end than was entered, or that a closed one goes on, before it does.
+        """Enters, before it does, that a run may spend more than was entered, or that a closed one goes on.
 
         Args:
           run_id: of the run.
