@@ -39,6 +39,9 @@ class DataConfig:
       num_shards: number of output files.
       seed: decides the splits.
       max_bad_fraction: preparing fails when more than this share of the examples cannot be used.
+      record_set: whose records these are, where that cannot be seen from their content: one name for all clients, or a
+        name by client. Runs on records of one name are counted together, in whatever form the records are; users and
+        silos of one id under different names are not the same.
     """
 
     input: str
@@ -53,6 +56,7 @@ class DataConfig:
     num_shards: int = 2
     seed: int = 0
     max_bad_fraction: float = 0.01
+    record_set: str | Mapping[str, str] | None = None
 
 
 EXCHANGES = ("files", "runner")

@@ -22,6 +22,21 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 10, 10)
 
 
+def _own_registry(scope):
+    @pytest.fixture(scope=scope, autouse=True, name=f"registry_of_{scope}")
+    def own_registry(tmp_path_factory):
+        """What tests train is no part of what anybody's records have cost, nor do tests count each other's runs."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+            yield
+
+    return own_registry
+
+
+# Fixtures of modules train, too, before any test begins.
+registry_of_session, registry_of_module, registry_of_function = map(_own_registry, ("session", "module", "function"))
+
+
 @pytest.fixture(scope="session")
 def native_engine():
     """A started engine; tests call computations inside `with native_engine.install():`."""

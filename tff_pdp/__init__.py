@@ -4,6 +4,7 @@ errors: the error family that users read
 files: whole files or none
 digests: digests of files, and JSON that carries its own
 lock: one writer for each folder
+journal: lines on disk, each chained to all before it
 settings: mappings of YAML into dataclasses and numbers
 _tff: the one door to TFF
 data: a client dataset on disk
@@ -13,6 +14,7 @@ privacy: accounting, mechanisms, plans
 processes: algorithm + model + plan to TFF computations
 engines: how a TFF computation is executed
 reports: what readers see
+registry: all runs on the same records, over all folders
 experiment: from a file of settings to a method ready to run
 training: rounds of ledger, next, checkpoint
 personal_models: from a trained method to served models

@@ -11,6 +11,8 @@ from tests.places import DEMO
 from tff_pdp import cli
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import sentence_for_user
+from tff_pdp.registry.entries import Registry
+from tff_pdp.training.record.charges import read_charges
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,23 @@ def test_each_command_of_an_experiment_works_once_there_is_room(small_disk, leaf
     (versions,) = [path for path in (output / "export").iterdir() if path.is_dir()]
     assert list(layout.published_versions(versions)) == [1]
     assert (output / "report.html").stat().st_size > 1000
+
+
+def test_a_run_does_not_begin_where_the_registry_has_no_room(small_disk, leaf, tmp_path, capsys):
+    output = tmp_path / "run"
+    settings = settings_of(output, leaf, **{"privacy.registry": str(small_disk.path / "registry")})
+    assert cli.main(["prepare", *settings]) == 0
+    for kilobytes in (0, 4, 8):
+        small_disk.leave(kilobytes)
+        assert cli.main(["train", *settings]) == 2, kilobytes
+        assert_one_line(capsys.readouterr().err, small_disk)
+        charges = read_charges(output / "mr_mtl")
+        assert charges is None or not charges.through_round
+        small_disk.make_room()
+    assert cli.main(["train", *settings]) == 0
+    registry = Registry(small_disk.path / "registry")
+    assert registry.find(read_charges(output / "mr_mtl").run_id).is_closed
+    assert len(registry.entries()) == 1
 
 
 def test_other_errors_of_the_system_keep_their_traceback():

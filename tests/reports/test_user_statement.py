@@ -118,6 +118,7 @@ def test_a_constant_number_of_users_takes_nothing_from_the_data():
     statement = samples.sample_user_statement(sums=dataclasses.replace(samples.SUMS, is_constant=True))
     public = paragraph(statement, "What is treated as public")
     assert "is a public constant; the number of users in the data is not used" in public
+    assert "This report and exports tell that number, and whether there is a user of some id" in public
 
 
 def test_what_else_is_public_or_unsound_is_named():

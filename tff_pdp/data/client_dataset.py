@@ -14,7 +14,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from tff_pdp.data.manifest import INDEX_FILE, SPLITS, FileRecord, Manifest
-from tff_pdp.data.shards import ShardFiles, read_examples
+from tff_pdp.data.shards import ShardFiles, read_example_ids, read_examples
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
 
@@ -171,6 +171,15 @@ class ClientDataset:
         """
         extents = self._index.extents(self._position(client_id, split), split)
         return ClientExamples(*read_examples(self.manifest.features, self._files, extents))
+
+    def example_ids(self, client_id: str, split: str) -> np.ndarray:
+        """Reads the ids of one client's examples of one split, in the dataset's order: `S32` `[n]`.
+
+        Raises:
+          DataError: no such client or split, or its records are corrupt (names file and offset).
+        """
+        extents = self._index.extents(self._position(client_id, split), split)
+        return read_example_ids(self.manifest.features, self._files, extents)
 
     def stack(self, client_ids: Sequence[str], split: str) -> StackedClients:
         """Reads several clients' examples of one split into dense arrays, padded to the largest client.

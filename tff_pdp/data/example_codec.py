@@ -167,6 +167,20 @@ def decode_examples(
     return x.reshape(len(y), *features.shape), y
 
 
+def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0) -> np.ndarray:
+    """Decodes the ids of records that `encode_examples` wrote: `S32` `[n]`. Checks the records' headers alone.
+
+    Raises:
+      DataError: as `decode_examples`.
+    """
+    starts, lengths = record_extents(features, buffer, file_name, offset)
+    ids = np.zeros((len(starts), EXAMPLE_ID_SIZE), np.uint8)
+    content = np.frombuffer(buffer, np.uint8)
+    for layout, members, rows in _groups(features, starts, lengths) if len(starts) else ():
+        ids[members] = _windows(content, layout.length)[rows, layout.example_id]
+    return ids.view(f"S{EXAMPLE_ID_SIZE}").reshape(-1)
+
+
 def record_extents(
     features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:

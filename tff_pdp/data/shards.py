@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tff_pdp.data.example_codec import decode_examples, record_extents
+from tff_pdp.data.example_codec import decode_example_ids, decode_examples, record_extents
 from tff_pdp.data.manifest import FeatureSpec
 from tff_pdp.errors import DataError
 from tff_pdp.files import read_at
@@ -94,6 +94,19 @@ def read_examples(features: FeatureSpec, files: ShardFiles, extents: np.ndarray)
     if not _are_whole(features, content, len(y), extents):
         raise _located_error(features, files, extents)
     return x, y
+
+
+def read_example_ids(features: FeatureSpec, files: ShardFiles, extents: np.ndarray) -> np.ndarray:
+    """Reads the ids of the examples of extents, one after another: `S32` `[examples]`.
+
+    Raises:
+      DataError: a shard cannot be read, or a record's header is corrupt.
+    """
+    parts = [
+        decode_example_ids(features, files.read(shard, offset, nbytes), files.path(shard), offset)
+        for shard, offset, nbytes, _ in extents.tolist()
+    ]
+    return np.concatenate([np.zeros(0, "S32"), *parts])
 
 
 def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents: np.ndarray) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.digests import read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
+from tff_pdp.privacy.accounting.accountants import Adjacency
+from tff_pdp.privacy.accounting.budgets import parse_budgets
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.privacy.mechanisms.feature_scaling import (
     FeatureScaling,
     FeatureScalingSettings,
@@ -27,8 +32,12 @@ from tff_pdp.privacy.mechanisms.silo_statistics import (
     statistics_generator,
 )
 from tff_pdp.privacy.plans.plan import FixedEvents
+from tff_pdp.registry.entries import Registry
 
 FORMAT_VERSION = 1
+# What these releases are called in the registry, in place of a method.
+STATISTICS = "statistics before training"
+PRIVACY_IS_OFF = "privacy is switched off"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +77,9 @@ class SiloReleases:
 def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
     """Returns what silos have released, after releasing it if they have not.
 
-    Guarantee: a statistic of a silo is released once in an experiment's folder, and `events` covers it. Every method's
-      ledger is charged with it, so what several methods cost together counts it more than once: an upper bound.
+    Guarantee: a statistic of a silo is released once in an experiment's folder, `events` covers it, and the registry
+      has it before it is released, so that releases in several folders add up. Every method's ledger is charged with
+      it, so what several methods cost together counts it more than once: an upper bound.
     Assumes: as `release_silo_statistics`.
 
     Raises:
@@ -106,9 +116,11 @@ def _released_once(
         if earlier != made_with:
             raise ConfigError(
                 f"{path}: what silos released before training was made with other settings or other data. Releasing it "
-                "again would cost again, and no ledger here would know of both: name another output folder"
+                "again costs again: name another output folder to do that. The registry "
+                f"{Registry(config.privacy.registry).folder} counts both on the same records"
             )
         return statistics
+    release_id = _enter(config, clients, settings)
     statistics = {
         client_id: release_silo_statistics(
             clients.load(client_id, "train").x,
@@ -118,7 +130,7 @@ def _released_once(
         for client_id in clients.client_ids
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"made_with": made_with, "silos": json.loads(_encode(statistics))}
+    content = {"made_with": made_with, "release_id": release_id, "silos": json.loads(_encode(statistics))}
     # On disk before anything is done with it: were it lost, the next command would release it a second time.
     write_json(path, {"format_version": FORMAT_VERSION, **content})
     return statistics
@@ -134,6 +146,41 @@ def read_releases(path: Path) -> dict[str, Any]:
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
         raise DataError(f"{path} has another format version than {FORMAT_VERSION}, which is read here")
     return content
+
+
+def released_id(config: ExperimentConfig) -> str:
+    """Returns the registry's id of the statistics that are in every method's ledger of an experiment; empty if none."""
+    path = Path(config.output) / RELEASES_FILE
+    # Written in one move, and read before by whoever built the method.
+    return read_releases(path).get("release_id", "") if path.exists() else ""
+
+
+def _enter(config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings) -> str:
+    """Enters statistics into the registry before they are released, and returns their id.
+
+    Raises:
+      BudgetError: they would overspend a silo's budget; nothing was entered or released.
+    """
+    registry, release_id = Registry(config.privacy.registry), secrets.token_hex(16)
+    ledger = None
+    if config.privacy.plan != "none":
+        budgets = parse_budgets(config.privacy.budgets, clients.client_ids)
+        ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, budgets)
+        for client_id in budgets:
+            for event, reason in planned_events(settings):
+                ledger.append(client_id, event, 1, reason)
+    seeded = config.training.test_only_seed is not None
+    registry.begin(
+        release_id,
+        STATISTICS,
+        Path(config.output),
+        records=registry.keep_dataset(clients, ("train",)),
+        record_set=config.data.record_set,
+        non_private=FIXED_SEED if seeded else PRIVACY_IS_OFF if ledger is None else None,
+        ledger=ledger,
+        rounds=1,
+    )
+    return release_id
 
 
 def _made_with(config: ExperimentConfig) -> dict[str, Any]:

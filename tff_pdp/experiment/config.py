@@ -173,6 +173,8 @@ class ExperimentConfig:
         """A digest of everything that decides one method's training up to rounding, its data set included."""
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
+        # Where runs are counted does not change them.
+        del decisive["privacy"]["registry"]
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
@@ -233,6 +235,13 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
     _require(bool(config.algorithms), source, "algorithms must name at least one method")
     for name, hparams in config.algorithms.items():
         _require(isinstance(hparams, Mapping), source, f"algorithms.{name} must be a mapping of hyper-parameters")
+    sets = config.data.record_set
+    names = [sets] if isinstance(sets, str) else list((sets or {}).values())
+    _require(
+        all(isinstance(name, str) and name for name in names),
+        source,
+        f"data.record_set {sets!r} must be a name, or names by client",
+    )
     search = config.tuning.search
     _require(
         search is None or search.algorithm in config.algorithms,

@@ -26,9 +26,14 @@ from tff_pdp.reports.statement import is_private
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
+from tff_pdp.training.counted import cost_of_all_runs
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.privacy_facts import claim_of_run, claim_of_silo, user_costs
+from tff_pdp.training.record.all_runs import AllRuns, Composed
 from tff_pdp.training.record.charges import run_id_of
+
+# Of the epsilon of one method's models.
+_OTHER_RUNS = "other runs on the same records, which `composed` adds up"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +95,8 @@ def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
         served = served_models(
             method, state, model_seed=config.model.seed, layout=config.export.layout, exported_id=exported_id
         )
-    report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT)
+    all_runs = cost_of_all_runs(config, method)
+    report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT, all_runs=all_runs)
     card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
     card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
     name, folder = config.export.model_name, config.export_folder
@@ -142,26 +148,34 @@ def _model_card(
         "rounds": state.round_number,
         "clients": len(served.models.client_ids),
         "unknown_clients": f"answered by {unknown_get}, with personalized = false",
-        **{key: privacy_report[key] for key in ("claim", "claim_reason", "personal_models")},
+        **{key: privacy_report[key] for key in ("claim", "claim_reason", "composed", "personal_models")},
         "layout": served.layout,
     }
 
 
 def _privacy_report(
-    method: Method, state: Checkpoint, exported_id: Callable[[str], str] = str, *, is_divided: bool = False
+    method: Method,
+    state: Checkpoint,
+    exported_id: Callable[[str], str] = str,
+    *,
+    is_divided: bool = False,
+    all_runs: AllRuns | None = None,
 ) -> dict[str, Any]:
     """What the export says of its privacy: epsilon and delta of every silo, or once for all users.
 
-    Where each client has an export of its own (`is_divided`), it is the same in all of these, and names no client.
+    Both are of this method's models alone. `composed` is of all runs on the same records, as of the export. Where each
+    client has an export of its own (`is_divided`), the report is the same in all of these, and names no client.
     """
     claim, reason = claim_of_run(method, state, None if is_divided else exported_id)
     is_users = method.user_plan is not None
-    costs = _user_report(method, state) if is_users else _silo_report(method, state, exported_id, is_divided)
+    by_scope = all_runs.by_scope if all_runs else {}
+    costs = _user_report(method, state) if is_users else _silo_report(method, state, exported_id, is_divided, by_scope)
     content = {
         "unit": method.plan.unit,
         "adjacency": method.plan.adjacency.value,
         "claim": claim,
         "claim_reason": reason,
+        "composed": all_runs and _composed(all_runs, claim, reason),
         **costs,
     }
     if is_users:
@@ -172,22 +186,41 @@ def _privacy_report(
     return json_safe(content)
 
 
+def _composed(all_runs: AllRuns, claim: str, reason: str) -> dict[str, Any]:
+    """What all runs on the same records cost together, towards whoever sees what each of them released."""
+    return {
+        **all_runs.worst.to_dict(claim, reason),
+        "in_other_folders": all_runs.elsewhere,
+        "taken_for_granted": list(all_runs.notes),
+    }
+
+
 def _silo_report(
-    method: Method, state: Checkpoint, exported_id: Callable[[str], str], is_divided: bool
+    method: Method,
+    state: Checkpoint,
+    exported_id: Callable[[str], str],
+    is_divided: bool,
+    by_scope: Mapping[str, Composed],
 ) -> dict[str, Any]:
     """What every silo spent, and what that does not cover."""
     plan = method.silo_plan
     silos = [
-        {"id": exported_id(client_id), **_silo_costs(method, state, client_id), "delta": budget.delta}
+        {
+            "id": exported_id(client_id),
+            **_silo_costs(method, state, client_id),
+            "delta": budget.delta,
+            "composed": by_scope[client_id].to_dict(*claim_of_silo(method, state, client_id)) if by_scope else None,
+        }
         for client_id, budget in plan.budgets.items()
     ]
     # In the order of the budgets, pseudonyms would tell who they are.
     silos.sort(key=lambda silo: silo["id"])
     not_covered = (
-        "validation and test examples, the choice of hyper-parameters, other methods trained beside it"
+        "validation and test examples, the choice of hyper-parameters"
         if plan.search is None
-        else "test examples, the choice of hyper-parameters beyond the search, other methods trained beside it"
+        else "test examples, the choice of hyper-parameters beyond the search"
     )
+    not_covered += f", {_OTHER_RUNS}"
     if not is_divided:
         return {"silos": silos, "not_covered": not_covered}
     # There are no budgets under `privacy.plan: none`.
@@ -216,5 +249,5 @@ def _user_report(method: Method, state: Checkpoint) -> dict[str, Any]:
         "epsilon": costs.epsilon_spent if math.isfinite(costs.epsilon_spent) else None,
         "delta": costs.delta,
         "noise_to_signal": costs.noise_to_signal,
-        "not_covered": user_texts.NOT_COVERED,
+        "not_covered": f"{user_texts.NOT_COVERED}, {_OTHER_RUNS}; {user_texts.MEMBERSHIP}",
     }

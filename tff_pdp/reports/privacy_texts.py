@@ -47,16 +47,22 @@ def bounds_text(table: str) -> str:
 def composed_text(composed: Mapping[str, Any], words: ClientWords) -> str:
     """What it costs to release the models of every compared method, not only one."""
     methods, epsilon = composed["methods"], composed["epsilon"]
+    notes = "".join(f" {note}." for note in composed.get("taken_for_granted", ()))
     if methods == 1:
-        return "Only one training run on these records is on record in this folder; nothing is added."
+        return f"Only one training run on these records is on record; nothing is added.{notes}"
+    elsewhere = composed.get("in_other_folders", 0)
+    where = f", {elsewhere} of them in other folders" if elsewhere else ""
     if epsilon is None:
-        return f"No finite ε holds for the models of all {methods} runs together: {composed['claim_reason']}."
+        return (
+            f"No finite ε holds for the models of all {methods} runs together{where}: "
+            f"{composed['claim_reason']}.{notes}"
+        )
     how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over runs, an upper bound"
     delta = numbers.plain(composed["delta"])
     return (
-        f"{methods} training runs on the same records are on record in this folder, and each spends its own ε. Towards "
-        f"someone who sees the models of all of them, the guarantee is ε = {numbers.upper(epsilon)} at δ = {delta} for "
-        f"{words.spender} ({how})."
+        f"{methods} training runs on the same records are on record{where}, and each spends its own ε: budgets are "
+        "per run. Towards someone who sees the models of all of them, the guarantee is "
+        f"ε = {numbers.upper(epsilon)} at δ = {delta} for {words.spender} ({how}).{notes}"
     )
 
 

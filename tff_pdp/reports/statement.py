@@ -56,6 +56,8 @@ def composed_costs(
     composed_delta: float | None,
     recorded_runs: int | None,
     why_no_bound: str,
+    elsewhere: int,
+    taken_for_granted: Sequence[str],
 ) -> dict[str, Any]:
     """What the models of all compared methods cost together: a claim, and where its figure comes from.
 
@@ -70,11 +72,18 @@ def composed_costs(
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers; default: one a method.
       why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
+      elsewhere: how many of these runs are in other folders.
+      taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
     """
     runs = recorded_runs or len(algorithms)
+    about = {
+        "methods": runs,
+        **({"in_other_folders": elsewhere} if elsewhere else {}),
+        **({"taken_for_granted": list(taken_for_granted)} if taken_for_granted else {}),
+    }
 
     def without_bound(reason: str) -> dict[str, Any]:
-        return {"methods": runs, "claim": "none", "claim_reason": reason, "epsilon": None, "delta": None}
+        return {**about, "claim": "none", "claim_reason": reason, "epsilon": None, "delta": None}
 
     unproven = next((algorithm for algorithm in algorithms if not is_private(algorithm.claim)), None)
     if unproven is not None:
@@ -84,7 +93,7 @@ def composed_costs(
     if not math.isfinite(spent):
         return without_bound(f"there are {words.many} without noise")
     weakest = weakest_of(algorithms)
-    claim = {"methods": runs, "claim": weakest.claim, "claim_reason": weakest.claim_reason}
+    claim = {**about, "claim": weakest.claim, "claim_reason": weakest.claim_reason}
     if composed_epsilon is not None and composed_delta is not None:
         return {**claim, "epsilon": composed_epsilon, "delta": composed_delta, "source": "ledger"}
     methods = len(algorithms)
@@ -136,6 +145,8 @@ def build_privacy_statement(
     composed_delta: float | None = None,
     recorded_runs: int | None = None,
     why_no_bound: str = "",
+    elsewhere: int = 0,
+    taken_for_granted: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Builds the statement of silos that protect their records or, where these are rows of a contact graph, people.
 
@@ -163,6 +174,8 @@ def build_privacy_statement(
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
       why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
+      elsewhere: how many of these runs are in other folders.
+      taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
 
     Returns:
       A JSON-able dict. `paragraphs` is a list of `{"heading", "text"}`, meant to be shown in order; the other keys hold
@@ -190,6 +203,8 @@ def build_privacy_statement(
         composed_delta=composed_delta,
         recorded_runs=recorded_runs,
         why_no_bound=why_no_bound,
+        elsewhere=elsewhere,
+        taken_for_granted=taken_for_granted,
     )
     searched = silo_texts.search_text(search) if search else ""
     tuning = privacy_texts.tuning_text(tuned, configurations_tried, len(algorithms), if_charged, SILOS, searched)
@@ -273,6 +288,8 @@ def build_user_statement(
     composed_delta: float | None = None,
     recorded_runs: int | None = None,
     why_no_bound: str = "",
+    elsewhere: int = 0,
+    taken_for_granted: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Builds the statement for user-level privacy.
 
@@ -290,6 +307,8 @@ def build_user_statement(
       composed_delta: the delta of `composed_epsilon`.
       recorded_runs: how many training runs `composed_epsilon` covers, replaced ones included; default: one a method.
       why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
+      elsewhere: how many of these runs are in other folders.
+      taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
 
     Returns:
       A JSON-able dict with the keys of `build_privacy_statement`. As all users share one epsilon,
@@ -315,6 +334,8 @@ def build_user_statement(
         composed_delta=composed_delta,
         recorded_runs=recorded_runs,
         why_no_bound=why_no_bound,
+        elsewhere=elsewhere,
+        taken_for_granted=taken_for_granted,
     )
     paragraphs = [("Claim", privacy_texts.claim_text(claim, reason, covered, user_texts.guarantee_text(worst)))]
     if all(own.is_bare for own in costs.values()):

@@ -22,7 +22,12 @@ _ROWS = (
 NO_NOISE = "no noise was added to what users release"
 NOT_COVERED = (
     "metrics of personal models, which depend on their users' own training examples without noise; validation and "
-    "test examples; the choice of hyper-parameters, other methods trained beside it"
+    "test examples; the choice of hyper-parameters"
+)
+# An export cannot keep it secret: there is a row for each user, and a server answers a user's id by that row.
+MEMBERSHIP = (
+    "how many users there are and whether an id is one of them: rows, manifest, model card and the answers' flag "
+    "`personalized` tell both to whoever holds the export or can ask with the id"
 )
 
 
@@ -172,7 +177,13 @@ def public_text(sums: UserSums) -> str:
     number = f"The number of users (N = {sums.num_users:,})"
     text = (
         f"{number} is a public constant"
-        + ("" if sums.weight_cap is not None else "; the number of users in the data is not used")
+        + (
+            ""
+            if sums.weight_cap is not None
+            else "; the number of users in the data is not used in training. This report and exports tell that number, "
+            "and whether there is a user of some id: towards their readers, and those who can ask a server, the "
+            "guarantee is about a user's examples, not about being there"
+        )
         + ". Public, too, are"
         if sums.is_constant
         else f"{number} is treated as public: it sets sampling rate and divisor. So are"

@@ -162,7 +162,7 @@ class Reproduction:
             del content[key]
         for key in _NOT_DECISIVE_IN_TRAINING:
             del content["training"][key]
-        del content["data"]["input"], content["privacy"]["budgets"]["epsilon"]
+        del content["data"]["input"], content["privacy"]["budgets"]["epsilon"], content["privacy"]["registry"]
         return _digest([digest_of_sources(), self.data_digest, self.setting.seed_splits, content])
 
     def _rounds(self, job: Job) -> int | None:
@@ -177,6 +177,8 @@ class Reproduction:
         variant, swept = self.variant(variant_name), METHODS[method]
         path = self.setting.config_file
         overrides = {**self.scale.overrides, **variant.overrides, "data.input": str(self.data_input)}
+        # Hundreds of runs on published data, under known seeds: they are no part of what the user's own runs cost.
+        overrides["privacy.registry"] = str(self.output / "registry")
         if rounds is not None:
             overrides["training.rounds"] = rounds
         whole = load_config(path, overrides)

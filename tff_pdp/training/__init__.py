@@ -6,7 +6,8 @@ checkpoint: state, ledger, key and round as one folder
 rounds: first state, a round
 spending: rounds on record before they are run
 run_folder: configuration, choices and metrics beside the checkpoints
-costs: what all runs on these records have spent
+counted: runs entered into the registry, and what all on the same records cost
+costs: figures of reports
 train: the loop
 privacy_facts: facts of the statement, from plans and ledgers
 evaluate: test metrics, report, summary

@@ -1,11 +1,7 @@
-"""Sums up what was ever spent on an experiment's records: the ledgers of its runs, those of replaced runs included.
-
-It says what a run cost, what all runs on record cost together, and what tuning would have cost.
-"""
+"""Says in reports' terms what a run cost, what all runs on record cost together, and what tuning would have cost."""
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tff_pdp.experiment.config import ExperimentConfig
@@ -14,7 +10,7 @@ from tff_pdp.privacy.accounting.accountants import EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import compose_worst_case
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.record.releases import all_releases, why_without_bound
+from tff_pdp.training.counted import cost_of_all_runs, splits_of
 
 Trained = tuple[Method, Checkpoint]
 
@@ -34,37 +30,26 @@ def epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> d
     }
 
 
-def recorded_costs(
-    config: ExperimentConfig, trained: Sequence[Trained], scopes: Sequence[str], *, only_budgets_hold: bool = False
-) -> dict[str, Any]:
-    """What a privacy statement is told of all recorded runs: the largest epsilon of a scope, delta, how many runs.
+def recorded_costs(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any]:
+    """What a privacy statement is told of all runs on record: the largest epsilon of a scope, delta, how many runs.
 
     Args:
-      config: whose folder to look in.
+      config: the experiment.
       trained: the methods that are reported on; where one has no ledger, nothing is known of their union.
-      scopes: of their ledgers.
-      only_budgets_hold: whether what was spent says nothing of what could have been.
     """
-    releases = all_releases(Path(config.output), about=scopes) if all(state.ledger for _, state in trained) else []
-    if not releases:
+    if not all(state.ledger for _, state in trained):
         return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
-    why_no_bound = why_without_bound(releases)
-    ledgers = [release.ledger for release in releases if release.ledger is not None]
-    delta = max(budget.delta for ledger in ledgers for budget in ledger.budgets.values())
-    if why_no_bound:
-        epsilon = math.inf
-    elif only_budgets_hold:
-        # Budgets hold whatever number was released, and so does their sum.
-        budgets = [ledger.budgets for ledger in ledgers]
-        epsilon = max(sum(own[scope].epsilon for own in budgets if scope in own) for scope in scopes)
-        delta *= len(ledgers)
-    else:
-        epsilon = max(compose_worst_case(ledgers, scope).best for scope in scopes)
+    # All of an experiment's methods are about the same clients; a search reads more of their examples.
+    methods = {splits_of(method): method for method, _ in trained}
+    costs = [cost_of_all_runs(config, method) for method in methods.values()]
+    cost = max(costs, key=lambda one: (one.worst.why_no_bound != "", one.worst.epsilon, one.runs))
     return {
-        "composed_epsilon": epsilon,
-        "composed_delta": delta,
-        "recorded_runs": len(releases),
-        "why_no_bound": why_no_bound,
+        "composed_epsilon": cost.worst.epsilon,
+        "composed_delta": cost.worst.delta,
+        "recorded_runs": cost.runs,
+        "why_no_bound": cost.worst.why_no_bound,
+        "elsewhere": cost.elsewhere,
+        "taken_for_granted": cost.notes,
     }
 
 

@@ -38,6 +38,7 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.costs import Trained
+from tff_pdp.training.counted import enter_finished
 from tff_pdp.training.privacy_facts import claim_of_run, silo_results, silo_statement, user_costs, user_statement
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
@@ -59,11 +60,13 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
         raise ConfigError(
             f"{name} has {done} of {config.training.rounds} rounds in {folder}: run `tff-pdp {command} --resume` first"
         )
-    check_record(folder, state, read_charges(folder))
+    charges = read_charges(folder)
+    check_record(folder, state, charges)
     check_files(folder, state)
     method = build_method(config, name)
     if state.config_hash != method.config_hash:
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
+    enter_finished(config, method, folder, charges)
     if method.user_plan is not None:
         store = ClientStore.open(folder / STORE)
         if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):

@@ -77,7 +77,7 @@ def silo_statement(
         configurations_tried=config.tuning.configurations_tried,
         search=_search(config, trained),
         if_charged=_silo_if_charged(config, trained, silos),
-        **recorded_costs(config, trained, [silo.id for silo in silos], only_budgets_hold=are_noised),
+        **recorded_costs(config, trained),
     )
 
 
@@ -168,7 +168,7 @@ def user_statement(
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         if_charged=_user_if_charged(config, trained),
-        **recorded_costs(config, trained, [USERS]),
+        **recorded_costs(config, trained),
     )
 
 

@@ -22,6 +22,7 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, is_store
 from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.counted import enter_run, planned_ledger, say_cost_so_far, settle
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
@@ -57,7 +58,8 @@ def train(
     the processor, a version or a setting is another, or on a GPU, rounds that may have been run are drawn anew and
     charged again.
 
-    Guarantee: what a round costs is on disk before its noise is drawn (`tff_pdp.training.record`).
+    Guarantee: what a round costs is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
+      all runs on the same records (`tff_pdp.registry`) has the run before its first noise.
 
     Args:
       config: the experiment.
@@ -86,7 +88,9 @@ def _train(
     check_beside(folder, is_replaced=overwrite)
     method = build_method(config, name)
     if overwrite:
+        settle(config, folder)
         set_aside(folder.parent, folder)
+        say_cost_so_far(config, method)
     choices = Choices(read_choices(folder) if resume else {})
     with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
         state, spending = _start_or_resume(config, method, folder, engine.device, choices, resume, stack)
@@ -106,6 +110,7 @@ def _train(
             if is_last or round_number % config.training.checkpoint_every == 0:
                 save(folder, state)
         spending.end(state)
+        settle(config, folder)
     return state
 
 
@@ -124,12 +129,14 @@ def _start_or_resume(
     if saved is None:
         if (folder / SEARCH).exists():
             raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")
+        settle(config, folder)
         start_folder(config, folder, device)
         choices.keep_in(folder)
         first = first_state(method, config.training.test_only_seed, folder / STORE)
         stack.callback(close_states, first.client_states)
         writer = stack.enter_context(ChargesWriter(folder))
         open_run(writer, method, first)
+        enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, first))
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         save(folder, first)
         return first, Spending(writer, method.plan, first, arithmetic)
@@ -145,6 +152,7 @@ def _start_or_resume(
     if saved.surroundings is None:
         take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))
     saved = in_newest_attempt(method, saved, writer, arithmetic)
+    enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, saved))
     if method.user_plan is not None:
         store = stack.enter_context(ClientStore.open(folder / STORE))
         store.rewind(saved.round_number)

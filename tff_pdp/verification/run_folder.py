@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tff_pdp import journal
 from tff_pdp.errors import ConfigError, DataError, UserError
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.inspection import inspect_store
-from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files, check_record, in_rounds

@@ -22,7 +22,7 @@ from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows
-from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION, RecordedCost
+from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION
 from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import (
     AddedClient,
@@ -32,6 +32,7 @@ from tff_pdp.personal_models.new_clients.personalize import (
     personalized_text,
 )
 from tff_pdp.training.evaluate import evaluate_experiment
+from tff_pdp.training.record.all_runs import Composed
 from tff_pdp.training.record.releases import EARLIER, all_releases
 from tff_pdp.training.train import train
 
@@ -341,7 +342,9 @@ def test_the_command_adds_a_silo_and_says_what_it_will_do_and_what_it_cost(silos
 
 
 def test_what_was_done_is_told_to_people_and_programs():
-    recorded = RecordedCost(math.inf, 1e-3, 2, "the noise of a run on record follows from training.test_only_seed")
+    recorded = Composed(
+        math.inf, 1e-3, frozenset({0, 1}), "the noise of a run on record follows from training.test_only_seed"
+    )
     metrics = {"accuracy": 0.5, "loss": 0.75}
     annex = AddedClient("annex", "c0ffee", 96, metrics, {"accuracy": 1.0, "loss": 0.1}, 2.5, 1e-3, 1.25, recorded)
     done = Personalized(Path("export/2"), [annex], ["empty"])
@@ -359,7 +362,7 @@ def test_what_was_done_is_told_to_people_and_programs():
     assert (client["claim"], client["epsilon"]) == ("formal-conditional", 2.5)
     assert client["recorded"] == {
         "claim": "none",
-        "claim_reason": recorded.why_infinite,
+        "claim_reason": recorded.why_no_bound,
         "epsilon": None,
         "delta": 1e-3,
         "releases_on_record": 2,

@@ -1,6 +1,7 @@
 """What a search costs, composed by hand; what a silo draws for it; and the plan's noise."""
 
 import collections
+import dataclasses
 import itertools
 import math
 
@@ -21,7 +22,7 @@ from tff_pdp.privacy.plans.search import Search, parse_runs
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
-from tff_pdp.training.search.tune import search_costs
+from tff_pdp.training.search.tune import SearchCosts, search_costs, tune_text
 
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}
@@ -143,6 +144,20 @@ def test_costs_are_those_of_the_search_of_one_training_and_of_every_candidate_on
         assert costs[client_id].untuned == pytest.approx(training, rel=COMPOSED)
         assert costs[client_id].fixed_grid == pytest.approx(grid, rel=COMPOSED)
         assert costs[client_id].total == ledger.epsilon(client_id).best > training
+
+
+def test_with_noised_numbers_of_examples_a_search_costs_its_budget_and_no_other_figure_holds():
+    plan = dataclasses.replace(make_plan(make_search(NumberOfRuns(4.0, GEOMETRIC))), num_examples_are_noised=True)
+    costs = search_costs(plan, plan.search, charged(plan))
+    assert costs == {
+        "a": SearchCosts(total=2.0, untuned=None, fixed_grid=None),
+        "b": SearchCosts(total=4.0, untuned=None, fixed_grid=None),
+    }
+    summary = {"algorithm": "mr_mtl", "selected": {"a": {}, "b": {}}, "searched": ["prox_weight"], "candidates": 3}
+    text = tune_text({**summary, "folder": "f", "epsilon": {"total": {"minimum": 2.0, "maximum": 4.0}}})
+    assert text.splitlines()[1:] == [
+        "epsilon at most, the search included (the budget, which alone holds with noised counts): between 2 and 4"
+    ]
 
 
 def test_nothing_more_fits_after_a_search():

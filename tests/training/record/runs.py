@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tff_pdp import journal
 from tff_pdp.digests import as_line, write_json
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.store import ClientStore
-from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import ChargesWriter, RunIdentity
 from tff_pdp.training.record.releases import CHECKPOINTS, STORE, surroundings_of
 from tff_pdp.training.record.sealing import seal_run

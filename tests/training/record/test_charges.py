@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from tff_pdp import journal
 from tff_pdp.errors import DataError
 from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.training.record import journal
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity, read_charges
 
 ARITHMETIC = {"tensorflow": "2.14.1"}
@@ -134,6 +134,9 @@ def test_lines_that_are_no_charges_are_named(tmp_path, change):
 
 
 def test_the_record_is_read_without_tensorflow():
-    modules = "charges, journal, releases, arithmetic, checkpoint_files"
-    program = f"import sys; from tff_pdp.training.record import {modules}; sys.exit('tensorflow' in sys.modules)"
+    modules = "charges, releases, arithmetic, checkpoint_files, all_runs"
+    program = (
+        f"import sys; from tff_pdp import digests, journal; from tff_pdp.training.record import {modules}; "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tff_pdp import journal
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event
@@ -11,7 +12,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity
 from tff_pdp.training.record.releases import (
     EARLIER,

@@ -1,56 +1,32 @@
 """Charges new silos for fitting: the mechanism a budget asks for, on record before anything is computed with it.
 
-The record is the one of `tff_pdp.training.costs`: whoever sums up what was released of a silo finds these fits there.
+The record is that of `tff_pdp.training.record.all_runs`: whoever sums up what was released of records finds fits there.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
-from tff_pdp.privacy.accounting.ledger import Ledger, compose_worst_case
+from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExamplePlan, build_silo_example_plan, check_delta
-from tff_pdp.training.record.releases import Release, all_releases, enter, why_without_bound
+from tff_pdp.registry.entries import Registry
+from tff_pdp.training.record.all_runs import Composed, OnRecord, Own, compose, releases_on_record
+from tff_pdp.training.record.releases import NO_PRIVACY, PERSONALIZE, Release, enter
 
 # Why the claim of a fit is no stronger.
 FIT_CONDITION = "the number of examples of each silo that is added is treated as public"
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedCost:
-    """What is on record of a silo.
-
-    Attributes:
-      epsilon: of everything together, at `delta`; perhaps infinite.
-      delta: the largest of the budgets.
-      releases: how many runs and fits there are on record.
-      why_infinite: if no epsilon holds for all of them, why; otherwise empty.
-    """
-
-    epsilon: float
-    delta: float
-    releases: int
-    why_infinite: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`."""
-        return {
-            "claim": "none" if self.why_infinite else "formal-conditional",
-            "claim_reason": self.why_infinite or FIT_CONDITION,
-            "epsilon": None if self.why_infinite else self.epsilon,
-            "delta": self.delta,
-            "releases_on_record": self.releases,
-        }
+FIT_CLAIM = ("formal-conditional", FIT_CONDITION)
 
 
 def plan_gradients(
@@ -108,42 +84,49 @@ def plan_selection(config: PrivacyConfig, budget: SiloBudget, num_examples: Mapp
     return epsilon, ledger
 
 
-def put_on_record(output: Path, ledger: Ledger) -> dict[str, RecordedCost]:
-    """Enters a fit into the record of an experiment's folder; when this returns, it outlasts a power cut.
+def put_on_record(
+    config: ExperimentConfig, features: Mapping[str, np.ndarray], ledger: Ledger | None
+) -> dict[str, Composed]:
+    """Enters a fit into the record of an experiment's folder and the registry; both entries outlast a power cut.
 
     Call it before the fit: one that is stopped then counts, although nothing of it may have been seen.
 
-    Guarantee: everything on record of a silo is jointly (epsilon, delta)-DP for its examples, as what is returned says:
-      its fits and, where it was in training, every method's training.
-    Assumes: a client id means the same silo in all of the folder; as `compose_worst_case`. Runs that were replaced are
-      on record unless their noise followed from a fixed seed: those reveal what no figure covers.
+    Guarantee: everything on record of a silo's records is jointly (epsilon, delta)-DP for each of them, as what is
+      returned says: the silo's fits and, wherever its records were in training, every run, in all folders.
+    Assumes: a client id means the same silo in all of the folder; as `tff_pdp.training.record.all_runs.compose`.
 
     Args:
-      output: the experiment's folder.
-      ledger: of the fit.
+      config: the experiment.
+      features: float32 `[n, ...]` of each client's examples, by client id.
+      ledger: of the fit; None where it is made without noise.
 
     Returns:
-      By client id, what is on record of each of the ledger's silos, this fit included.
+      By client id, what is on record of its records, this fit included.
 
     Raises:
       DataError: what is on record cannot be read; nothing was entered.
+      OSError: the record or the registry cannot be written; the fit must not begin.
     """
-    fit = Release(ledger)
-    releases = [*all_releases(output), fit]
-    costs = {client_id: _recorded_cost(releases, client_id) for client_id in ledger.budgets}
+    registry, output, sets = Registry(config.privacy.registry), Path(config.output), config.data.record_set
+    fit = Release(ledger, None if ledger else NO_PRIVACY, run_id=secrets.token_hex(16))
+    records = registry.keep_examples(list(features), list(features.values()))
+    found = [
+        *releases_on_record(registry, output),
+        OnRecord(fit, str(output.absolute()), records, sets, is_here=True),
+    ]
+    cost = compose(registry, found, Own(records, sets, list(features)))
+    registry.begin(
+        fit.run_id,
+        PERSONALIZE,
+        output,
+        records=records,
+        record_set=sets,
+        non_private=fit.non_private,
+        ledger=ledger,
+        rounds=fit.rounds,
+    )
     enter(output, fit)
-    return costs
-
-
-def _recorded_cost(releases: Sequence[Release], client_id: str) -> RecordedCost:
-    # A run without privacy has no scopes: it may have been about any silo.
-    own = [release for release in releases if release.ledger is None or client_id in release.ledger.budgets]
-    ledgers = [release.ledger for release in own if release.ledger is not None]
-    delta = max(ledger.budgets[client_id].delta for ledger in ledgers)
-    why_infinite = why_without_bound(own)
-    if why_infinite:
-        return RecordedCost(math.inf, delta, len(own), why_infinite)
-    return RecordedCost(compose_worst_case(ledgers, client_id).best, delta, len(own))
+    return dict(cost.by_scope)
 
 
 def _check_public(config: PrivacyConfig) -> None:

@@ -37,6 +37,11 @@ class NewClients:
         """Number of examples that each client is fitted with, by client id."""
         return {client_id: len(own.y) for client_id, own in zip(self.client_ids, self.train, strict=True)}
 
+    @property
+    def features(self) -> dict[str, np.ndarray]:
+        """Features of the examples that each client is fitted with, float32 `[n, *input_shape]`, by client id."""
+        return {client_id: own.x for client_id, own in zip(self.client_ids, self.train, strict=True)}
+
 
 def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
     """Reads new clients' examples, as raw as those of training.

@@ -6,7 +6,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.personal_models.new_clients.costs import RecordedCost, plan_gradients, plan_selection, put_on_record
+from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
 from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.personal_models.new_clients.gradient_fit import (
     Arrays,
@@ -35,6 +34,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.training.record.all_runs import Composed
 
 DEFAULT_STEPS = 100
 _OF_STEPS = ("steps", "learning_rate", "batch_size", "clip_norm")
@@ -197,7 +197,7 @@ class NewRows:
     chosen: np.ndarray | None = None
     epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     noise_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    recorded: Mapping[str, RecordedCost] = dataclasses.field(default_factory=dict)
+    recorded: Mapping[str, Composed] = dataclasses.field(default_factory=dict)
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
         """By these client ids: arrays of all that a client owns, or the number of a row there is."""
@@ -221,13 +221,17 @@ def fit_new_rows(
     """Fits new clients' rows or, where clients share the models of clusters, chooses one for each.
 
     Guarantee: where there is a budget, each row is (epsilon, delta)-DP for its client's examples, and the cost is on
-      record in the experiment's folder before anything is computed of them.
+      record in the experiment's folder and in the registry before anything is computed of them. So is a fit without
+      privacy, where the plan is `none`.
     Assumes: what is shared, the global model and the models of clusters are public, or private already; the key is
       secret and new.
 
     Raises:
       ConfigError, BudgetError, DataError: as `new_clients.costs`.
     """
+    if config.privacy.plan == "none":
+        # Rows of users under privacy.plan user are made without noise, too, and are for those users alone.
+        put_on_record(config, new.features, None)
     fit = _select if settings.is_choice else _train
     return fit(config, models, new, settings, key, progress)
 
@@ -269,7 +273,7 @@ def _train(
         return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
     privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
     plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples)
-    recorded = put_on_record(Path(config.output), ledger)
+    recorded = put_on_record(config, new.features, ledger)
     mechanism = plan.client_mechanism(new.client_ids)
     return NewRows(
         _finite(new, fit_rows(model, new.train, build_dp_sgd(model), fit, mechanism, seeds, progress)),
@@ -291,7 +295,7 @@ def _select(
     epsilon, epsilons, recorded = np.inf, {}, {}
     if settings.budget is not None:
         epsilon, ledger = plan_selection(config.privacy, settings.budget, new.num_examples)
-        recorded = put_on_record(Path(config.output), ledger)
+        recorded = put_on_record(config, new.features, ledger)
         epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
     model = model_of_rows(models, list(models.stacked))
     selector = build_selector(model, config.privacy.selection_loss_bound)

@@ -17,7 +17,7 @@ from tff_pdp.engines.base import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.lock import only_writer
-from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION, RecordedCost
+from tff_pdp.personal_models.new_clients.costs import FIT_CLAIM, FIT_CONDITION
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
 from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
@@ -25,6 +25,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.plans.plan import check_suits_rows
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
+from tff_pdp.training.record.all_runs import Composed
 
 # More clients are not listed one by one in text.
 _MOST_LISTED = 20
@@ -54,7 +55,7 @@ class AddedClient:
     epsilon: float | None
     delta: float | None
     noise_multiplier: float | None
-    recorded: RecordedCost | None
+    recorded: Composed | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _client_content(client: AddedClient) -> dict[str, Any]:
         **dataclasses.asdict(client),
         "claim": "formal-conditional" if is_protected else "none",
         "claim_reason": FIT_CONDITION if is_protected else "fitted to the client's own examples without noise",
-        "recorded": client.recorded and client.recorded.to_dict(),
+        "recorded": client.recorded and client.recorded.to_dict(*FIT_CLAIM),
     }
 
 
@@ -199,7 +200,7 @@ def _line(client: AddedClient) -> str:
     return "; ".join(words)
 
 
-def _recorded_text(recorded: RecordedCost) -> str:
-    if recorded.why_infinite:
-        return f"claim: none, and no epsilon: {recorded.why_infinite}"
+def _recorded_text(recorded: Composed) -> str:
+    if recorded.why_no_bound:
+        return f"claim: none, and no epsilon: {recorded.why_no_bound}"
     return f"epsilon {upper(recorded.epsilon)} at delta {recorded.delta:g}"

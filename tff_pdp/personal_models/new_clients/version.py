@@ -28,12 +28,13 @@ from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, served_ids
-from tff_pdp.personal_models.new_clients.costs import RecordedCost
+from tff_pdp.personal_models.new_clients.costs import FIT_CLAIM
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
 from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.reports.content import json_safe
+from tff_pdp.training.record.all_runs import Composed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ def publish_with_clients(
     config: ExperimentConfig,
     exported: ExportedModels,
     rows: Mapping[str, Any],
-    costs: Mapping[str, RecordedCost],
+    costs: Mapping[str, Composed],
     *,
     replace: bool,
 ) -> Path:
@@ -239,13 +240,15 @@ _NOT_PROTECTED = (
 )
 
 
-def report_with(before: Mapping[str, Any], costs: Mapping[str, RecordedCost]) -> dict[str, Any]:
+def report_with(before: Mapping[str, Any], costs: Mapping[str, Composed]) -> dict[str, Any]:
     """The report with the new silos' costs in it, beside the others'; of other clients, what protects them."""
     if not costs:
         return {**before, "clients_added_after_training": _NOT_PROTECTED}
-    new = [{"id": client_id, **cost.to_dict(), "added_after_training": True} for client_id, cost in costs.items()]
+    new = [
+        {"id": client_id, **cost.to_dict(*FIT_CLAIM), "added_after_training": True} for client_id, cost in costs.items()
+    ]
     others = [silo for silo in before.get("silos", []) if silo["id"] not in costs]
-    bare = sum(cost.why_infinite != "" for cost in costs.values())
+    bare = sum(cost.why_no_bound != "" for cost in costs.values())
     claim = {"claim": "none", "claim_reason": f"no epsilon holds for {bare} silos that were added"} if bare else {}
     return json_safe({**before, **claim, "silos": [*others, *new], "clients_added_after_training": _SILOS_ADDED})
 

@@ -272,16 +272,34 @@ def compose_worst_case(ledgers: Iterable[Ledger], scope: str, delta: float | Non
       BudgetError: the units or adjacencies differ.
       ConfigError: no ledger knows the scope.
     """
-    known = [ledger for ledger in ledgers if scope in ledger.budgets]
-    if not known:
-        raise ConfigError(f"No ledger has a privacy budget for {scope!r}.")
-    kinds = {(ledger.unit, ledger.adjacency) for ledger in known}
+    return compose_parts([(ledger, scope) for ledger in ledgers if scope in ledger.budgets], delta, scope)
+
+
+def compose_parts(parts: Iterable[tuple[Ledger, str]], delta: float | None = None, of: str = "") -> EpsilonBounds:
+    """The cost of everything in some scopes of some ledgers, to a record that they are all about.
+
+    Guarantee: as `compose_worst_case`, for records that are in all of these scopes.
+
+    Args:
+      parts: ledgers of the same unit and adjacency, with a scope of each; a ledger may be there with several.
+      delta: for the union; by default the largest delta among these scopes' budgets.
+      of: whose data, for error messages.
+
+    Raises:
+      BudgetError: the units or adjacencies differ.
+      ConfigError: there are none.
+    """
+    parts = list(parts)
+    if not parts:
+        raise ConfigError(f"No ledger has a privacy budget for {of!r}.")
+    kinds = {(ledger.unit, ledger.adjacency) for ledger, _ in parts}
     if len(kinds) > 1:
         listed = "; ".join(sorted(f"{unit} under {adjacency.value}" for unit, adjacency in kinds))
         raise BudgetError(f"Ledgers of different kinds cannot be composed: {listed}.")
-    union = dp_accounting.ComposedDpEvent([_composed(ledger._counts[scope]) for ledger in known])
-    largest_delta = max(ledger.budgets[scope].delta for ledger in known)
-    return epsilon_bounds(union, largest_delta if delta is None else delta, known[0].adjacency)
+    union = dp_accounting.ComposedDpEvent([_composed(ledger._counts[scope]) for ledger, scope in parts])
+    largest_delta = max(ledger.budgets[scope].delta for ledger, scope in parts)
+    ((_, adjacency),) = kinds
+    return epsilon_bounds(union, largest_delta if delta is None else delta, adjacency)
 
 
 def _composed(counts: Mapping[dp_accounting.DpEvent, int]) -> dp_accounting.DpEvent:

@@ -29,6 +29,8 @@ class PrivacyConfig:
       users_per_round: of a user-level plan, the expected number of users in a round.
       num_users: of the population, a public constant; without it, the number of clients in the data counts as public.
       user_noise: what a user-level plan adds to sums of updates; forms in `tff_pdp.privacy.mechanisms.user_noise`.
+      registry: folder of the registry that all runs on the same records are counted in, over all folders; without it
+        the user's own, `$XDG_STATE_HOME/tff_pdp/registry`, by default in `~/.local/state`.
     """
 
     plan: str
@@ -45,3 +47,4 @@ class PrivacyConfig:
     users_per_round: float | None = None
     num_users: int | None = None
     user_noise: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "fixed_clip"})
+    registry: str | None = None

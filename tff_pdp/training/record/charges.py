@@ -1,6 +1,6 @@
 """What a run has spent of its budget at most, on disk before it is spent.
 
-A run's `charges.jsonl` is a journal (`tff_pdp.training.record.journal`) of these lines, told apart by `kind`:
+A run's `charges.jsonl` is a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
 
 opened: whose run this is, and why nothing is claimed of it, if so.
 reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.journal import GENESIS, Content, Journal, read
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.training.record.journal import GENESIS, Content, Journal, read
 
 CHARGES_FILE = "charges.jsonl"
 FORMAT_VERSION = 1

@@ -12,8 +12,8 @@ from typing import Any
 from tff_pdp.digests import Prefix, as_text, prefix_of, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import KEY_BYTES, RunKey
+from tff_pdp.journal import GENESIS
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.training.record.journal import GENESIS
 
 FORMAT_VERSION = 3
 # Checkpoints without digests.

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from tff_pdp import journal
 from tff_pdp.digests import prefix_of
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard
+from tff_pdp.journal import Journal
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint, Surroundings
-from tff_pdp.training.record.journal import Journal
 
 EARLIER = "earlier_releases.jsonl"
 # What fits of clients that were added after training are called in that record.

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tff_pdp import journal
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import overwrite_and_remove, sync
 from tff_pdp.lock import only_writer
-from tff_pdp.training.record import checkpoint_files, journal
+from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity, read_charges
 from tff_pdp.training.record.checkpoint_files import CONTENT_FILE, StoredCheckpoint, Surroundings
 from tff_pdp.training.record.releases import (

@@ -29,6 +29,7 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.counted import enter_run, say_cost_so_far, settle
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
@@ -62,13 +63,14 @@ class SearchCosts:
 
     Attributes:
       total: of everything on record: the statistics released before training, the pivot run and the search.
-      untuned: of one training instead, its hyper-parameters chosen in advance.
-      fixed_grid: of a search that tries every candidate once, in place of a random number of them.
+      untuned: of one training instead, its hyper-parameters chosen in advance; None where numbers of examples are
+        noised, and the noise follows from what came out: only the budget, which `total` is then, holds.
+      fixed_grid: of a search that tries every candidate once, in place of a random number of them; None as above.
     """
 
     total: float
-    untuned: float
-    fixed_grid: float
+    untuned: float | None
+    fixed_grid: float | None
 
 
 def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
@@ -86,6 +88,8 @@ def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[
 
 
 def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str) -> SearchCosts:
+    if plan.num_examples_are_noised:
+        return SearchCosts(plan.guaranteed_epsilon(ledger, client_id).best, untuned=None, fixed_grid=None)
     before = [event for event, _ in plan.fixed_events.get(client_id, ())]
     training = plan.training_event(client_id)
     run = dp_accounting.ComposedDpEvent([training, search.score_event])
@@ -157,7 +161,9 @@ def tune(
     folder = config.algorithm_folder(name)
     with only_writer(folder):
         if overwrite:
+            settle(config, folder)
             set_aside(folder.parent, folder)
+            say_cost_so_far(config, method)
         choices = Choices(read_choices(folder) if resume else {})
         with experiment_engine(config, choices) as engine:
             result = _finished(method, folder, resume)
@@ -166,6 +172,7 @@ def tune(
                 result = _search(method, search, folder, started, progress)
         with ChargesWriter(folder) as writer:
             close_run(writer, result)
+        settle(config, folder)
         # The result is there: what the silos kept for themselves until then is not needed any more.
         discard(folder / SEARCH)
     return TunedMethod(
@@ -181,7 +188,7 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
     """What `tff-pdp tune` says of a finished search, as plain data: what each silo selected, and ranges of costs."""
     name = tuned.method.algorithm.name
     costs = {
-        field.name: [getattr(silo, field.name) for silo in tuned.costs.values()]
+        field.name: [cost for silo in tuned.costs.values() if (cost := getattr(silo, field.name)) is not None]
         for field in dataclasses.fields(SearchCosts)
     }
     summary = {
@@ -204,6 +211,8 @@ def tune_text(summary: Mapping[str, Any]) -> str:
         "untuned": "of one training with this noise, without a search",
         "fixed_grid": f"of each of the {count} candidates once, with this noise",
     }
+    if "untuned" not in summary["epsilon"]:
+        words["total"] = "epsilon at most, the search included (the budget, which alone holds with noised counts)"
     lines = [
         f"{summary['algorithm']}: {len(summary['selected'])} silos selected {' and '.join(summary['searched'])} among "
         f"{count} candidates, in {summary['folder']}"
@@ -238,8 +247,9 @@ def _start_or_resume(
         check_files(folder, saved.first)
         check_engine(config, folder, device)
         choices.keep_in(folder)
-        _check_repeated(method, folder, saved.first, arithmetic)
+        _check_repeated(config, method, folder, saved.first, arithmetic)
         return saved
+    settle(config, folder)
     start_folder(config, folder, device)
     choices.keep_in(folder)
     with ChargesWriter(folder) as writer:
@@ -249,11 +259,14 @@ def _start_or_resume(
         started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
         # Before anything is trained: a search that is stopped has cost what it would have cost.
         search_states.save(folder / SEARCH, started)
+        enter_run(config, method, folder, writer.charges, first.ledger)
         writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
     return started
 
 
-def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, Any]) -> None:
+def _check_repeated(
+    config: ExperimentConfig, method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, Any]
+) -> None:
     """Checks that the pivot run, and runs of silos, would have the same bits again.
 
     A search that was stopped before it was on record has not begun, and enters the record now.
@@ -266,6 +279,7 @@ def _check_repeated(method: Method, folder: Path, saved: Checkpoint, arithmetic:
             # A search of the first version, which had no record: it may have run with its draws.
             open_run(writer, method, saved)
             writer.reserve(method.silo_plan.rounds, saved.ledger, of_first_version(arithmetic))
+        enter_run(config, method, folder, writer.charges, saved.ledger)
         if writer.charges and not writer.charges.through_round:
             writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):

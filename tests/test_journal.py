@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import amount
+from tff_pdp import journal
 from tff_pdp.errors import DataError
-from tff_pdp.training.record import journal
-from tff_pdp.training.record.journal import GENESIS, Journal, head_path, read, write
+from tff_pdp.journal import GENESIS, Journal, head_path, read, write
 
 LINES = [{"round": number, "what": "é\n" * number, "x": [0.1, None]} for number in range(1, 5)]
 
@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_names_the_file(path, monke
 _APPEND = """
 import sys
 from pathlib import Path
-from tff_pdp.training.record.journal import Journal
+from tff_pdp.journal import Journal
 print("waits", flush=True)
 with Journal(Path(sys.argv[1])) as journal:
     journal.append({"writer": 2})

@@ -132,8 +132,9 @@ class Journal:
                 self._write_head(GENESIS)
             self._content = read(path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.ftruncate(self._file, self._content.num_bytes)
-            os.fsync(self._file)
+            with naming(path):
+                os.ftruncate(self._file, self._content.num_bytes)
+                os.fsync(self._file)
             # The names of both files have to last, too.
             sync(path.parent)
             self._write_head(self._content.head)

@@ -1,0 +1,168 @@
+"""The registry on disk: what is entered lasts, several processes may enter at once, and damage is named."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.registry.small_data import records, write_dataset
+from tff_pdp import files, journal
+from tff_pdp.errors import DataError, sentence_for_user
+from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.registry.entries import KEY_FILE, Registry, default_folder
+
+
+def ledger_of(steps=10):
+    ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"x": SiloBudget(50.0, 1e-4)})
+    ledger.append("x", poisson_gaussian_event(0.1, 2.0, 1), steps, "DP-SGD training")
+    return ledger
+
+
+def begin(registry, run_id, **changed):
+    values = {
+        "records": "none",
+        "record_set": None,
+        "non_private": None,
+        "ledger": ledger_of(),
+        "rounds": 10,
+    }
+    registry.begin(run_id, "mr_mtl", Path("runs/mr_mtl"), **{**values, **changed})
+
+
+def test_the_users_own_registry_lies_with_their_state(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "tff_pdp" / "registry"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_folder() == tmp_path / ".local" / "state" / "tff_pdp" / "registry"
+
+
+def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    registry.close("nobody", 3, None)
+    assert registry.entries() == []
+    begin(registry, "a", includes="s")
+    begin(registry, "a", rounds=99)
+    begin(registry, "b", ledger=None, non_private="privacy is switched off", record_set={"x": "north"})
+    registry.raise_to("a", 10, ledger_of(20))
+    first, second = registry.entries()
+    assert (first.run_id, first.rounds, first.is_closed, first.includes) == ("a", 10, False, "s")
+    assert first.upper.to_json() == ledger_of(20).to_json()
+    assert Path(first.folder) == Path("runs/mr_mtl").absolute()
+    assert (second.upper, second.non_private, second.record_set) == (None, "privacy is switched off", {"x": "north"})
+    for _ in range(2):
+        registry.close("a", 7, ledger_of(7))
+    registry.close("nobody", 3, None)
+    assert (registry.find("a").rounds, registry.find("a").is_closed) == (7, True)
+    assert [line["kind"] for line in journal.read(registry.path).lines] == [
+        "opened",
+        "began",
+        "began",
+        "raised",
+        "closed",
+    ]
+
+
+def test_a_closed_run_may_go_on(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a", ledger=None, non_private="privacy is switched off")
+    registry.close("a", 0, None)
+    for _ in range(2):
+        registry.raise_to("a", 10, None)
+    assert (registry.find("a").rounds, registry.find("a").is_closed) == (10, False)
+    assert [line["kind"] for line in journal.read(registry.path).lines] == ["opened", "began", "closed", "raised"]
+
+
+def test_only_the_owner_reads_the_key(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a")
+    assert (registry.folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert registry.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_digests_of_a_data_set_are_kept_once(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    dataset = write_dataset(tmp_path / "data", {"x": records(0, 5)})
+    name = registry.keep_dataset(dataset, ("train",))
+    assert registry.keep_dataset(dataset, ("train",)) == name
+    assert registry.keep_dataset(dataset, ("train", "validation")) != name
+    assert len(registry.records(name).digests) == 5
+    assert registry.keep_examples(["y"], [records(0, 5)]) not in ("", name)
+    assert sum(line["kind"] == "records" for line in journal.read(registry.path).lines) == 3
+
+
+def test_one_damaged_byte_is_refused_and_named(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    dataset = write_dataset(tmp_path / "data", {"x": records(0, 5)})
+    name = registry.keep_dataset(dataset, ("train",))
+    begin(registry, "a", records=name)
+    registry.close("a", 7, ledger_of(7))
+
+    def use():
+        registry.entries()
+        registry.records(name)
+        registry.records(registry.keep_examples(["y"], [records(0, 1)]))
+
+    use()
+    for path in sorted(path for path in registry.folder.rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        for place in range(0, len(whole), max(1, len(whole) // 25)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(DataError) as error:
+                use()
+            assert path.name in str(error.value) or journal.head_path(registry.path).name in str(error.value)
+        path.write_bytes(whole)
+    use()
+
+
+@pytest.mark.parametrize("name", ["registry.jsonl", "registry.head", "records.key", "records"])
+def test_a_file_that_is_missing_is_named(tmp_path, name):
+    registry = Registry(tmp_path / "registry")
+    kept = registry.keep_dataset(write_dataset(tmp_path / "data", {"x": records(0, 5)}), ("train",))
+    path = registry.folder / name
+    path.rename(tmp_path / "away")
+    with pytest.raises(DataError, match=name):
+        registry.records(kept)
+        registry.key()
+
+
+BEGIN = """
+import sys
+from pathlib import Path
+from tff_pdp.registry.entries import Registry
+for number in range(20):
+    Registry(sys.argv[1]).begin(f"{sys.argv[2]}{number}", "m", Path("f"), records="", record_set=None,
+        non_private="none", ledger=None, rounds=1)
+"""
+
+
+def test_two_processes_that_enter_at_once_are_both_there(tmp_path):
+    commands = [[sys.executable, "-c", BEGIN, str(tmp_path / "registry"), name] for name in "ab"]
+    running = [subprocess.Popen(command, env=os.environ) for command in commands]
+    assert [process.wait(timeout=100) for process in running] == [0, 0]
+    found = {entry.run_id for entry in Registry(tmp_path / "registry").entries()}
+    assert found == {f"{name}{number}" for name in "ab" for number in range(20)}
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_registry_as_it_was(tmp_path, monkeypatch):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for module, name in ((journal.os, "pwrite"), (files.os, "fsync")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, full)
+            with pytest.raises(OSError, match="No space left") as error:
+                begin(registry, "b")
+        assert "No space left" in sentence_for_user(error.value)
+        assert "registry" in sentence_for_user(error.value)
+    assert "a" in {entry.run_id for entry in registry.entries()}
+    begin(registry, "b")
+    assert [entry.run_id for entry in registry.entries()] == ["a", "b"]

@@ -1,0 +1,137 @@
+"""Whether two runs are about the same records: by digests, by declared sets, and where neither decides."""
+
+import numpy as np
+import pytest
+
+from tests.registry.small_data import records, write_dataset
+from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.registry.matching import declared_sets, match
+from tff_pdp.registry.records import RecordKey, Records, records_of_dataset, records_of_examples
+
+KEY = RecordKey(bytes(range(32)))
+
+
+def digests(folder, clients, **manifest):
+    return records_of_dataset(KEY, write_dataset(folder, clients, **manifest), ("train",))
+
+
+def members(found, own, place):
+    """By record of one client, the other run's clients that have it."""
+    first, last = own.first[place : place + 2]
+    return [sorted(found.members[group]) for group in found.of_records(first, last, place)]
+
+
+def matched(own, other, own_sets=None, other_sets=None, **options):
+    sets = declared_sets(KEY, own, own_sets), declared_sets(KEY, other, other_sets)
+    return match(own, other, *sets, **options)
+
+
+def test_a_single_record_that_both_have_is_found(tmp_path):
+    own = digests(tmp_path / "a", {"x": records(0, 5), "y": records(5, 9)})
+    other = digests(tmp_path / "b", {"p": records(100, 110), "q": records(8, 20)})
+    found = matched(own, other)
+    assert members(found, own, 0) == [[]] * 5
+    assert members(found, own, 1) == [[], [], [], [1]]
+    assert (found.everyone, found.is_undecided) == ({1}, False)
+
+
+def test_records_of_two_clients_are_in_both(tmp_path):
+    own = digests(tmp_path / "a", {"x": records(0, 2)})
+    other = digests(tmp_path / "b", {"p": records(0, 1), "q": records(0, 2)})
+    assert members(matched(own, other), own, 0) == [[0, 1], [1]]
+
+
+def test_disjoint_records_of_clients_of_one_name_are_not_the_same(tmp_path):
+    own = digests(tmp_path / "a", {"x": records(0, 5)})
+    other = digests(tmp_path / "b", {"x": records(5, 9)})
+    assert not matched(own, other).everyone
+    assert members(matched(own, other, by_name=True), own, 0) == [[0]] * 5
+    assert not matched(own, other, "one", "two", by_name=True).everyone, "declared to be others"
+
+
+def test_minus_zero_and_another_label_make_no_other_record():
+    own = records_of_examples(KEY, ["x"], [np.float32([[0.0, 1.0]])])
+    other = records_of_examples(KEY, ["x"], [np.float32([[-0.0, 1.0]])])
+    np.testing.assert_array_equal(own.digests, other.digests)
+
+
+def test_the_same_data_set_matches_client_by_client(tmp_path):
+    """Records that two clients have in common are still those of each."""
+    own = digests(tmp_path / "a", {"x": records(0, 3), "y": records(0, 3)})
+    found = matched(own, own)
+    assert members(found, own, 0) == [[0]] * 3
+    assert members(found, own, 1) == [[1]] * 3
+
+
+@pytest.mark.parametrize("sets", ["hospitals", {"x": "north", "y": "south"}])
+def test_declared_sets_join_what_content_does_not(tmp_path, sets):
+    own = digests(tmp_path / "a", {"x": records(0, 3), "y": records(3, 6)})
+    other = digests(tmp_path / "b", {"x": records(10, 13), "y": records(13, 16)})
+    found = matched(own, other, sets, sets)
+    assert members(found, own, 0) == [[0]] * 3
+    assert members(found, own, 1) == [[1]] * 3
+    assert not found.is_undecided
+    assert not matched(own, other, sets, "other").everyone
+
+
+def test_declared_sets_without_a_common_name_join_all(tmp_path):
+    own = digests(tmp_path / "a", {"x": records(0, 3)})
+    other = digests(tmp_path / "b", {"p": records(10, 13), "q": records(13, 16)})
+    assert members(matched(own, other, "one", {"p": "one"}), own, 0) == [[0]] * 3
+    assert members(matched(own, other, "one", "one"), own, 0) == [[0, 1]] * 3
+
+
+def test_content_decides_against_declared_sets_that_differ(tmp_path):
+    own = digests(tmp_path / "a", {"x": records(0, 3)})
+    other = digests(tmp_path / "b", {"p": records(2, 5)})
+    assert members(matched(own, other, "one", "two"), own, 0) == [[], [], [0]]
+
+
+def test_another_form_of_the_same_raw_files_counts_as_the_same_records(tmp_path):
+    small = digests(tmp_path / "a", {"x": records(0, 3)}, parameters={"input_shape": [8]}, sources=["f"])
+    large = digests(tmp_path / "b", {"x": records(50, 53)}, parameters={"input_shape": [9]}, sources=["e", "f"])
+    found = matched(small, large)
+    assert (found.everyone, found.is_undecided) == ({0}, True)
+    assert not matched(small, large, "one", "two").everyone
+    declared = matched(small, large, "one", "one")
+    assert (declared.everyone, declared.is_undecided) == ({0}, False)
+    apart = digests(tmp_path / "c", {"x": records(50, 53)}, parameters={"input_shape": [9]}, sources=["e"])
+    assert not matched(small, apart).everyone
+
+
+def test_another_division_of_the_same_raw_files_is_told_by_content(tmp_path):
+    """Seeds and shares decide which records there are, not how one looks."""
+    one = digests(tmp_path / "a", {"x": records(0, 3)}, parameters={"seed": 0, "num_shards": 1}, sources=["f"])
+    two = digests(tmp_path / "b", {"x": records(3, 6)}, parameters={"seed": 1, "num_shards": 2}, sources=["f"])
+    assert not matched(one, two).everyone
+
+
+def test_rows_of_a_contact_graph_are_known_by_their_names(tmp_path):
+    """A person's row changes with the contacts, and is the same person's."""
+    promise = RowInfluence("node", "replace_one", 3, "by hand")
+    own = digests(tmp_path / "a", {"x": records(0, 3)}, row_influence=promise)
+    other = digests(tmp_path / "b", {"x": records(7, 9)}, row_influence=promise)
+    assert members(matched(own, other), own, 0) == [[0], [0], []]
+
+
+def test_a_client_without_records_is_matched_by_what_is_declared(tmp_path):
+    own = digests(tmp_path / "a", {"x": records(0, 3), "y": np.zeros((0, 3), np.float32)})
+    other = digests(tmp_path / "b", {"y": records(10, 13)})
+    assert members(matched(own, other), own, 1) == [[]]
+    assert members(matched(own, other, "one", "one"), own, 1) == [[0]]
+
+
+def test_files_of_digests_hold_eight_bytes_a_record_and_no_more():
+    own = records_of_examples(KEY, ["x"], [records(0, 1000)])
+    content = own.to_bytes()
+    assert len(content) < 8 * 1000 + 2000
+    back = Records.from_bytes(content)
+    np.testing.assert_array_equal(back.digests, own.digests)
+    np.testing.assert_array_equal(back.first, own.first)
+
+
+def test_without_the_key_digests_tell_nothing():
+    other = RecordKey(bytes(32))
+    assert not set(KEY.examples(records(0, 50)).tolist()) & set(other.examples(records(0, 50)).tolist())
+    assert KEY.fingerprint() != other.fingerprint()
+    assert len(set(KEY.clients(["a", "b"]).tolist()) & set(other.clients(["a", "b"]).tolist())) == 0

@@ -1,0 +1,132 @@
+"""Which records two runs have in common, by their digests, by what was declared, and where neither decides."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tff_pdp.registry.records import RecordKey, Records
+
+# As a configuration declares records: one name for all clients, a name by client, or nothing.
+RecordSet = str | Mapping[str, str] | None
+_NOBODY: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """Where the records of a run are in another one.
+
+    Attributes:
+      groups: int64 `[records]`, by record of the run, a place in `members`.
+      members: sets of the other run's clients, by place.
+      forced: by client of the run, clients of the other run that all its records count as records of.
+      is_undecided: whether the records' sameness could not be decided, so that they count as the same.
+    """
+
+    groups: np.ndarray
+    members: Sequence[frozenset[int]]
+    forced: Sequence[frozenset[int]]
+    is_undecided: bool
+
+    def of_records(self, first: int, last: int, client: int) -> np.ndarray:
+        """The groups of a client's records, or of the client where it has none: int64 `[at least 1]`."""
+        if last > first:
+            return self.groups[first:last]
+        return np.array([self.members.index(self.forced[client])])
+
+    @property
+    def everyone(self) -> frozenset[int]:
+        """All clients of the other run that have any record of this one."""
+        return frozenset().union(*self.members)
+
+
+def declared_sets(key: RecordKey, records: Records, declared: RecordSet) -> list[str | None]:
+    """The declared name of each client's records; None where there is none."""
+    if declared is None or isinstance(declared, str):
+        return [declared] * len(records.clients)
+    by_client = dict(zip(key.clients(declared).tolist(), declared.values(), strict=True))
+    return [by_client.get(client) for client in records.clients.tolist()]
+
+
+def match(
+    own: Records,
+    other: Records,
+    own_sets: Sequence[str | None],
+    other_sets: Sequence[str | None],
+    *,
+    by_name: bool = False,
+) -> Match:
+    """Finds a run's records in another run.
+
+    Records are the same where their digests are, or where both are declared to be of one set. Where two data sets were
+    made from the same raw file in different ways, digests of the same record differ; such records count as the same,
+    unless both are declared to be of different sets.
+
+    Guarantee: each record that both runs have in the same form is found.
+    Assumes: the same record in different forms is declared, or the manifests name the same files of raw data.
+
+    Args:
+      own: of the run.
+      other: of the other run, under the same key.
+      own_sets: declared, by client of `own`.
+      other_sets: declared, by client of `other`.
+      by_name: whether clients of one name are the same: users, and clients of one folder. Different declared sets tell
+        them apart.
+    """
+    places = {client: place for place, client in enumerate(other.clients.tolist())}
+    named = [places.get(client) for client in own.clients.tolist()]
+    if own.dataset and own.dataset == other.dataset:
+        same = [_NOBODY if place is None else frozenset([place]) for place in named]
+        return _match(own, [_NOBODY] * len(own.digests), same, is_undecided=False)
+    could_differ = own.form != other.form and not set(own.sources).isdisjoint(other.sources)
+    forced = [
+        _forced(own_set, place, other_sets, could_differ=could_differ, by_name=by_name)
+        for own_set, place in zip(own_sets, named, strict=True)
+    ]
+    is_undecided = could_differ and any(
+        own_set is None or any(set_ is None for set_ in other_sets) for own_set in own_sets
+    )
+    return _match(own, _holders(own.digests, other), forced, is_undecided=is_undecided and any(forced))
+
+
+def _forced(
+    own_set: str | None, named: int | None, other_sets: Sequence[str | None], *, could_differ: bool, by_name: bool
+) -> frozenset[int]:
+    """The other run's clients that a client's records are in, whatever their digests say."""
+
+    def may_be_same(other_set: str | None) -> bool:
+        if own_set is not None and other_set is not None:
+            return own_set == other_set
+        return could_differ
+
+    if named is not None and by_name and None in (own_set, other_sets[named]):
+        return frozenset([named])
+    # Among all clients that it may be, the one of the same name is meant.
+    if named is not None and may_be_same(other_sets[named]):
+        return frozenset([named])
+    return frozenset(place for place, other_set in enumerate(other_sets) if may_be_same(other_set))
+
+
+def _holders(digests: np.ndarray, other: Records) -> list[frozenset[int]]:
+    """By record, the other run's clients that have one with this digest."""
+    order = np.argsort(other.digests, kind="stable")
+    holder = np.repeat(np.arange(len(other.clients)), np.diff(other.first))[order]
+    known = other.digests[order]
+    low, high = np.searchsorted(known, digests, "left"), np.searchsorted(known, digests, "right")
+    found = [_NOBODY] * len(digests)
+    for place in np.flatnonzero(high > low).tolist():
+        found[place] = frozenset(holder[low[place] : high[place]].tolist())
+    return found
+
+
+def _match(
+    own: Records, holders: Sequence[frozenset[int]], forced: Sequence[frozenset[int]], *, is_undecided: bool
+) -> Match:
+    numbers: dict[frozenset[int], int] = {}
+    for members in forced:
+        numbers.setdefault(members, len(numbers))
+    groups = np.zeros(len(own.digests), np.int64)
+    for client, (first, last) in enumerate(zip(own.first[:-1].tolist(), own.first[1:].tolist(), strict=True)):
+        for place in range(first, last):
+            groups[place] = numbers.setdefault(holders[place] | forced[client], len(numbers))
+    return Match(groups, list(numbers), forced, is_undecided)

@@ -1,0 +1,182 @@
+"""Digests of records under a secret key: equal for equal records, and without the key they tell nothing.
+
+A record is known by its features alone, bit for bit: with another label it is the same one. A row of a contact graph is
+known by its name, which stands for a person and a window in time.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.manifest import MANIFEST_FILE, SPLITS
+
+KEY_BYTES = 32
+# A file has eight bytes of digest for each record and each client. Two different records have the same digest with a
+# probability of 2**-64, and then count as one: an overlap may be found where there is none, and never the other way.
+_DIGEST = np.dtype("<u8")
+# Options of a job that decide which records there are and in which files, and not how one looks.
+_NOT_FORM = frozenset(
+    {
+        "exact_split",
+        "max_bad_fraction",
+        "min_examples_per_client",
+        "num_shards",
+        "seed",
+        "split_by",
+        "test_fraction",
+        "validation_fraction",
+    }
+)
+# Rows of a contact graph hold something of other people, whose names depend on the seed, in whichever split they are.
+_NOT_FORM_OF_ROWS = frozenset({"max_bad_fraction", "num_shards"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Which records a run is about: digests under one key, grouped by client.
+
+    Attributes:
+      dataset: digest of the data set they are from; empty where they are from none.
+      form: digest of how raw data became records. Records of different forms differ where the raw data do not.
+      sources: digests of the files of raw data.
+      clients: uint64 `[clients]`, digests of the clients' ids.
+      first: int64 `[clients + 1]`, the place of each client's first record, and the end.
+      digests: uint64 `[records]`.
+    """
+
+    dataset: str
+    form: str
+    sources: tuple[str, ...]
+    clients: np.ndarray
+    first: np.ndarray
+    digests: np.ndarray
+
+    def to_bytes(self) -> bytes:
+        """The content of a file, of some eight bytes for each record."""
+        header = json.dumps({"dataset": self.dataset, "form": self.form, "sources": self.sources})
+        file = io.BytesIO()
+        np.savez(
+            file,
+            header=np.frombuffer(header.encode(), np.uint8),
+            clients=self.clients.astype(_DIGEST),
+            first=self.first.astype("<i8"),
+            digests=self.digests.astype(_DIGEST),
+        )
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Records":
+        """The inverse of `to_bytes`, for content that is known to be whole."""
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            return cls(
+                header["dataset"],
+                header["form"],
+                tuple(header["sources"]),
+                arrays["clients"],
+                arrays["first"],
+                arrays["digests"],
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordKey:
+    """The secret of a registry's digests: keyed BLAKE2b, of eight bytes for a record or a client.
+
+    Guarantee: without the key, digests tell of a record nothing but whether it equals another one.
+    Assumes: the key stays secret. A holder of the key can test whether a known record is among those of a run.
+    """
+
+    secret: bytes = dataclasses.field(repr=False)
+
+    def fingerprint(self) -> str:
+        """Returns 32 hexadecimal digits that tell this key from others, and nothing else of it."""
+        return self._digest(b"", b"fingerprint", 16).hex()
+
+    def name(self, purpose: str, content: bytes) -> str:
+        """Returns 32 hexadecimal digits that stand for a content."""
+        return self._digest(content, purpose.encode(), 16).hex()
+
+    def clients(self, client_ids: Iterable[str]) -> np.ndarray:
+        """Digests of clients' ids: uint64 `[clients]`."""
+        return self._digests((client_id.encode() for client_id in client_ids), b"client")
+
+    def examples(self, x: np.ndarray) -> np.ndarray:
+        """Digests of examples by their features, float32 `[n, ...]`: uint64 `[n]`."""
+        # Minus zero is zero.
+        rows = np.ascontiguousarray(x, "<f4") + np.float32(0)
+        return self._digests((row.tobytes() for row in rows), b"record")
+
+    def rows(self, names: np.ndarray) -> np.ndarray:
+        """Digests of named rows, `S32` `[n]`: uint64 `[n]`."""
+        return self._digests(names.tolist(), b"row")
+
+    def _digests(self, contents: Iterable[bytes], purpose: bytes) -> np.ndarray:
+        joined = b"".join(self._digest(content, purpose, _DIGEST.itemsize) for content in contents)
+        return np.frombuffer(joined, _DIGEST).astype(np.uint64)
+
+    def _digest(self, content: bytes, purpose: bytes, size: int) -> bytes:
+        return hashlib.blake2b(content, key=self.secret, digest_size=size, person=purpose).digest()
+
+
+def name_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> str:
+    """Names the records of a data set's splits, as a registry calls them."""
+    manifest = (dataset.path / MANIFEST_FILE).read_bytes()
+    return key.name("splits", json.dumps(sorted(splits_of(dataset, splits))).encode() + manifest)
+
+
+def splits_of(dataset: ClientDataset, splits: Sequence[str]) -> Sequence[str]:
+    """The splits whose records a run on these splits is about: of a contact graph, all."""
+    return splits if dataset.manifest.row_influence is None else SPLITS
+
+
+def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> Records:
+    """Digests of a data set's records: reads all of these once.
+
+    Args:
+      key: of the registry.
+      dataset: the data set.
+      splits: whose records.
+
+    Raises:
+      DataError: a record is corrupt.
+    """
+    manifest = dataset.manifest
+    is_rows = manifest.row_influence is not None
+    not_form = _NOT_FORM_OF_ROWS if is_rows else _NOT_FORM
+    form: dict[str, Any] = {name: value for name, value in manifest.parameters.items() if name not in not_form}
+    features = dataclasses.asdict(manifest.features)
+    parts = [
+        [
+            key.rows(dataset.example_ids(client_id, split))
+            if is_rows
+            else key.examples(dataset.load(client_id, split).x)
+            for split in splits_of(dataset, splits)
+        ]
+        for client_id in dataset.client_ids
+    ]
+    return Records(
+        dataset=key.name("dataset", (dataset.path / MANIFEST_FILE).read_bytes()),
+        form=key.name("form", json.dumps([features, form], sort_keys=True).encode()),
+        sources=tuple(sorted({key.name("source", source.sha256.encode()) for source in manifest.sources})),
+        **_grouped(key, dataset.client_ids, [np.concatenate(own) for own in parts]),
+    )
+
+
+def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
+    """Digests of clients' examples that are from no data set: `features` has float32 `[n, ...]` of each client."""
+    return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
+
+
+def _grouped(key: RecordKey, client_ids: Sequence[str], digests: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        "clients": key.clients(client_ids),
+        "first": np.cumsum([0, *map(len, digests)]).astype(np.int64),
+        "digests": np.concatenate([np.zeros(0, np.uint64), *digests]),
+    }

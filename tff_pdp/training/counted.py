@@ -1,0 +1,160 @@
+"""Enters runs into the registry before they draw noise, and says what all runs on a method's records cost together."""
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tff_pdp.experiment.before_training import released_id
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.method import Method
+from tff_pdp.privacy.accounting.events import hashable
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.plans.plan import PrivacyPlan
+from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
+from tff_pdp.registry.entries import Registry
+from tff_pdp.reports.words import upper
+from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.record.all_runs import AllRuns, Own, compose, releases_on_record
+from tff_pdp.training.record.charges import Charges, read_charges
+
+_PLANNED = "planned"
+
+
+def enter_run(
+    config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None, upper: Ledger | None
+) -> None:
+    """Enters a run into the registry, before it draws noise; one that has begun again with more to spend, once more.
+
+    Guarantee: when this returns, the registry counts the run with at least what it will ever have spent, unless its
+      rounds are drawn anew later, and that outlasts a power cut.
+
+    Args:
+      config: the experiment.
+      method: what is trained.
+      folder: of the run.
+      charges: of the run.
+      upper: all that the run may have spent at its end; None without privacy.
+
+    Raises:
+      DataError: the registry is damaged.
+      OSError: the registry cannot be written; the run must not go on.
+    """
+    if charges is None:
+        return
+    registry = Registry(config.privacy.registry)
+    known = registry.find(charges.run_id)
+    if known is None:
+        registry.begin(
+            charges.run_id,
+            charges.method,
+            folder,
+            records=registry.keep_dataset(method.clients, splits_of(method)),
+            record_set=config.data.record_set,
+            non_private=charges.non_private,
+            ledger=upper,
+            rounds=method.plan.rounds,
+            includes=released_id(config),
+        )
+    elif not charges.is_closed and (known.is_closed or charges.attempt.number):
+        # Rounds are drawn anew; or the run was about to be replaced, and goes on after all.
+        registry.raise_to(charges.run_id, method.plan.rounds, upper)
+
+
+def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
+    """Enters a run that has ended, such as one from before there was a registry, or from another computer.
+
+    Raises:
+      DataError, OSError: as `enter_run`.
+    """
+    if charges is None or not charges.through_round:
+        return
+    known = Registry(config.privacy.registry).find(charges.run_id)
+    if known is None or not known.is_closed:
+        enter_run(config, method, folder, charges, charges.ledger)
+        settle(config, folder)
+
+
+def settle(config: ExperimentConfig, folder: Path) -> None:
+    """Enters what the run in a folder has spent at most: it has ended, or is about to be removed.
+
+    Raises:
+      DataError: what the run has spent cannot be read, or the registry is damaged.
+      OSError: the registry cannot be written.
+    """
+    charges = read_charges(folder)
+    if charges is not None:
+        Registry(config.privacy.registry).close(charges.run_id, charges.through_round, charges.ledger)
+
+
+def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
+    """All that a run may have spent at its end, if no round is drawn anew from here on; None without privacy.
+
+    Args:
+      plan: of the run.
+      state: where the run goes on.
+    """
+    if state.ledger is None:
+        return None
+    ledger = copy.deepcopy(state.ledger)
+    for scope in plan.budgets:
+        rest: Counter = Counter()
+        if state.round_number:
+            for number in range(state.round_number + 1, plan.rounds + 1):
+                rest.update({hashable(event): count for event, count, _ in plan.charges(scope, number)})
+        else:
+            rest.update(plan.planned_counts(scope))
+        for event, count in rest.items():
+            ledger.append(scope, event, count, _PLANNED)
+    return ledger
+
+
+def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
+    """Composes all runs on the records of a method's clients, over all folders.
+
+    Raises:
+      DataError: the registry, or the record of a run in the experiment's folder, is damaged.
+    """
+    registry = Registry(config.privacy.registry)
+    own = Own(
+        records=registry.keep_dataset(method.clients, splits_of(method)),
+        record_set=config.data.record_set,
+        scopes=[method.plan.scope_of(client_id) for client_id in method.clients.client_ids],
+        are_users=method.user_plan is not None,
+        is_unit_in_several=method.user_plan is not None or method.clients.manifest.row_influence is not None,
+    )
+    found = releases_on_record(registry, Path(config.output))
+    return compose(registry, found, own, only_budgets_hold=only_budgets_hold(method.plan))
+
+
+def only_budgets_hold(plan: PrivacyPlan) -> bool:
+    """Whether what was spent says nothing of what could have been, since it follows from a noised number."""
+    return isinstance(plan, SiloExamplePlan) and plan.num_examples_are_noised
+
+
+def splits_of(method: Method) -> Sequence[str]:
+    """The splits that a method's training reads: a search also scores by validation examples."""
+    is_searched = isinstance(method.plan, SiloExamplePlan) and method.plan.search is not None
+    return ("train", "validation") if is_searched else ("train",)
+
+
+def say_cost_so_far(config: ExperimentConfig, method: Method) -> None:
+    """Says on stderr what all runs on these records have cost up to now, before one more begins."""
+    cost = cost_of_all_runs(config, method)
+    if not cost.runs:
+        return
+    worst = cost.worst
+    together = (
+        f"no epsilon holds for them together ({worst.why_no_bound})"
+        if worst.why_no_bound
+        else f"together they have spent epsilon {upper(worst.epsilon)} at delta {worst.delta:g}"
+    )
+    elsewhere = f", {cost.elsewhere} of them in other folders" if cost.elsewhere else ""
+    print(
+        f"{method.algorithm.name}: {cost.runs} releases on record are about these records{elsewhere}; {together}. "
+        "Budgets are per run: this one spends its own beside that",
+        file=sys.stderr,
+    )
+    for note in cost.notes:
+        print(f"{method.algorithm.name}: note: {note}", file=sys.stderr)

@@ -1,0 +1,385 @@
+"""Counts all runs on the same records, over all folders, and says what they cost together.
+
+`releases_on_record` finds the runs: those of an experiment's folder, and those that the registry knows. `compose` says
+what some clients' records have paid in them.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_pdp.errors import DataError
+from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
+from tff_pdp.registry.entries import Entry, Registry
+from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
+from tff_pdp.registry.records import Records
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.releases import Release, all_releases, why_without_bound
+
+# Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
+_MOST_KINDS = 64
+_USER = "user"
+
+
+class OnRecord(NamedTuple):
+    """A release that may have been about the same records.
+
+    Attributes:
+      release: what was spent.
+      folder: of the run, as text.
+      records: name of the digests in the registry; empty where there are none.
+      record_set: what was declared of the records.
+      is_here: whether the release is in the folder of the experiment that asks.
+    """
+
+    release: Release
+    folder: str
+    records: str
+    record_set: RecordSet
+    is_here: bool
+
+
+class Own(NamedTuple):
+    """Whose cost is asked for.
+
+    Attributes:
+      records: name of the clients' digests in the registry.
+      record_set: what is declared of their records.
+      scopes: of the clients in ledgers, in the order of the digests; all users share one.
+      are_users: whether the clients are users, who are the same wherever they have the same id.
+      is_unit_in_several: whether what is protected may be in several records, as users and people of contact graphs
+        are. All records of a scope then count as being in every run that one of them is in.
+    """
+
+    records: str
+    record_set: RecordSet
+    scopes: Sequence[str]
+    are_users: bool = False
+    is_unit_in_several: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """The cost of all runs on record to a scope.
+
+    Attributes:
+      epsilon: of everything together at `delta`; infinite where no bound holds.
+      delta: the largest of the budgets; where only budgets hold, their sum.
+      runs: numbers, in the order of what is on record, of the releases that any of the records was in.
+      why_no_bound: why no epsilon holds, as a clause; empty where one does.
+    """
+
+    epsilon: float
+    delta: float
+    runs: frozenset[int]
+    why_no_bound: str = ""
+
+    @property
+    def releases(self) -> int:
+        """How many releases there are on record."""
+        return len(self.runs)
+
+    def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
+        """Plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
+
+        Args:
+          claim: the weakest of the releases', as far as these have one.
+          claim_reason: why it is no stronger.
+        """
+        if self.why_no_bound or not math.isfinite(self.epsilon):
+            claim, claim_reason = "none", self.why_no_bound or claim_reason
+        return {
+            "claim": claim,
+            "claim_reason": claim_reason,
+            "epsilon": None if claim == "none" else self.epsilon,
+            "delta": self.delta,
+            "releases_on_record": self.releases,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class AllRuns:
+    """The cost of all runs on record, by scope.
+
+    Attributes:
+      by_scope: what they cost each scope.
+      elsewhere: how many of the releases are in other folders.
+      notes: what was taken for granted, one sentence each.
+    """
+
+    by_scope: Mapping[str, Composed]
+    elsewhere: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Composed:
+        """The cost to the scope that paid most; at the largest delta, and of all runs."""
+        worst = max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
+        delta = max(one.delta for one in self.by_scope.values())
+        return dataclasses.replace(
+            worst, delta=delta, runs=frozenset().union(*(one.runs for one in self.by_scope.values()))
+        )
+
+    @property
+    def runs(self) -> int:
+        """How many releases any of the records was in."""
+        return len(self.worst.runs)
+
+
+def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
+    """Finds all releases: of runs in an experiment's folder, of those that they replaced, and of the registry.
+
+    Guarantee: each is there with at least what it has spent, once: a folder that was moved, deleted or restored from an
+      older copy still counts with what the registry has of it.
+
+    Args:
+      registry: the registry.
+      output: the experiment's folder.
+
+    Raises:
+      DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
+    """
+    here = {release.run_id or str(place): release for place, release in enumerate(all_releases(output))}
+    found: list[OnRecord] = []
+    entries = registry.entries()
+    included: set[str] = set()
+    for entry in entries:
+        is_here = entry.run_id in here or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
+        release = _newest(entry, here.pop(entry.run_id, None))
+        if release is not None:
+            included.add(entry.includes)
+            found.append(OnRecord(release, entry.folder, entry.records, entry.record_set, is_here))
+    found += [OnRecord(release, str(output), "", None, is_here=True) for release in here.values()]
+    return [one for one in found if not one.release.run_id or one.release.run_id not in included]
+
+
+def _newest(entry: Entry, here: Release | None) -> Release | None:
+    """The most that a run has spent: as its folder says or, where that says less, as the registry does."""
+    stated = here or _stated_in_folder(entry)
+    if stated is not None and (not entry.is_closed or stated.rounds >= entry.rounds):
+        return stated if stated.rounds else None
+    if not entry.rounds:
+        return None
+    return Release(entry.upper, entry.non_private, entry.method, entry.rounds, entry.run_id)
+
+
+def _stated_in_folder(entry: Entry) -> Release | None:
+    """The statement of the run's own folder; None where it is not there any more, or cannot be read."""
+    with contextlib.suppress(DataError, OSError):
+        charges = read_charges(Path(entry.folder))
+        if charges is not None and charges.run_id == entry.run_id:
+            return Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)
+    return None
+
+
+def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_budgets_hold: bool = False) -> AllRuns:
+    """Says what releases cost clients together, counting those that were about any of the clients' records.
+
+    Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
+      that is in one client of each data set, or has the same digest in several.
+    Assumes: `registry.matching.match` finds the records that are the same; as `compose_worst_case`. In one folder,
+      clients of one name are the same. Releases without digests are about the same records as clients of their name.
+
+    Args:
+      registry: that the names of digests are from.
+      found: all releases, as of `releases_on_record`.
+      own: whose cost is asked for.
+      only_budgets_hold: whether what was spent says nothing of what could have been, so that budgets are summed.
+
+    Raises:
+      DataError: a file of digests is damaged; the message names the file.
+    """
+    records = registry.records(own.records)
+    key = registry.key()
+    own_sets = declared_sets(key, records, own.record_set)
+    matches: dict[tuple[str, str, bool], Match] = {}
+    parts: list[_Part] = []
+    for number, one in enumerate(found):
+        if not one.records:
+            parts.append(_ByName(number, one, own.are_users))
+            continue
+        by_name = one.is_here or own.are_users or _is_of_users(one.release)
+        place = (one.records, repr(one.record_set), by_name)
+        other = registry.records(one.records)
+        if place not in matches:
+            other_sets = declared_sets(key, other, one.record_set)
+            matches[place] = match(records, other, own_sets, other_sets, by_name=by_name)
+        if matches[place].everyone:
+            parts.append(_ByRecords(number, one, matches[place], _places(key.clients, one.release, other)))
+    by_scope = {}
+    for scope, clients in _clients_by_scope(own).items():
+        kinds = _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
+        by_scope[scope] = _composed(parts, scope, kinds, only_budgets_hold)
+    runs = frozenset().union(*(one.runs for one in by_scope.values()))
+    undecided = {part.number for part in parts if part.is_undecided} & runs
+    return AllRuns(
+        by_scope=by_scope,
+        elsewhere=sum(not found[number].is_here for number in runs),
+        notes=_notes([found[number] for number in sorted(undecided)]),
+    )
+
+
+def _is_of_users(release: Release) -> bool:
+    return release.ledger is not None and release.ledger.unit == _USER
+
+
+def _clients_by_scope(own: Own) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, scope in enumerate(own.scopes):
+        found.setdefault(scope, []).append(place)
+    return found
+
+
+class _Part:
+    """A release that some records may have been in."""
+
+    is_undecided = False
+
+    def __init__(self, number: int, found: OnRecord):
+        self.number = number
+        release = found.release
+        # A reader has to find the run.
+        self.release = release if found.is_here else release._replace(run=f"{release.run} in {found.folder}")
+
+    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
+        """Numbers the kinds of the clients' records: int64 `[kinds or records]`."""
+        raise NotImplementedError
+
+    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
+        """The release's scopes that records of these kinds, of a scope, are in; None where they are in none."""
+        raise NotImplementedError
+
+
+class _ByName(_Part):
+    """A release without digests: by a run of an earlier version."""
+
+    is_undecided = True
+
+    def __init__(self, number: int, found: OnRecord, are_users: bool):
+        super().__init__(number, found)
+        self._are_users = are_users
+
+    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
+        return np.zeros(sum(_size(records, client) for client in clients), np.int64)
+
+    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
+        ledger = self.release.ledger
+        if ledger is None:
+            # It may have been about any client.
+            return []
+        if scope in ledger.budgets:
+            return [scope]
+        # Silos that the run does not know are not in it; users and silos have no names in common.
+        return [] if (ledger.unit == _USER) != self._are_users else None
+
+
+class _ByRecords(_Part):
+    """A release whose records are known."""
+
+    def __init__(self, number: int, found: OnRecord, matched: Match, places: Mapping[int, str]):
+        super().__init__(number, found)
+        self._match, self._places = matched, places
+        self.is_undecided = matched.is_undecided
+
+    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
+        first = records.first
+        return np.concatenate([self._match.of_records(first[one], first[one + 1], one) for one in clients])
+
+    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
+        members = frozenset().union(*(self._match.members[group] for group in set(groups)))
+        if not members:
+            return None
+        ledger = self.release.ledger
+        if ledger is None:
+            return []
+        if ledger.unit == _USER:
+            return list(ledger.budgets)
+        return [self._places[place] for place in sorted(members) if place in self._places]
+
+
+def _size(records: Records, client: int) -> int:
+    """How many records a client has; a client without any counts as one."""
+    return max(1, int(records.first[client + 1] - records.first[client]))
+
+
+def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
+    """By place of a client in the digests, its scope in the release's ledger."""
+    if release.ledger is None or release.ledger.unit == _USER:
+        return {}
+    names = list(release.ledger.budgets)
+    by_client = dict(zip(digests_of(names).tolist(), names, strict=True))
+    return {place: by_client[one] for place, one in enumerate(other.clients.tolist()) if one in by_client}
+
+
+def _composed(
+    parts: Sequence[_Part], scope: str, kinds: Iterable[Sequence[Sequence[int]]], only_budgets_hold: bool
+) -> Composed:
+    """Composes for each kind of a scope's records all releases that the kind is in, and takes the largest figure."""
+    found = [_of_kind(parts, scope, kind, only_budgets_hold=only_budgets_hold) for kind in kinds]
+    runs = frozenset().union(*(one.runs for one in found))
+    worst = max(found, key=lambda one: (one.why_no_bound != "", one.epsilon))
+    return dataclasses.replace(worst, delta=max(one.delta for one in found), runs=runs)
+
+
+def _kinds(
+    parts: Sequence[_Part], clients: Sequence[int], records: Records, *, is_unit_in_several: bool
+) -> Iterator[Sequence[Sequence[int]]]:
+    """Yields for each kind of records, by release, their groups there; kinds differ in these."""
+    if not parts:
+        yield []
+        return
+    groups = np.stack([part.groups(records, clients) for part in parts], axis=1)
+    kinds = np.unique(groups, axis=0)
+    if is_unit_in_several or len(kinds) > _MOST_KINDS:
+        yield [np.unique(column).tolist() for column in kinds.T]
+        return
+    for kind in kinds:
+        yield [[int(group)] for group in kind]
+
+
+def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]], *, only_budgets_hold: bool) -> Composed:
+    touched = [
+        (part, scopes)
+        for part, groups in zip(parts, kind, strict=True)
+        if (scopes := part.scopes(scope, groups)) is not None
+    ]
+    runs = frozenset(part.number for part, _ in touched)
+    paid: list[tuple[Ledger, str]] = [
+        (part.release.ledger, one) for part, scopes in touched if part.release.ledger for one in scopes
+    ]
+    deltas = [ledger.budgets[one].delta for ledger, one in paid]
+    why_no_bound = why_without_bound([part.release for part, _ in touched])
+    if why_no_bound:
+        return Composed(math.inf, max(deltas, default=0.0), runs, why_no_bound)
+    if not paid:
+        return Composed(0.0, 0.0, runs)
+    if only_budgets_hold:
+        return Composed(sum(ledger.budgets[one].epsilon for ledger, one in paid), sum(deltas), runs)
+    return Composed(compose_parts(paid).best, max(deltas), runs)
+
+
+def _notes(undecided: Sequence[OnRecord]) -> tuple[str, ...]:
+    old = [one for one in undecided if not one.records]
+    other_form = [one for one in undecided if one.records]
+    notes = []
+    if old:
+        notes.append(
+            f"{_listed(old)}: on record without digests of records, and counted as being about the same records"
+        )
+    if other_form:
+        notes.append(
+            f"{_listed(other_form)}: on records made of the same raw files in another way, and counted as being about "
+            "the same records; data.record_set can say whether they are"
+        )
+    return tuple(notes)
+
+
+def _listed(found: Sequence[OnRecord]) -> str:
+    first = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{first.release.run} in {first.folder}{more}"
