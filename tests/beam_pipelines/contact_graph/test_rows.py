@@ -35,8 +35,12 @@ TOWN = Town(
     (
         Contact(1, 2, start=43_200, duration=43_200, activity1=1, activity2=2),
         Contact(2, 1, start=21_600, duration=21_600, activity1=5, activity2=3),
-        Contact(3, 1, start=0, duration=400_000, activity1=7, activity2=2),
-        Contact(4, 2, start=0, duration=200_000),
+        # One contact lasts for the two observed days at most; a pair can have several at the same time.
+        Contact(3, 1, start=0, duration=172_800, activity1=7, activity2=2),
+        Contact(3, 1, start=3_600, duration=172_800, activity1=7, activity2=2),
+        Contact(3, 1, start=7_200, duration=54_400, activity1=7, activity2=2),
+        Contact(4, 2, start=0, duration=172_800),
+        Contact(4, 2, start=3_600, duration=27_200),
     ),
     {1: 4, 2: 25},
 )
@@ -56,14 +60,16 @@ THIRD = {"age": 51, "household_size": 102}
 FOURTH = {"is_male": 255, "household_size": 255}
 # 18 hours, in two contacts, of two days: 9 a day; 1 a day, of 20; the earlier at 6 o'clock.
 FIRST_AND_SECOND = {"present": 255, "hours": 96, "number_of_contacts": 13, "start": 64}
+# More than all day long, 400,000 and 200,000 seconds of two days, from midnight; 1.5 and 1 contacts a day, of 20.
+FIRST_AND_THIRD = {"present": 255, "hours": 255, "number_of_contacts": 19}
+SECOND_AND_FOURTH = {"present": 255, "hours": 255, "number_of_contacts": 13}
 
 
 def test_slots(tmp_path):
     rows = by_person(tmp_path, layout="slots", num_slots=3)
     assert {name: len(of) for name, of in rows.items()} == {"row": 4, "test": 2}
     with_second = {**SECOND, **FIRST_AND_SECOND, "at_home": 255, "at_shopping": 255}
-    # More than all day long; half a contact a day.
-    with_third = {**THIRD, "present": 255, "hours": 255, "number_of_contacts": 6, "at_work": 255}
+    with_third = {**THIRD, **FIRST_AND_THIRD, "at_work": 255}
     expected = slots(
         1,
         {
@@ -85,19 +91,18 @@ def test_slots(tmp_path):
         2,
         {
             1: {**FIRST, **FIRST_AND_SECOND, "at_work": 255, "at_school": 255},
-            4: {**FOURTH, "present": 255, "hours": 255, "number_of_contacts": 6, "at_home": 255},
+            4: {**FOURTH, **SECOND_AND_FOURTH, "at_home": 255},
         },
     )
     own = {**SECOND, "share_of_slots": 170, "infectious_day-2": 255, "infectious_day-1": 255}
     assert rows["row"][2] == ({**own, **expected}, 0)
     # Of those who fall ill on the first and on the last day: they were well before.
     for pid, own, contact in (
-        (3, THIRD, {1: {**FIRST, "at_religion": 255}}),
-        (4, FOURTH, {2: {**SECOND, "at_home": 255}}),
+        (3, THIRD, {1: {**FIRST, **FIRST_AND_THIRD, "at_religion": 255}}),
+        (4, FOURTH, {2: {**SECOND, **SECOND_AND_FOURTH, "at_home": 255}}),
     ):
-        long = {"present": 255, "hours": 255, "number_of_contacts": 6}
         ill = {"infectious_day-2": 255, "infectious_day-1": 255} if pid == 4 else {}
-        expected = slots(pid, {other: {**block, **long, **ill} for other, block in contact.items()})
+        expected = slots(pid, {other: {**block, **ill} for other, block in contact.items()})
         assert rows["row"][pid] == ({**own, "share_of_slots": 85, "always_susceptible": 255, **expected}, 1)
 
 
@@ -117,7 +122,7 @@ def test_summary(tmp_path):
         "is_female": 85,
         "household_size": (255 + 102) // 3,
         "hours": (96 + 255) // 3,
-        "number_of_contacts": 6,  # (13 + 6) / 3
+        "number_of_contacts": 11,  # (13 + 19) / 3
         "start": 21,  # 64 / 3
         "at_home": 85,
         "at_shopping": 85,
