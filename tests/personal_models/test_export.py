@@ -402,6 +402,7 @@ def test_clients_that_were_added_are_left_out_only_when_that_is_said(silos, tmp_
     card_file = version / "assets.extra" / "model_card.json"
     added = {"clients_not_in_training": 1, "clients_fitted_after_training": 3}
     card_file.write_text(json.dumps({**json.loads(card_file.read_text()), **added}))
+    layout.write_manifest(version, layout.read_manifest(version))
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(config.to_dict()))
     assert main(["export", "--config", str(path)]) == 2
@@ -409,9 +410,14 @@ def test_clients_that_were_added_are_left_out_only_when_that_is_said(silos, tmp_
     assert "1 clients that were not in training, 3 fits in all" in said and "--drop-added" in said
     assert layout.published_versions(config.export_folder).keys() == {1}
     # Whether a damaged version has added clients cannot be told.
+    card_file.write_text(json.dumps({**json.loads(card_file.read_text()), "clients_fitted_after_training": 0}))
+    assert main(["export", "--config", str(path)]) == 2
+    assert "model_card.json does not match the SHA-256 in its manifest" in capsys.readouterr().err
     card_file.write_text("{")
+    layout.write_manifest(version, layout.read_manifest(version))
     assert main(["export", "--config", str(path)]) == 2
     assert "model_card.json cannot be read" in capsys.readouterr().err
+    assert layout.published_versions(config.export_folder).keys() == {1}
     assert main(["export", "--config", str(path), "--drop-added", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     # What is printed is what is stored.
