@@ -14,7 +14,7 @@ from tff_pdp.data.manifest import (
     FeatureSpec,
     Manifest,
 )
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
 
 # As `data.input` of what is made up and not read.
 GENERATED = "generated"
@@ -57,6 +57,19 @@ class DataConfig:
     seed: int = 0
     max_bad_fraction: float = 0.01
     record_set: str | Mapping[str, str] | None = None
+
+
+def check_features(data: DataConfig, shape: tuple[int, ...], num_classes: int) -> None:
+    """Compares an experiment's `input_shape` and `num_classes` with those of its source.
+
+    Raises:
+      ConfigError: they differ; the message has both.
+    """
+    if (data.input_shape, data.num_classes) != (shape, num_classes):
+        raise ConfigError(
+            f"data.input_shape and data.num_classes are {list(data.input_shape)} and {data.num_classes}; "
+            f"{data.source} has {list(shape)} and {num_classes}"
+        )
 
 
 EXCHANGES = ("files", "runner")

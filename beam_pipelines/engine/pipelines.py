@@ -16,9 +16,8 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import AsIter, PCollection, TaggedOutput
 
-from beam_pipelines.engine.orphans import end_with
 from beam_pipelines.engine.stages import Origin, Stage, decode_pieces, encode_piece, read_pieces, write_pieces
-from beam_pipelines.engine.tasks import TaskRun, is_done
+from beam_pipelines.engine.tasks import TaskRun, end_with, is_done
 
 _DONE = "done"
 

@@ -10,8 +10,7 @@ from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
-from beam_pipelines.options import GENERATED, DataConfig
-from beam_pipelines.sources.base import check_features
+from beam_pipelines.options import GENERATED, DataConfig, check_features
 from tff_pdp.data.manifest import Manifest, RowInfluence
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import check_arguments

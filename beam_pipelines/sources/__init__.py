@@ -1,11 +1,10 @@
 """Kinds of raw data: a reader each, and builders from settings.
 
-base: what builders share
 images: labelled images; single image files
 silo_arrays: silos in one `.npz`
 partition: pooled examples divided; digits divided, for the demo
 leaf: LEAF JSON, whole or split; the FEMNIST job
-silo_files: `.mat`, `.json`, `.npz`
+silo_files: `.mat`, `.json`, `.npz`; arrays that a builder has written
 mnist: MNIST, its writers, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
 divided: images by class or Dirichlet; rotated and masked MNIST

@@ -11,16 +11,15 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from beam_pipelines.options import DataConfig
+from beam_pipelines.options import DataConfig, check_features
 from beam_pipelines.raw_data import RawData
-from beam_pipelines.sources.base import array_images, check_features
 from beam_pipelines.sources.cifar import read_cifar10, read_cifar100
 from beam_pipelines.sources.divided import PartitionOptions, RotatedMnistOptions, partitioned_images, rotated_mnist
 from beam_pipelines.sources.images import ImageDataset, shrunken_shape
 from beam_pipelines.sources.leaf import leaf_images
 from beam_pipelines.sources.mnist import read_emnist, read_mnist
 from beam_pipelines.sources.silo_arrays import write_silo_arrays
-from beam_pipelines.sources.silo_files import SiloFileReader, list_silo_files
+from beam_pipelines.sources.silo_files import SiloFileReader, array_images, list_silo_files
 from tff_pdp.errors import ConfigError
 
 

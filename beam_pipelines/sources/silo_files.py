@@ -12,19 +12,21 @@ School, Vehicle and GLEAM are published in this form.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from beam_pipelines.raw_data import files_in
+from beam_pipelines.options import DataConfig
+from beam_pipelines.raw_data import RawData, files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
 from beam_pipelines.sources.silo_arrays import read_silo_arrays
 from tff_pdp.errors import DataError
 
 _NUMBERS = "biuf"
+_BRIGHTEST = 255
 
 
 def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
@@ -188,3 +190,18 @@ def _cell_members(path: Path, name: str, cell: Any) -> list[Any]:
             f"of shape {np.shape(cell)}"
         )
     return list(cell.ravel())
+
+
+def array_images(
+    source: str, workspace: Path, data: DataConfig, parameters: Mapping[str, Any], *, has_test_examples: bool
+) -> RawData:
+    """The raw data of 8-bit images in `workspace/<source>.npz`, as `beam_pipelines.sources.silo_arrays` writes them."""
+    return RawData(
+        source=source,
+        folder=workspace,
+        files=(f"{source}.npz",),
+        read_users=SiloFileReader(data.num_classes, brightest=_BRIGHTEST),
+        are_images=True,
+        has_test_examples=has_test_examples,
+        parameters=parameters,
+    )

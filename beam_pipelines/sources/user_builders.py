@@ -7,9 +7,8 @@ folder that it may write to, and, as keyword-only parameters, what `data.argumen
 import dataclasses
 from pathlib import Path
 
-from beam_pipelines.options import DataConfig
+from beam_pipelines.options import DataConfig, check_features
 from beam_pipelines.raw_data import RawData
-from beam_pipelines.sources.base import array_images, check_features
 from beam_pipelines.sources.celeba import CELEBA_CLASSES, CelebaOptions, celeba_images
 from beam_pipelines.sources.fed_emnist import (
     FED_EMNIST_CLASSES,
@@ -31,6 +30,7 @@ from beam_pipelines.sources.mnist import (
 )
 from beam_pipelines.sources.nist import nist_images, num_nist_classes
 from beam_pipelines.sources.silo_arrays import write_silo_arrays
+from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import ConfigError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipelines.engine import orphans
+from beam_pipelines.engine import tasks
 from beam_pipelines.engine.run import Engine, run_stages
 from tests.beam_pipelines.engine.engine_support import stages_of
 from tests.places import ROOT
@@ -55,8 +55,8 @@ def test_workers_of_a_killed_job_are_gone_at_once(tmp_path, exchange):
 
 def test_a_process_that_no_job_has_started_goes_on():
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    orphans.end_with(stranger.pid)
-    orphans.end_with(os.getpid())
+    tasks.end_with(stranger.pid)
+    tasks.end_with(os.getpid())
     stranger.kill()
     stranger.communicate()
     # Had this process been taken for a worker of that job, it would be over.
