@@ -1,13 +1,24 @@
-"""Says what machine this is, in words that do not tell whose, and where measurements are written."""
+"""Says what machine this is, in words that do not tell whose, where measurements are written, and what commands cost.
 
+A command costs processor time of all its processes, wall time, and memory at its highest.
+"""
+
+import dataclasses
 import os
 import platform
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+_SAMPLE_SECONDS = 0.1
 
 
 def describe_machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
@@ -18,3 +29,70 @@ def describe_machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     cores = len(os.sched_getaffinity(0))
     gibibytes = psutil.virtual_memory().total / 2**30
     return f"{model}, {cores} cores, {gibibytes:.0f} GiB of memory, {platform.system()}; no GPU used"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a command cost.
+
+    Attributes:
+      cpu_s: seconds of processor time, of all its processes.
+      wall_s: seconds from start to end.
+      peak_rss_mb: the largest resident memory of its processes together, sampled ten times a second.
+      output: what it printed.
+    """
+
+    cpu_s: float
+    wall_s: float
+    peak_rss_mb: float
+    output: str
+
+
+def measure_command(command: Sequence[str]) -> Cost:
+    """Runs a command to its end.
+
+    Raises:
+      RuntimeError: it failed; the message ends with what it said.
+    """
+    before = _children_seconds()
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    peak = [0.0]
+    watcher = threading.Thread(target=_watch, args=(process, peak), daemon=True)
+    watcher.start()
+    output, errors = process.communicate()
+    wall = time.perf_counter() - start
+    watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit {process.returncode}: {errors[-2000:]}")
+    return Cost(_children_seconds() - before, wall, peak[0], output)
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command line of a module under this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _watch(process: subprocess.Popen, peak: list[float]) -> None:
+    root = psutil.Process(process.pid)
+    while process.poll() is None:
+        total = 0
+        for one in _family(root):
+            try:
+                total += one.memory_info().rss
+            except psutil.Error:
+                continue
+        peak[0] = max(peak[0], total / 2**20)
+        time.sleep(_SAMPLE_SECONDS)
+
+
+def _family(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []

@@ -1,7 +1,6 @@
 """Costs of preparing and reading data, beside scripts in one process that do the same.
 
-leaf_files: FEMNIST of the true size, made up
-femnist_run: the FEMNIST job, once
+femnist: FEMNIST of the true size, made up; its job, once
 contact_graph_run: the contact-graph job, once
 polars_rows: the same by hand, in Polars
 run: all sizes and engines, and a figure

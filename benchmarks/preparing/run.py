@@ -20,10 +20,9 @@ import pyarrow.parquet
 from beam_pipelines.dataset.staging import remove
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
-from benchmarks.machine import RESULTS, ROOT, describe_machine
-from benchmarks.measured import Cost, measure_command, python_module
+from benchmarks.machine import RESULTS, ROOT, Cost, describe_machine, measure_command, python_module
 from benchmarks.preparing.contact_graph_run import ENGINES
-from benchmarks.preparing.leaf_files import write_leaf_files
+from benchmarks.preparing.femnist import write_leaf_files
 
 matplotlib.use("Agg")
 
@@ -110,7 +109,7 @@ def _measure(tables: Path, output: Path, engine: str) -> dict[str, Any]:
 def _measure_femnist(leaf: Path, output: Path) -> dict[str, Any]:
     write_leaf_files(leaf)
     remove(output)
-    cost = measure_command(python_module("benchmarks.preparing.femnist_run", str(leaf), str(output)))
+    cost = measure_command(python_module("benchmarks.preparing.femnist", str(leaf), str(output)))
     return _row("femnist", STAGED, 0, cost, json.loads(cost.output.splitlines()[-1])["output_rows"], output)
 
 

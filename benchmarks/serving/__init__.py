@@ -3,6 +3,5 @@
 layouts: models to export, in every layout
 load_probe: loads exports, as a program
 load_client: sends requests, as a program
-protocols: the server from outside
-run: all of it
+run: all of it, and the server from outside
 """

@@ -9,9 +9,9 @@ import pytest
 from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
-from benchmarks.measured import measure_command
+from benchmarks.machine import measure_command
 from benchmarks.preparing import polars_rows
-from benchmarks.preparing.leaf_files import write_leaf_files
+from benchmarks.preparing.femnist import write_leaf_files
 from benchmarks.preparing.run import plot_costs
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.example_codec import decode_examples

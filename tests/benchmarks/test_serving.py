@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.serving import layouts as latency
-from benchmarks.serving import protocols, run
+from benchmarks.serving import run
 from benchmarks.serving.layouts import LAYOUTS, build_models, client_id
 from serving.models import STACKED
 from serving.server.embedded import EmbeddedServer
@@ -29,9 +29,9 @@ def test_every_layout_is_exported_and_called(tmp_path, monkeypatch):
         assert row["mixes_clients"] == (row["layout"] != run.PER_CLIENT)
     base_path = exports[STACKED, 3][0].parent
     with EmbeddedServer(base_path, run.MODEL_NAME) as server:
-        monkeypatch.setattr(protocols, "running_server", lambda *_: _Ports(server))
-        monkeypatch.setattr(protocols, "CALLS", 3)
-        figures = protocols.measure_protocols(base_path, run.MODEL_NAME)
+        monkeypatch.setattr(run, "running_server", lambda *_: _Ports(server))
+        monkeypatch.setattr(run, "CALLS", 3)
+        figures = run.measure_protocols(base_path, run.MODEL_NAME)
     assert figures["p50_ms"].keys() == {"grpc", "rest_columns", "rest_rows"}
 
 

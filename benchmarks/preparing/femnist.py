@@ -1,11 +1,19 @@
-"""LEAF FEMNIST JSON of the true size, made up: 3,400 writers, 800,000 images, 100 writers a file, some 4 GB of text."""
+"""Makes up LEAF FEMNIST JSON of the true size, and as a program runs the job on it once and prints how much it wrote.
 
+3,400 writers, 800,000 images, 100 writers a file: some 4 GB of text.
+
+python -m benchmarks.preparing.femnist INPUT OUTPUT
+"""
+
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
+
+from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
 
 NUM_WRITERS, NUM_IMAGES, WRITERS_PER_FILE, NUM_CLASSES = 3_400, 800_000, 100, 62
 _SIDE = 28
@@ -50,3 +58,17 @@ def _images(generator: np.random.Generator, count: int) -> Iterator[bytes]:
         ink = np.exp(-(across**2 + along**2).min(axis=1) / 2)
         values = np.where(ink > 0.05, 255 - (ink * 255).astype(int), 255)
         yield b"[" + b", ".join(_PIXELS[values]) + b"]"
+
+
+def main() -> None:
+    """Runs the job."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("input", type=Path)
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    summary = run_femnist(FemnistOptions(options.input, options.output, num_shards=16))
+    print(json.dumps({"output_rows": sum(summary.manifest.num_examples.values())}))
+
+
+if __name__ == "__main__":
+    main()
