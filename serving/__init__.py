@@ -11,6 +11,5 @@ export: personal models to a SavedModel
 server: a development server
 client: clients over gRPC and REST
 production: files and rollouts for TensorFlow Serving
-commands: deploy and rollout
-__main__: `serving`: verify, client-id, and those commands
+__main__: `serving`: verify, client-id, deploy, rollout
 """

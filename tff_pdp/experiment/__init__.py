@@ -3,8 +3,7 @@
 config: all sections of an experiment, folders, digest
 registry: names of algorithms, models, plans, sources; one line each
 run_key: the secret of a run's randomness
-hparams: hyper-parameters of every client
-search_space: candidates of a search
+hparams: hyper-parameters of every client; candidates of a search
 before_training: statistics that silos release first, stored and reused
 examples: clients' examples of a split, padded to few sizes
 method: `Method`: one method, ready to run

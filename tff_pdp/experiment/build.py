@@ -20,10 +20,9 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, release_before_training
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import padded_sizes
-from tff_pdp.experiment.hparams import AUTO, build_algorithm, hparam_columns
+from tff_pdp.experiment.hparams import AUTO, build_algorithm, build_search, hparam_columns
 from tff_pdp.experiment.method import Method, capped_weights
 from tff_pdp.experiment.registry import MODELS, PLANS, lookup
-from tff_pdp.experiment.search_space import build_search
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling

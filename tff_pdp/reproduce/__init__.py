@@ -2,11 +2,10 @@
 
 setting: data, variants, scales, and what was published
 silo_settings: experiments of the MR-MTL thesis
-user_settings: our own experiment with users
 udp_settings: experiments of UDP-Alg
 pfed_dsu_settings: experiments of DP-pFedDSU
 pandemic_settings: our own experiments with contact graphs
-settings: all of them by name
+settings: all of them by name, and our own experiment with users
 jobs: one job for each variant, method, epsilon and seed
 workers: worker processes, and signals to end them
 run: one job in a worker

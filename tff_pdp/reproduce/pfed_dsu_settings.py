@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from tff_pdp.models.metrics import ACCURACY
 from tff_pdp.reports.words import USERS
-from tff_pdp.reproduce.setting import CIFAR10, MNIST, Inputs, Published, Scale, Setting, Statement, Variant
-from tff_pdp.reproduce.user_settings import SEEDS
+from tff_pdp.reproduce.setting import CIFAR10, MNIST, USER_SEEDS, Inputs, Published, Scale, Setting, Statement, Variant
 
 _PAPER = "the paper of DP-pFedDSU"
 _METHODS = ("dp_fed_avg_ft", "pp_sgd", "pmtl_ft", "centaur", "dp_pfed_dsu")
@@ -36,7 +35,7 @@ _DEVIATIONS = (
     "shares",
     "normalisation: GroupNorm; BatchNorm's statistics would be averages of private data",
     "fine-tuning: of 15 epochs for the heads of every method before they are used, PP-SGD's included",
-    SEEDS,
+    USER_SEEDS,
 )
 _SMALL_MODEL = {
     "model.name": "cnn",

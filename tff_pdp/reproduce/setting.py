@@ -20,6 +20,8 @@ from tff_pdp.reports.words import SILOS, USERS, ClientWords
 
 DATA_VARIABLE = "TFF_PDP_DATA"
 _BLOCK = 2**20
+# A deviation that all settings of user-level privacy have.
+USER_SEEDS = "seeds: batches, cohorts and noise are drawn from small test-only seeds, so these figures are NOT private"
 
 
 @dataclasses.dataclass(frozen=True)

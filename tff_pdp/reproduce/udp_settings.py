@@ -9,8 +9,7 @@ import math
 
 from tff_pdp.models.metrics import ACCURACY
 from tff_pdp.reports.words import USERS
-from tff_pdp.reproduce.setting import CIFAR10, MNIST_WRITERS, Inputs, Scale, Setting, Variant
-from tff_pdp.reproduce.user_settings import SEEDS
+from tff_pdp.reproduce.setting import CIFAR10, MNIST_WRITERS, USER_SEEDS, Inputs, Scale, Setting, Variant
 
 _PAPER = "the paper of UDP-Alg"
 _METHODS = ("local_only", "udp_hypernet")
@@ -35,7 +34,7 @@ _DEVIATIONS = (
     "in the code of pFedHN; users' momentum (none here, 0.9 there), the rate of descriptors (that of the "
     "hypernetwork), rounds, repetitions",
     "local training: as many steps in all as a user is expected to take; not in the paper",
-    SEEDS,
+    USER_SEEDS,
 )
 _NOISE = (
     "noise: calibrated for the planned rounds; in the paper z = {z} is fixed and ε grows with the rounds. By the "

@@ -7,7 +7,6 @@ rounds: first state, a round
 spending: rounds on record before they are run
 run_folder: configuration, choices and metrics beside the checkpoints
 counted: runs entered into the registry, and what all on the same records cost
-costs: figures of reports
 train: the loop
 privacy_facts: facts of the statement, from plans and ledgers
 evaluate: test metrics, report, summary

@@ -37,9 +37,15 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.client_store.store import ClientStore
-from tff_pdp.training.costs import Trained
 from tff_pdp.training.counted import enter_finished
-from tff_pdp.training.privacy_facts import claim_of_run, silo_results, silo_statement, user_costs, user_statement
+from tff_pdp.training.privacy_facts import (
+    Trained,
+    claim_of_run,
+    silo_results,
+    silo_statement,
+    user_costs,
+    user_statement,
+)
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import evaluate_clients, ready_states

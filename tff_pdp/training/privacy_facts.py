@@ -1,4 +1,7 @@
-"""Collects what every silo or user paid and got, and makes an experiment's privacy statement of it."""
+"""Collects what every silo or user paid and got, and makes an experiment's privacy statement of it.
+
+The statement also has what all runs on record cost together, and what tuning would have cost.
+"""
 
 import math
 from collections import Counter
@@ -7,6 +10,9 @@ from typing import Any
 
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
+from tff_pdp.privacy.accounting.accountants import EpsilonBounds
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.ledger import compose_worst_case
 from tff_pdp.privacy.facts import FIXED_SEED, UserCosts, UserSums
 from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
@@ -16,7 +22,9 @@ from tff_pdp.privacy.plans.user import USERS, UserPlan
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
 from tff_pdp.reports.statement import build_privacy_statement, build_user_statement
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.costs import Trained, epsilon_fields, epsilon_if_charged, recorded_costs
+from tff_pdp.training.counted import cost_of_all_runs, splits_of
+
+Trained = tuple[Method, Checkpoint]
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
@@ -77,7 +85,7 @@ def silo_statement(
         configurations_tried=config.tuning.configurations_tried,
         search=_search(config, trained),
         if_charged=_silo_if_charged(config, trained, silos),
-        **recorded_costs(config, trained),
+        **_recorded_costs(config, trained),
     )
 
 
@@ -98,7 +106,7 @@ def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
         last_round=plan.last_rounds[own.id],
         claim=claim,
         claim_reason=reason,
-        **epsilon_fields(plan.budgets.get(own.id), bounds),
+        **_epsilon_fields(plan.budgets.get(own.id), bounds),
     )
 
 
@@ -141,7 +149,7 @@ def _silo_if_charged(
     worst = max(silos, key=lambda silo: silo.epsilon_spent)
     if not math.isfinite(worst.epsilon_spent):
         return None
-    epsilon = epsilon_if_charged(config, trained, worst.id)
+    epsilon = _epsilon_if_charged(config, trained, worst.id)
     return None if epsilon is None else {"epsilon": epsilon, "delta": worst.delta}
 
 
@@ -154,7 +162,7 @@ def user_costs(method: Method, state: Checkpoint) -> UserCosts:
         noise_multiplier=plan.mechanism.noise_multiplier,
         num_noised=plan.num_noised,
         noise_to_signal=plan.noise_to_signal,
-        **epsilon_fields(plan.budgets.get(USERS), state.ledger.epsilon(USERS) if state.ledger and has_claim else None),
+        **_epsilon_fields(plan.budgets.get(USERS), state.ledger.epsilon(USERS) if state.ledger and has_claim else None),
     )
 
 
@@ -168,7 +176,7 @@ def user_statement(
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         if_charged=_user_if_charged(config, trained),
-        **recorded_costs(config, trained),
+        **_recorded_costs(config, trained),
     )
 
 
@@ -198,8 +206,56 @@ def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
 
 def _user_if_charged(config: ExperimentConfig, trained: Sequence[Trained]) -> Mapping[str, float] | None:
     """What every user would have spent, had every configuration tried been a release."""
-    epsilon = epsilon_if_charged(config, trained, USERS)
+    epsilon = _epsilon_if_charged(config, trained, USERS)
     if epsilon is None or not math.isfinite(epsilon):
         return None
     delta = max(state.ledger.budgets[USERS].delta for _, state in trained if state.ledger)
     return {"epsilon": epsilon, "delta": delta}
+
+
+def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, float]:
+    """Budget and spending under the names that reports give them; infinite without a budget, or without bounds."""
+    asked = {"epsilon_target": math.inf, "delta": 0.0}
+    if budget is not None:
+        asked = {"epsilon_target": budget.epsilon, "delta": budget.delta}
+    if bounds is None:
+        return {**asked, **dict.fromkeys(("epsilon_spent", "epsilon_rdp", "epsilon_pld"), math.inf)}
+    return {
+        **asked,
+        "epsilon_spent": bounds.best,
+        "epsilon_rdp": math.nan if bounds.rdp is None else bounds.rdp,
+        "epsilon_pld": math.nan if bounds.pld is None else bounds.pld,
+    }
+
+
+def _recorded_costs(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any]:
+    """What a privacy statement is told of all runs on record: the largest epsilon of a scope, delta, how many runs.
+
+    Args:
+      config: the experiment.
+      trained: the methods that are reported on; where one has no ledger, nothing is known of their union.
+    """
+    if not all(state.ledger for _, state in trained):
+        return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
+    # All of an experiment's methods are about the same clients; a search reads more of their examples.
+    methods = {splits_of(method): method for method, _ in trained}
+    costs = [cost_of_all_runs(config, method) for method in methods.values()]
+    cost = max(costs, key=lambda one: (one.worst.why_no_bound != "", one.worst.epsilon, one.runs))
+    return {
+        "composed_epsilon": cost.worst.epsilon,
+        "composed_delta": cost.worst.delta,
+        "recorded_runs": cost.runs,
+        "why_no_bound": cost.worst.why_no_bound,
+        "elsewhere": cost.elsewhere,
+        "taken_for_granted": cost.notes,
+    }
+
+
+def _epsilon_if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> float | None:
+    """What a scope would have spent, had every configuration tried been a release; None where that says nothing."""
+    tried = config.tuning.configurations_tried
+    ledgers = [state.ledger for _, state in trained if state.ledger]
+    if tried < 2 or not ledgers:
+        return None
+    costliest = max(ledgers, key=lambda ledger: ledger.epsilon(scope).best)
+    return compose_worst_case([costliest] * tried, scope).best

@@ -65,7 +65,7 @@ def train(
       config: the experiment.
       name: which of its methods.
       resume: continue from the newest checkpoint, where there is one.
-      overwrite: start again where a run exists. What the old run spent stays on record (`training.costs`).
+      overwrite: start again where a run exists. What the old run spent stays on record (`training.counted`).
       progress: show a progress bar.
 
     Raises:

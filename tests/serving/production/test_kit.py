@@ -1,4 +1,3 @@
-import argparse
 import http.server
 import subprocess
 import threading
@@ -9,7 +8,7 @@ import yaml
 from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
-from serving import commands as command
+from serving.__main__ import build_parser
 from serving.client.model_client import DEFAULT_MAX_BATCH_SIZE
 from serving.models_config import read_model_config_file
 from serving.production.containers import KitOptions, batching_parameters, health_script
@@ -191,8 +190,7 @@ def test_a_kit_is_replaced_only_on_demand(models, tmp_path):
 
 
 def test_the_command_writes_a_kit(models, tmp_path, capsys):
-    parser = argparse.ArgumentParser()
-    command.add_commands(parser.add_subparsers())
+    parser = build_parser()
     words = ["deploy", str(models / "digits"), "--output", str(tmp_path / "kit"), "--label", "stable=1", "--cpus", "3"]
     options = parser.parse_args(words)
     assert options.run(options) == 0

@@ -1,12 +1,11 @@
 """Rollouts on a server with TensorFlow Serving's rules about versions and labels."""
 
-import argparse
 import threading
 from pathlib import Path
 
 import pytest
 
-from serving import commands as command
+from serving.__main__ import build_parser
 from serving.models_config import All, Latest, ServedModel, Specific, read_model_config_file
 from serving.production import rollout
 from serving.production.kit import write_production_kit
@@ -193,8 +192,7 @@ def test_versions_must_be_on_disk(models):
 
 
 def test_the_command_without_a_server_writes_the_file(models, capsys):
-    parser = argparse.ArgumentParser()
-    command.add_commands(parser.add_subparsers())
+    parser = build_parser()
     config_file = models / "kit" / "models.config"
     common = ["rollout", str(models / "models" / "toy"), "--model-name", "toy", "--config", str(config_file)]
     options = parser.parse_args([*common, "--stable", "1", "--canary", "2"])

@@ -144,7 +144,7 @@ def tune(
       config: the experiment.
       name: of the method that is searched.
       resume: continue a search that was stopped, where there is one.
-      overwrite: start again where a run exists. What the old run spent stays on record (`training.costs`).
+      overwrite: start again where a run exists. What the old run spent stays on record (`training.counted`).
       progress: show a progress bar of the pivot run.
 
     Raises:
