@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,11 @@ def command_of(name: str, run: WholeRun, words: Mapping[str, str]) -> list[str]:
 def run_command(name: str, run: WholeRun, words: Mapping[str, str]) -> tuple[int, Any, str]:
     """Runs a command in this process: its exit status, what it printed, and what it said."""
     out, error = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        status = cli.main(command_of(name, run, words))
+    with tempfile.TemporaryDirectory() as state, pytest.MonkeyPatch.context() as patch:
+        # One registry would count the same new client's fits in all copies of a run, and each would cost more.
+        patch.setenv("XDG_STATE_HOME", state)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            status = cli.main(command_of(name, run, words))
     return status, json.loads(out.getvalue()) if status == 0 else None, error.getvalue()
 
 
