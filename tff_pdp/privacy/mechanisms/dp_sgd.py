@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
-from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_on_grid, round_to_grid
+from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
@@ -115,8 +115,8 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
             pull=pull,
         )
         noise = draws.noise[index] if is_small else _gaussians(draws.noise, index, num_parameters)
-        noised = _add(total, noise_on_grid(noise, stddev, step), step)
-        factor = tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
+        noised = _add(total, noise_in_steps(noise, stddev, step), step)
+        factor = step * tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
         # Of all weights clip and noise were; what is not asked for is not used.
         return collections.OrderedDict(
             (name, tf.cast(noised[name] * factor, tf.float32)) for name in trainable or noised
@@ -133,9 +133,9 @@ def _gaussians(seed: tf.Tensor, index: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _add(total: Weights, noise: tf.Tensor, step: tf.Tensor) -> Weights:
-    """Adds consecutive parts of a flat tensor on a grid to the weights, rounded to the same grid."""
+    """Adds consecutive parts of a flat tensor, in steps, to weights that are rounded to whole steps."""
     parts = tf.split(noise, [math.prod(value.shape) for value in total.values()])
     return collections.OrderedDict(
-        (name, round_to_grid(tf.cast(value, tf.float64), step) + tf.reshape(part, value.shape))
+        (name, whole_steps(tf.cast(value, tf.float64), step) + tf.reshape(part, value.shape))
         for (name, value), part in zip(total.items(), parts, strict=True)
     )

@@ -88,8 +88,8 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     numbers = tf.cast(tf.bitcast(words, tf.int64), tf.float64)
     numbers = tf.ensure_shape(numbers, [*bits.shape[:-1], 3 * pairs])
     high, low, angle = tf.split(numbers, 3, axis=-1)
-    # Above zero, the number itself; below, the number minus one. The half of a last digit keeps it off zero.
-    uniform = high * 2.0**-64 + (low * 2.0**-128 + 2.0**-65)
+    # Above zero, the number itself; below, the number minus one.
+    uniform = (high + low * 2.0**-64) * 2.0**-64
     logs = tf.where(uniform > 0, tf.math.log(uniform), tf.math.log1p(uniform))
     radius, angle = tf.sqrt(-2.0 * logs), angle * (math.pi * 2.0**-63)
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)

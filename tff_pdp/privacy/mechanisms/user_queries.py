@@ -15,7 +15,7 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy
 
-from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_on_grid, round_to_grid
+from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 
 # Clip norms that float32 represents in full, and noise and squares of such lengths as well.
@@ -44,9 +44,9 @@ def clip_record(record: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.
     is_finite = tf.math.is_finite(norm)
     bound = (1.0 - _ROUNDING) * clip
     factor = tf.where(norm > bound, bound / norm, tf.ones_like(norm))
-    # Zero times a value that is not finite would be no number.
-    scaled = tf.cond(is_finite, lambda: exact * factor, lambda: tf.zeros_like(exact))
-    return tf.where(tf.math.is_inf(clip), exact, scaled), tf.where(is_finite, tf.cast(norm, tf.float32), math.inf)
+    kept = tf.where(is_finite | tf.math.is_inf(clip), factor, tf.zeros_like(factor))
+    # Zero times a value that is not finite is zero here.
+    return tf.math.multiply_no_nan(exact, kept), tf.where(is_finite, tf.cast(norm, tf.float32), math.inf)
 
 
 class SeededGaussianState(NamedTuple):
@@ -110,28 +110,27 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return tf.zeros(template.shape, tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Clips a record and rounds it to the grid, float64; returns it and the norm that it had."""
+        """Clips a record and rounds it to whole steps, float64; returns it and the norm that it had."""
         clip_norm = clip_norm_on_grid(params.l2_norm_clip, params.step, record.shape.num_elements(), _ROUNDING)
         clipped, norm = clip_record(record, clip_norm)
-        return round_to_grid(clipped, params.step), norm
+        return whole_steps(clipped, params.step), norm
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: SeededGaussianState) -> tuple[Any, Any, Any]:
         """The noised sum, float32, the state after it, and the event of the release."""
         event = dp_accounting.GaussianDpEvent(global_state.stddev / global_state.l2_norm_clip)
         step = self.derive_sample_params(global_state).step
         noise = seeded_noise(global_state.seed, global_state.draws, sample_state.shape, global_state.stddev, step)
-        noised = tf.cast(sample_state + noise, tf.float32)
+        noised = tf.cast((sample_state + noise) * step, tf.float32)
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
 
 def seeded_noise(
     seed: tf.Tensor, place: tf.Tensor, shape: tf.TensorShape, stddev: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """Gaussian noise of one place of a seed, float64, on the grid; zeros where the standard deviation is zero."""
+    """Gaussian noise of one place of a seed in whole steps, float64; zeros where the standard deviation is zero."""
     size = max(shape.num_elements() or 1, 1)
-    return tf.reshape(
-        noise_on_grid(gaussians(draw_bits(seed, bits_for_gaussians(size), place), size), stddev, step), shape
-    )
+    noise = gaussians(draw_bits(seed, bits_for_gaussians(size), place), size)
+    return tf.reshape(noise_in_steps(noise, stddev, step), shape)
 
 
 class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
@@ -157,8 +156,8 @@ class _SeededCountQuery(SeededGaussianSumQuery):
         return tf.zeros([], tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        # Halves are on every grid whose steps are powers of two below one half.
-        return tf.cast(record, tf.float64), tf.abs(record)
+        # Whole steps, for a half is a power of two.
+        return whole_steps(tf.cast(record, tf.float64), params.step), tf.abs(record)
 
 
 class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery):
@@ -226,8 +225,8 @@ class TreeState(NamedTuple):
       seed: int64 `[2]`, secret.
       draws: int32 scalar, how many nodes have drawn noise from the seed.
       rounds: int32 scalar, how many rounds of the present tree are done.
-      left: float64 `[levels, values]`, the noise of the last complete left subtree of each height.
-      before: float64 `[values]`, the noise of the running sum that was released last.
+      left: float64 `[levels, values]` in steps, the noise of the last complete left subtree of each height.
+      before: float64 `[values]` in steps, the noise of the running sum that was released last.
     """
 
     l2_norm_clip: Any
@@ -299,7 +298,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         running = tf.reduce_sum(left * is_part[:, tf.newaxis], axis=0)
         # Not `==`, which in graphs that TFF builds compares objects.
         is_last = tf.equal(rounds, self._rounds_per_tree)
-        result = tf.cast(sample_state + running - state.before, tf.float32)
+        result = tf.cast((sample_state + running - state.before) * step, tf.float32)
         after = state._replace(
             draws=draws,
             rounds=tf.where(is_last, 0, rounds),
