@@ -1,25 +1,26 @@
 """Charges for noise that is made by floating-point functions in place of ideal Gaussians.
 
-Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, K a rounded Gaussian x as it was computed. Computed
-and ideal pairs of Gaussians come from the same uniform numbers and are within `rounding * |x|` of each other. So K differs
-only where x is that close to where two steps meet. Let e be that distance, and g the width of a step, in standard
-deviations. Computed noise falls into a cell of two values only if ideal noise falls into the cell made wider by e on all
-sides, and does so if ideal noise falls into the cell made smaller by e. Up to the change of the density over a cell, which
-is below 5 % for steps of 2**-9 and less, the logarithm of the ratio of both probabilities is at most
+Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, K a rounded Gaussian x as it was computed.
+Computed and ideal pairs of Gaussians come from the same uniform numbers and are within `rounding * |x|` of each other.
+So K differs only where x is that close to where two steps meet. Let e be that distance, and g the width of a step, in
+standard deviations. Computed noise falls into a cell of two values only if ideal noise falls into the cell made wider
+by e on all sides, and does so if ideal noise falls into the cell made smaller by e. Up to the change of the density
+over a cell, which is below 5 % for steps of 2**-9 and less, the logarithm of the ratio of both probabilities is at most
 
     4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
 
-where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end, and
-up to a length of 12, beyond which a mass of exp(-72) lies, logarithms are at most 0.03.
+where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end,
+and up to a length of 12, beyond which a mass of exp(-72) lies, logarithms are at most 0.03.
 
-*Composition.* What was drawn before does not change the law of the next pair, so that the logarithms l of the ratios of all n
-pairs of a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at most
-x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t, and E r^2 below
-2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a probability of
-at most exp(-L), whatever s is (a Chernoff bound for martingales; an addition of the largest logarithms would give n k r).
+*Composition.* What was drawn before does not change the law of the next pair, so that the logarithms l of the ratios of
+all n pairs of a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at
+most x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t, and E r^2
+below 2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a
+probability of at most exp(-L), whatever s is (a Chernoff bound for martingales; an addition of the largest logarithms
+would give n k r).
 
-*Charge.* Let ratios be within exp(a) in both directions but for a mass of b. If everything with ideal noise is (epsilon,
-delta)-DP, with computed noise it is (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
+*Charge.* Let ratios be within exp(a) in both directions but for a mass of b. If everything with ideal noise is
+(epsilon, delta)-DP, with computed noise it is (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
 """
 
 import math
@@ -35,7 +36,8 @@ ROUNDING = 20 * 2.0**-53
 MOST_STEPS = 2.0**21
 _PER_LENGTH = 4.2 * ROUNDING * MOST_STEPS
 _LONGEST, _LONGER = 10.6, math.exp(-56.0)
-# Of large epsilons: how many pairs may be longer, what each of them may cost, and the mass of those that are not covered.
+# Of large epsilons: how many pairs may be longer, what each of them may cost, and the mass of those that are not
+# covered.
 _LONG_PAIRS, _OF_A_LONG_PAIR, _LONGER_STILL = 2, 0.03, math.exp(-72.0)
 _MEAN_SQUARE = 2.1
 # The share of delta that goes to the mass with larger ratios, and what of it is for pairs that are too long.

@@ -37,8 +37,7 @@ class SiloMechanism:
     expected_batch_size: float
 
 
-# What float64 loses in summing up clipped gradients, and rates and noise in being float32 numbers, as a share of the clip
-# norm: more than that.
+# A share of the clip norm, larger than all that float64 loses in adding up clipped gradients.
 _SUM_MARGIN = 2.0**-20
 # Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
 # step, which saves memory.
@@ -100,8 +99,8 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
         trainable: Sequence[str] | None = None,
     ) -> Weights:
         indices, size = draws.batches.indices[index], draws.batches.sizes[index]
-        # z = 0 means no noise, also where C is infinite and z * C would be NaN. Of two float32 numbers float64 holds the
-        # product in full.
+        # z = 0 means no noise, also where C is infinite and z * C would be NaN. Of two float32 numbers float64 holds
+        # the product in full.
         clip_norm = tf.cast(mechanism["clip_norm"], tf.float64)
         stddev = tf.math.multiply_no_nan(clip_norm, tf.cast(mechanism["noise_multiplier"], tf.float64))
         step = grid_step(clip_norm, stddev)

@@ -2,14 +2,15 @@
 
 All values that a sum releases are whole multiples of a step, a power of two that follows from public numbers alone. The
 sum is rounded to the grid, the noise is a Gaussian of the full standard deviation rounded to the same grid, and whole
-numbers below 2**53 are added up in float64 without rounding. A sum of whole steps plus a rounded Gaussian is the sum plus
-the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mironov, "On significance of the least significant
-bits for differential privacy", CCS 2012, on what happens otherwise).
+numbers below 2**53 are added up in float64 without rounding. A sum of whole steps plus a rounded Gaussian is the sum
+plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mironov, "On significance of the least
+significant bits for differential privacy", CCS 2012, on what happens otherwise).
 
-Two roundings are paid for. Sums that differ by no more than some length may differ by `sqrt(size) * step` more once they
-are rounded: clip norms are made shorter by that (`clip_norm_on_grid`; Casacuberta et al., "Widespread underestimation of
-sensitivity in differentially private libraries and how to fix it", CCS 2022). And the noise is made by floating-point
-functions, which move a few draws to a neighbouring step: `accounting.grid_distance` charges the difference of the laws.
+Two roundings are paid for. Sums that differ by no more than some length may differ by `sqrt(size) * step` more once
+they are rounded: clip norms are made shorter by that (`clip_norm_on_grid`; Casacuberta et al., "Widespread
+underestimation of sensitivity in differentially private libraries and how to fix it", CCS 2022). And the noise is made
+by floating-point functions, which move a few draws to a neighbouring step: `accounting.grid_distance` charges the
+difference of the laws.
 """
 
 import math

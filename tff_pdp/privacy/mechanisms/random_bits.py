@@ -78,9 +78,10 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
       With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): its
       distance from the nearer end is what is computed with. The exponential variable -log(v) then has one of 7 u, where
       TensorFlow's log and log1p are right to 4 u; the radius has 4.5 u, the angle 3 u of at most pi, sine and cosine
-      4 u each, and products u. Along the radius and across it that makes sqrt(4.5^2 + (3 pi)^2) + 6 < 17 times u |x|, to
-      which the digits that are not drawn add less than 1 u |x| up to there.
-    Assumes: the bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4 u.
+      4 u each, and products u. Along the radius and across it that makes sqrt(4.5^2 + (3 pi)^2) + 6 < 17 times u |x|,
+      to which the digits that are not drawn add less than 1 u |x| up to there.
+    Assumes: the bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4
+      u.
     """
     pairs = math.ceil(size / 2)
     words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3 * pairs, 2]], axis=0))

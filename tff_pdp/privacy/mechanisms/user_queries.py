@@ -276,7 +276,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         )
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: TreeState) -> tuple[Any, Any, Any]:
-        """The noised sum, float32, the state after it, and an event that stands for nothing: trees are charged whole."""
+        """The noised sum, float32, the state after it, and an empty event: trees are charged as a whole."""
         state, step = global_state, self.derive_sample_params(global_state).step
 
         def node(draws: tf.Tensor) -> tf.Tensor:
@@ -308,6 +308,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         return result, after, dp_accounting.UnsupportedDpEvent()
 
 
-# By height of the subtree from one round up, and for all higher ones. Where children have the variance v, the best weight
-# is 2 v / (1 + 2 v); with these weights, variances are 0.672, 0.574, 0.537, ..., with the best 0.667, 0.571, 0.533, ...
+# By height of the subtree from one round up, and for all higher ones. Where children have the variance v, the best
+# weight is 2 v / (1 + 2 v); with these weights, variances are 0.672, 0.574, 0.537, ..., with the best 0.667, 0.571,
+# 0.533, ...
 _OWN_WEIGHTS = (0.625, 0.5625, 0.5)
