@@ -101,7 +101,7 @@ def test_a_cohort_alone_changes_its_states_and_everyone_is_charged_once_a_round(
             cohort = method.plan.cohort(number, state.client_ids, state.run_key.cohort_generator)
             np.testing.assert_array_equal(changed, cohort)
             assert 0 < len(cohort) < NUM_USERS
-    (entry,) = state.ledger.entries
+    _, entry = state.ledger.entries
     assert (entry.scope, entry.count) == (USERS, 3)
     assert state.ledger.epsilon(USERS).best < 20
 

@@ -81,6 +81,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         num_examples_are_noised=releases.num_examples_are_noised,
         unsound=algorithm.unsound or releases.unsound,
         condition="; ".join(filter(None, [algorithm.condition, _COUNTS_ARE_PUBLIC if is_capped else ""])),
+        num_parameters=model.num_parameters(),
         num_released=num_released(algorithm, model),
         num_noised=algorithm.noised_size(initial_weights(model)) if algorithm.noised_size else None,
         noise_on_own_support=algorithm.noise_on_own_support,

@@ -101,13 +101,16 @@ def build_user_aggregation(
     # No other factory around it: TFF's default zeroing reads norms that carry no noise.
     process = _tff.DifferentiallyPrivateFactory(query).create(_tff.TensorType(np.float32, [sum(sizes)]))
 
+    def clipped(record, params):
+        return tf.cast(clip_record(record, params["clip_norm"])[0], tf.float32)
+
     @_tff.tensorflow_computation(released_type, params_type)
     def record_of(released, params):
         record = tf.concat([tf.reshape(value, [-1]) for value in tf.nest.flatten(released)], axis=0)
         if is_weighted:
-            record = params["weight"] * clip_record(record, params["clip_norm"])[0]
+            record = params["weight"] * clipped(record, params)
         if algorithm.noise_on_own_support:
-            record = _with_noise_share(clip_record(record, params["clip_norm"])[0], params)
+            record = _with_noise_share(clipped(record, params), params)
         return record
 
     @_tff.tensorflow_computation
@@ -159,7 +162,8 @@ def _with_noise_share(record: tf.Tensor, params: Any) -> tf.Tensor:
     """A paper's noise: a user's share of it, only where the user's own record is not zero."""
     size = record.shape.num_elements()
     bits = draw_bits(params["seed"], bits_for_gaussians(size), _NOISE_SHARE)
-    return record + tf.where(tf.equal(record, 0.0), 0.0, gaussians(bits, size, params["noise_share"]))
+    noise = params["noise_share"] * tf.cast(gaussians(bits, size), tf.float32)
+    return record + tf.where(tf.equal(record, 0.0), 0.0, noise)
 
 
 def _specs(released: Any) -> Any:

@@ -38,7 +38,7 @@ def events(sampling_rate, noise_multiplier, steps):
 
 
 def test_the_noise_is_what_dp_accounting_asks_for():
-    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, SIZES)
+    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, SIZES, 100)
     for client_id, rate in {"a": 0.1, "b": 0.01}.items():
         mechanism = plan.mechanisms[client_id]
         # On the sampler's grid.
@@ -63,7 +63,7 @@ def test_the_noise_is_what_dp_accounting_asks_for():
 
 def test_noise_and_sampler_of_training_do_not_count():
     config = PrivacyConfig("silo_example", batch_size=32, noise_multiplier=0.1, sampler="paper_shuffled")
-    plan, _ = plan_gradients(config, BUDGET, 50, {"a": 320})
+    plan, _ = plan_gradients(config, BUDGET, 50, {"a": 320}, 100)
     assert plan.mechanisms["a"].noise_multiplier > 0.5
     assert plan.sampler == "poisson"
     assert plan.claim == "formal-conditional"
@@ -76,7 +76,7 @@ def test_a_selection_costs_no_more_than_its_epsilon():
     assert ledger.epsilon("a").best <= 0.3
 
 
-@pytest.mark.parametrize("plan", [lambda *a: plan_gradients(a[0], a[1], 5, a[2]), plan_selection])
+@pytest.mark.parametrize("plan", [lambda *a: plan_gradients(a[0], a[1], 5, a[2], 100), plan_selection])
 def test_it_refuses_secret_numbers_and_a_delta_that_means_nothing(plan):
     with pytest.raises(ConfigError, match="not public"):
         noised = PrivacyConfig("silo_example", batch_size=32, num_examples={"kind": "noised", "epsilon": 0.1})
@@ -87,7 +87,7 @@ def test_it_refuses_secret_numbers_and_a_delta_that_means_nothing(plan):
 
 def test_no_noise_meets_a_tiny_budget():
     with pytest.raises(BudgetError, match="silo 'a'"):
-        plan_gradients(CONFIG, SiloBudget(1e-9, 1e-9), 100_000, {"a": 32})
+        plan_gradients(CONFIG, SiloBudget(1e-9, 1e-9), 100_000, {"a": 32}, 100)
 
 
 def put(output, ledger):
@@ -98,10 +98,10 @@ def put(output, ledger):
 
 
 def test_fits_on_record_add_up(tmp_path):
-    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 640})
+    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 640}, 100)
     once = put(tmp_path, ledger)
     assert (once["a"].epsilon, once["a"].delta, once["a"].releases) == (ledger.epsilon("a").best, 1e-4, 1)
-    again, second = plan_gradients(CONFIG, SiloBudget(3.0, 2e-5), 20, {"a": 320})
+    again, second = plan_gradients(CONFIG, SiloBudget(3.0, 2e-5), 20, {"a": 320}, 100)
     both = put(tmp_path, second)
     rate = plan.mechanisms["a"].sampling_rate
     together = dp_accounting.ComposedDpEvent(

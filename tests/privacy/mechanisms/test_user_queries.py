@@ -21,7 +21,7 @@ from tff_pdp.privacy.mechanisms.user_queries import (
     SMALLEST_CLIP_NORM,
     SeededAdaptiveClipSumQuery,
     SeededGaussianSumQuery,
-    build_tree_query,
+    TreeSumQuery,
     clip_record,
 )
 
@@ -340,7 +340,7 @@ def estimates_by_numpy(length):
 def test_running_sums_carry_the_noise_of_a_tree():
     """Variances and covariances of all running sums of two trees, against Honaker's estimates worked out anew."""
     length, num_values, stddev = 13, 6000, 1.5
-    noise = rounds_of(build_tree_query(num_values, 1.0, stddev, SEED, length), num_values, 2 * length) / stddev
+    noise = rounds_of(TreeSumQuery(num_values, 1.0, stddev, SEED, length), num_values, 2 * length) / stddev
     matrix = estimates_by_numpy(length)
     covariance = matrix @ matrix.T
     heights = [[height for height in range(4) if count >> height & 1] for count in range(1, length + 1)]
@@ -369,7 +369,7 @@ def test_a_tree_protects_as_well_as_its_event_says(length):
 
 def test_a_tree_starts_anew_and_repeats_for_the_same_seed():
     def noise(seed):
-        return rounds_of(build_tree_query(500, 1.0, 1.0, np.asarray(seed, np.int64), 4), 500, 9)
+        return rounds_of(TreeSumQuery(500, 1.0, 1.0, np.asarray(seed, np.int64), 4), 500, 9)
 
     same, other = noise(SEED), noise(OTHER_SEED)
     np.testing.assert_array_equal(same, noise(SEED))
@@ -380,7 +380,7 @@ def test_a_tree_starts_anew_and_repeats_for_the_same_seed():
 
 def test_without_noise_a_tree_is_the_librarys_own():
     records = [[3.0, 4.0, 0.0], [0.1, 0.0, -0.2], [-1.0, 0.5, 2.0]]
-    ours = build_tree_query(3, 1.0, 0.0, SEED, 3)
+    ours = TreeSumQuery(3, 1.0, 0.0, SEED, 3)
     theirs = tensorflow_privacy.RestartQuery(
         tensorflow_privacy.TreeResidualSumQuery.build_l2_gaussian_query(1.0, 0.0, tf.TensorSpec([3]), noise_seed=1),
         restart_query.PeriodicRoundRestartIndicator(3),
@@ -408,7 +408,7 @@ def shapes(state):
 
 def test_a_trees_records_are_clipped_as_any():
     record = np.random.default_rng(3).normal(size=300)
-    run = Run(build_tree_query(300, 0.1, 0.0, SEED, 2), 300)
+    run = Run(TreeSumQuery(300, 0.1, 0.0, SEED, 2), 300)
     assert exact_norm(run.round([record])) <= float(np.float32(0.1))
     assert not run.round([[math.nan] * 300]).any()
 

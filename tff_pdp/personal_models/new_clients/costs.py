@@ -30,7 +30,7 @@ FIT_CLAIM = ("formal-conditional", FIT_CONDITION)
 
 
 def plan_gradients(
-    config: PrivacyConfig, budget: SiloBudget, steps: int, num_examples: Mapping[str, int]
+    config: PrivacyConfig, budget: SiloBudget, steps: int, num_examples: Mapping[str, int], num_parameters: int
 ) -> tuple[SiloExamplePlan, Ledger]:
     """Plans DP-SGD in each silo alone: its noise, by its own budget, and a ledger that is charged with all steps.
 
@@ -43,6 +43,7 @@ def plan_gradients(
       budget: of every silo, for this fit.
       steps: gradient steps.
       num_examples: by client id.
+      num_parameters: how many weights are fitted.
 
     Raises:
       ConfigError: numbers of examples are not public, a value is out of range, or delta is not below 1 / examples.
@@ -56,7 +57,12 @@ def plan_gradients(
             noise_multiplier=None,
             sampler="poisson",
         ),
-        PlannedTraining(num_examples=num_examples, gradients_per_round=dict.fromkeys(num_examples, steps), rounds=1),
+        PlannedTraining(
+            num_examples=num_examples,
+            gradients_per_round=dict.fromkeys(num_examples, steps),
+            rounds=1,
+            num_parameters=num_parameters,
+        ),
     )
     ledger = Ledger(plan.unit, plan.adjacency, plan.budgets)
     plan.charge_round(ledger, 1)

@@ -31,6 +31,7 @@ from tff_pdp.privacy.accounting.events import (
     releases_without_noise,
     require,
 )
+from tff_pdp.privacy.accounting.grid_distance import with_grid_noise
 
 SMALLEST_NOISE_MULTIPLIER = 0.05
 LARGEST_NOISE_MULTIPLIER = 1e4
@@ -92,7 +93,7 @@ def epsilon_bounds(
 
     Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
-    from public data. Floating-point noise is treated as real-valued.
+    from public data. Noise is ideal, but for what a `GridNoiseDpEvent` among the events charges for.
     Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
 
     Args:
@@ -115,16 +116,45 @@ def epsilon_bounds(
 @functools.lru_cache(maxsize=4096)
 def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
     """An upper bound on epsilon that takes less time than the best, and is seldom larger."""
+    draft, more = with_grid_noise(
+        parts,
+        delta,
+        lambda ideal, share: _rough_epsilon(ideal, share, adjacency),
+        lambda ideal, share: _ideal_draft(ideal, share, adjacency),
+    )
+    return draft + more
+
+
+def _ideal_draft(parts: tuple, delta: float, adjacency: Adjacency) -> float:
     if parts and not any(releases_without_noise(event) for event, _ in parts):
         rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
         pld = _pld_epsilon(parts, delta, adjacency, _pld_grid(parts, rdp))
         if pld is not None and rdp is not None and pld < 0.99 * rdp:
             return pld
-    return _bounds_of_parts(parts, delta, adjacency, None).best
+    return _ideal_bounds(parts, delta, adjacency, None).best
+
+
+def _rough_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
+    """An upper bound on epsilon that takes little time, where Renyi divergences are known."""
+    if any(releases_without_noise(event) for event, _ in parts):
+        return math.inf
+    rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
+    return _ideal_bounds(parts, delta, adjacency, None).best if rdp is None else rdp
 
 
 @functools.lru_cache(maxsize=4096)
 def _bounds_of_parts(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float | None) -> EpsilonBounds:
+    bounds, more = with_grid_noise(
+        parts,
+        delta,
+        lambda ideal, share: _rough_epsilon(ideal, share, adjacency),
+        lambda ideal, share: _ideal_bounds(ideal, share, adjacency, discretisation),
+    )
+    return EpsilonBounds(*(None if bound is None else bound + more for bound in dataclasses.astuple(bounds)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ideal_bounds(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float | None) -> EpsilonBounds:
     if not parts:
         return EpsilonBounds(0.0, 0.0, 0.0, 0.0)
     if any(releases_without_noise(event) for event, _ in parts):

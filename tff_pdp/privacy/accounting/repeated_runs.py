@@ -139,6 +139,18 @@ def fixed_grid_event(run_event: dp_accounting.DpEvent, runs: int) -> dp_accounti
     return dp_accounting.SelfComposedDpEvent(run_event, int(runs))
 
 
+def most_runs(runs: NumberOfRuns | int) -> int:
+    """A number of runs that is exceeded with a probability below exp(-60) only.
+
+    >>> most_runs(NumberOfRuns(mean=5, shape=GEOMETRIC))
+    640
+    """
+    if not isinstance(runs, NumberOfRuns):
+        return runs
+    # Tails of a negative binomial fall by the factor 1 - gamma, in the end; of a Poisson number they are shorter.
+    return math.ceil(runs.mean + 128 if runs.shape == POISSON else 128 * max(1.0, runs.shape) / runs.gamma)
+
+
 def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:
     """`repeated_runs_event` of a random number of runs, `fixed_grid_event` of a whole number of them."""
     return repeated_runs_event(run_event, runs) if isinstance(runs, NumberOfRuns) else fixed_grid_event(run_event, runs)

@@ -25,7 +25,7 @@ user-level differential privacy", 2024 (the same mixture, for a user's examples)
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attr
 import dp_accounting
@@ -155,6 +155,7 @@ def calibrate_rows_noise(
     epsilon: float,
     delta: float,
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
+    fixed_events: Iterable[dp_accounting.DpEvent] = (),
 ) -> float:
     """The smallest noise multiplier (to about 2e-5 relative) at which an event of this module stays within a budget.
 
@@ -166,6 +167,7 @@ def calibrate_rows_noise(
       epsilon: the budget; infinite asks for no noise at all and returns 0.
       delta: in (0, 1).
       adjacency: of the data sets; the event holds for each.
+      fixed_events: what is charged besides.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -177,7 +179,10 @@ def calibrate_rows_noise(
     """
     require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
     guess = _guess(make_event(1.0), delta) / epsilon if 0 < epsilon < math.inf else 1.0
-    return solve_noise_multiplier(make_event, epsilon, delta, adjacency, guess)
+    fixed = list(fixed_events)
+    return solve_noise_multiplier(
+        lambda z: dp_accounting.ComposedDpEvent([make_event(z), *fixed]), epsilon, delta, adjacency, guess
+    )
 
 
 def paper_node_level_rdp(

@@ -4,6 +4,7 @@ exact_draws: draws of the host, by whole numbers
 noised_sums: sums of the host on a grid, and their noise
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
+grid_noise: noise and sums on a public grid
 per_example: sums of clipped per-example gradients
 dp_sgd: DP-SGD as a gradient estimator
 selection: which of several models fits best, privately

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
+from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
@@ -36,6 +37,8 @@ class SiloMechanism:
     expected_batch_size: float
 
 
+# A share of the clip norm, larger than all that float64 loses in adding up clipped gradients.
+_SUM_MARGIN = 2.0**-20
 # Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
 # step, which saves memory.
 _SMALL_MODEL = 4096
@@ -46,8 +49,8 @@ class DpSgdDraws(NamedTuple):
 
     Attributes:
       batches: of every step.
-      noise: standard Gaussians `[steps, parameters and up to three more]` for a small model, else seeds int64 `[2]` to
-        draw them from.
+      noise: standard Gaussians, float64 `[steps, parameters]`, for a small model, else seeds int64 `[2]` to draw them
+        from.
     """
 
     batches: Batches
@@ -57,20 +60,20 @@ class DpSgdDraws(NamedTuple):
 def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimator:
     """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
-    Guarantee: each gradient is one Poisson-subsampled Gaussian mechanism with noise multiplier z under add/remove of
-      one example, over all of the model's weights jointly.
+    Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
+      z under add/remove of one example, over all of the model's weights jointly: the sum is rounded to a public grid,
+      and so is the noise (`grid_noise`; the distance of its law is charged for by `accounting.grid_distance`). The clip
+      norm is shortened by what rounding may add, at most `2**-20 + sqrt(parameters) max(1, z) 2**-20` of it.
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
-      new in each round; each index is asked for once; the generator (Philox, float32) stands in for real Gaussian
-      noise.
+      new in each round; each index is asked for once; Philox stands in for random bits; as `per_example`: what a
+      model computes of one example does not depend, to the bit, on the other rows of a batch or on their number.
 
     Its mechanism is a `SiloMechanism`. With the sampler `paper_shuffled` the batches are those of
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
     """
     num_parameters = model.num_parameters()
     is_small = num_parameters <= _SMALL_MODEL
-    # Whole fours are made faster.
-    num_gaussians = 4 * math.ceil(num_parameters / 4)
-    num_noise_words = bits_for_gaussians(num_gaussians) if is_small else 0
+    num_noise_words = bits_for_gaussians(num_parameters) if is_small else 0
 
     def draw(
         mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
@@ -83,7 +86,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
         else:
             batch_sizes = tf.maximum(tf.cast(tf.round(mechanism["expected_batch_size"]), tf.int32), 1)
             batches = paper_shuffled_batches(for_batches, num_examples, batch_sizes, num_steps)
-        return DpSgdDraws(batches, gaussians(for_noise, num_gaussians) if is_small else seeds)
+        return DpSgdDraws(batches, gaussians(for_noise, num_parameters) if is_small else seeds)
 
     def gradient(
         mechanism: Any,
@@ -96,37 +99,42 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
         trainable: Sequence[str] | None = None,
     ) -> Weights:
         indices, size = draws.batches.indices[index], draws.batches.sizes[index]
+        # z = 0 means no noise, also where C is infinite and z * C would be NaN. Of two float32 numbers float64 holds
+        # the product in full.
+        clip_norm = tf.cast(mechanism["clip_norm"], tf.float64)
+        stddev = tf.math.multiply_no_nan(clip_norm, tf.cast(mechanism["noise_multiplier"], tf.float64))
+        step = grid_step(clip_norm, stddev)
         total = clipped_sum(
             model,
             weights,
             tf.gather(data.x, indices),
             tf.gather(data.y, indices),
-            clip_norm=mechanism["clip_norm"],
+            clip_norm=tf.cast(clip_norm_on_grid(clip_norm, step, num_parameters, _SUM_MARGIN), tf.float32),
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
         )
-        # z = 0 means no noise, also where C is infinite and z * C would be NaN.
-        stddev = tf.math.multiply_no_nan(mechanism["clip_norm"], mechanism["noise_multiplier"])
-        noise = draws.noise[index] * stddev if is_small else _noise(draws.noise, index, num_gaussians, stddev)
-        noised = _add(total, noise, num_gaussians)
-        factor = scale / mechanism["expected_batch_size"]
+        noise = draws.noise[index] if is_small else _gaussians(draws.noise, index, num_parameters)
+        noised = _add(total, noise_in_steps(noise, stddev, step), step)
+        factor = step * tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
         # Of all weights clip and noise were; what is not asked for is not used.
-        return collections.OrderedDict((name, noised[name] * factor) for name in trainable or noised)
+        return collections.OrderedDict(
+            (name, tf.cast(noised[name] * factor, tf.float32)) for name in trainable or noised
+        )
 
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
     )
 
 
-def _noise(seed: tf.Tensor, index: tf.Tensor, size: int, stddev: tf.Tensor) -> tf.Tensor:
+def _gaussians(seed: tf.Tensor, index: tf.Tensor, size: int) -> tf.Tensor:
     # Place 0 has been used for the batches.
-    return gaussians(draw_bits(seed, bits_for_gaussians(size), place=index + 1), size, stddev)
+    return gaussians(draw_bits(seed, bits_for_gaussians(size), place=index + 1), size)
 
 
-def _add(total: Weights, noise: tf.Tensor, size: int) -> Weights:
-    """Adds consecutive parts of a flat tensor of some size, of which there may be a rest, to the weights."""
-    sizes = [math.prod(value.shape) for value in total.values()]
-    parts = tf.split(noise, [*sizes, size - sum(sizes)])[:-1]
+def _add(total: Weights, noise: tf.Tensor, step: tf.Tensor) -> Weights:
+    """Adds consecutive parts of a flat tensor, in steps, to weights that are rounded to whole steps."""
+    parts = tf.split(noise, [math.prod(value.shape) for value in total.values()])
     return collections.OrderedDict(
-        (name, value + tf.reshape(part, value.shape)) for (name, value), part in zip(total.items(), parts, strict=True)
+        (name, whole_steps(tf.cast(value, tf.float64), step) + tf.reshape(part, value.shape))
+        for (name, value), part in zip(total.items(), parts, strict=True)
     )

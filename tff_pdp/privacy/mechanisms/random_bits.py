@@ -13,6 +13,8 @@ import tensorflow as tf
 _PHILOX = 1
 # Draws of one seed lie 2**_PLACE_BITS blocks of 128 bits apart.
 _PLACE_BITS = 40
+# Three words of 64 bits, each of two of 32.
+_WORDS_OF_A_PAIR = 6
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
 _UNROLLED = 32
 
@@ -60,34 +62,36 @@ def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Ten
 
 def bits_for_gaussians(size: int) -> int:
     """How many 32-bit words `gaussians` takes to make `size` of them."""
-    return 5 * math.ceil(size / 4)
+    return _WORDS_OF_A_PAIR * math.ceil(size / 2)
 
 
-def gaussians(bits: tf.Tensor, size: int, stddev: tf.Tensor | float = 1.0) -> tf.Tensor:
-    """Makes Gaussians of mean zero, float32 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
+def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
+    """Makes standard Gaussians, float64 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
 
-    TensorFlow's own draws never exceed 5.68 standard deviations, and a bounded noise cannot hide all that an unbounded
-    one does: with as many coordinates as a model has, and as many steps, a draw beyond that is no rarity. Here, in Box
-    and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958), the radius comes from 56 bits.
-    It reaches 8.89, beyond which a coordinate lies with a probability of 6e-19, and it is never zero.
+    Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes two of them from a
+    radius and an angle, of 128 and of 64 random bits that no other pair has. TensorFlow's own draws end at 5.68
+    standard deviations; these end at 13.3.
 
-    A pair takes two and a half words: 56 bits for its radius and 24, as many as float32 holds, for its angle. A size
-    that is a multiple of four saves a copy.
+    Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
+      made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
+
+      With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): its
+      distance from the nearer end is what is computed with. The exponential variable -log(v) then has one of 7 u, where
+      TensorFlow's log and log1p are right to 4 u; the radius has 4.5 u, the angle 3 u of at most pi, sine and cosine
+      4 u each, and products u. Along the radius and across it that makes sqrt(4.5^2 + (3 pi)^2) + 6 < 17 times u |x|,
+      to which the digits that are not drawn add less than 1 u |x| up to there.
+    Assumes: the bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4
+      u.
     """
-    pairs = 2 * math.ceil(size / 4)
-    high, angle, low = tf.split(bits, [pairs, pairs, pairs // 2], axis=-1)
-    # The angle's word lends its last 8 bits to the radius; the middle 16 are half of a word shared with another pair.
-    low = tf.reshape(tf.bitcast(low, tf.uint16), tf.shape(high))
-    last = tf.bitwise.bitwise_and(angle, 255)
-    fraction = (_to_float(low) + (_to_float(last) + 0.5) * 2.0**-8) * 2.0**-16
-    # Half below the last of the bits keeps the uniform number off zero. Close to one, float32 is coarse and would round
-    # one pair in 2**25 up to it, whose radius were zero: no noise. They get float32's last number below one.
-    uniform = tf.minimum((_to_float(high) + fraction) * 2.0**-32, 1.0 - 2.0**-24)
-    radius = stddev * tf.sqrt(-2.0 * tf.math.log(uniform))
-    angle = _to_float(tf.bitwise.right_shift(angle, 8)) * (2.0 * math.pi * 2.0**-24)
+    pairs = math.ceil(size / 2)
+    words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3 * pairs, 2]], axis=0))
+    # As float64, in which lists are split on GPUs too. Signed, so that both ends of (0, 1) are near zero.
+    numbers = tf.cast(tf.bitcast(words, tf.int64), tf.float64)
+    numbers = tf.ensure_shape(numbers, [*bits.shape[:-1], 3 * pairs])
+    high, low, angle = tf.split(numbers, 3, axis=-1)
+    # Above zero, the number itself; below, the number minus one.
+    uniform = (high + low * 2.0**-64) * 2.0**-64
+    logs = tf.where(uniform > 0, tf.math.log(uniform), tf.math.log1p(uniform))
+    radius, angle = tf.sqrt(-2.0 * logs), angle * (math.pi * 2.0**-63)
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    return draws if size == 2 * pairs else tf.split(draws, [size, 2 * pairs - size], axis=-1)[0]
-
-
-def _to_float(words: tf.Tensor) -> tf.Tensor:
-    return tf.cast(words, tf.float32)
+    return draws if size == 2 * pairs else tf.split(draws, [size, 1], axis=-1)[0]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow_privacy
 
 from tff_pdp.errors import BudgetError, ConfigError
-from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, build_tree_query
+from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, TreeSumQuery
 from tff_pdp.settings import number, require_keys
 
 
@@ -112,7 +112,7 @@ class TreeNoise:
 
     def build_query(self, num_values: int, mechanism: UserMechanism, seeds: Any) -> tensorflow_privacy.DPQuery:
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
-        return build_tree_query(
+        return TreeSumQuery(
             num_values, mechanism.clip_norm, _stddev(mechanism), seeds[0], rounds_per_epoch(mechanism.sampling_rate)
         )
 

@@ -21,6 +21,7 @@ from tff_pdp.privacy.plans.silo_example import (
     check_silo_settings,
     check_some_silo_trains,
     silo_mechanism,
+    silo_noise,
     silo_sampling_rate,
 )
 
@@ -79,11 +80,12 @@ def build_contact_graph_plan(config: PrivacyConfig, training: PlannedTraining) -
     """
     influence = _row_influence(config, training)
     budgets = parse_budgets(config.budgets, sorted(training.num_examples))
-    mechanisms, last_rounds = {}, {}
+    mechanisms, last_rounds, drawn_noise = {}, {}, {}
     for client_id, budget in budgets.items():
         size = training.num_examples[client_id]
         check_delta(client_id, budget, size)
         sampling_rate = silo_sampling_rate(config.batch_size, size)
+        drawn_noise.update(silo_noise(training, client_id))
         noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
             config, training, client_id, budget, sampling_rate, influence
         )
@@ -101,6 +103,7 @@ def build_contact_graph_plan(config: PrivacyConfig, training: PlannedTraining) -
         gradients_per_round=dict(training.gradients_per_round),
         rounds=training.rounds,
         last_rounds=last_rounds,
+        drawn_noise=drawn_noise,
         row_influence=influence,
     )
 
@@ -136,10 +139,11 @@ def _noise_and_last_round(
     """The noise a budget asks for over all rounds or, where the noise is given, the round at which it is spent."""
     steps, adjacency = training.gradients_per_round[client_id], Adjacency(influence.adjacency)
     changed = changed_rows(influence, training.num_examples[client_id])
+    drawn_noise = list(silo_noise(training, client_id).values())
     if config.noise_multiplier is not None:
         noise_multiplier = next_float32(config.noise_multiplier)
         event = poisson_rows_event(sampling_rate, noise_multiplier, changed, steps)
-        return noise_multiplier, rounds_within_budget(budget, event, [], training.rounds, adjacency)
+        return noise_multiplier, rounds_within_budget(budget, event, drawn_noise, training.rounds, adjacency)
     planned_steps = training.rounds * steps
     try:
         calibrated = calibrate_rows_noise(
@@ -147,6 +151,7 @@ def _noise_and_last_round(
             budget.epsilon,
             budget.delta,
             adjacency,
+            drawn_noise,
         )
     except BudgetError as error:
         raise BudgetError(f"silo {client_id!r}: {error} Here up to {changed} rows differ at once.") from None

@@ -19,6 +19,7 @@ from tff_pdp.errors import BudgetError, ConfigError, DataError
 from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
+from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.search import Search
@@ -26,6 +27,10 @@ from tff_pdp.privacy.plans.search import Search
 Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 # What a scope releases once, before training, and what for.
 FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
+# The reason in the ledger.
+DRAWN_NOISE = "noise on a grid in place of ideal Gaussians"
+# So many times the planned rounds may be run: rounds are drawn anew where the same bits cannot be had again.
+_TIMES_DRAWN = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,7 @@ class PlannedTraining:
       num_examples_are_noised: whether the n_k are a release that `fixed_events` covers.
       unsound: why nothing is claimed whatever the ledger says, if so.
       condition: under which condition the method's guarantee holds, if only under one.
+      num_parameters: how many weights the model has, of all of which a silo's gradients are noised.
       num_released: how many values a client releases in a round.
       num_noised: how many of them noise changes anything by; None for all.
       noise_on_own_support: whether a client's share of the noise is only where its own release is not zero.
@@ -57,6 +63,7 @@ class PlannedTraining:
     num_examples_are_noised: bool = False
     unsound: str = ""
     condition: str = ""
+    num_parameters: int = 0
     num_released: int = 0
     num_noised: int | None = None
     noise_on_own_support: bool = False
@@ -80,6 +87,7 @@ class PrivacyPlan(abc.ABC):
       budgets: by scope; empty without privacy.
       rounds: planned number of rounds, for which the noise was calibrated.
       fixed_events: by scope, what it releases before training.
+      drawn_noise: by scope, the noise that is drawn for it in place of ideal Gaussians; see `drawn_noise_event`.
     """
 
     unit: str
@@ -89,6 +97,7 @@ class PrivacyPlan(abc.ABC):
     budgets: Mapping[str, SiloBudget]
     rounds: int
     fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
+    drawn_noise: Mapping[str, GridNoiseDpEvent] = dataclasses.field(default_factory=dict)
 
     @abc.abstractmethod
     def scope_of(self, client_id: str) -> str:
@@ -146,7 +155,19 @@ class PrivacyPlan(abc.ABC):
         for scope in self.budgets:
             for event, reason in self.fixed_events.get(scope, ()):
                 ledger.append(scope, event, 1, reason)
+        self.charge_drawn_noise(ledger)
         return ledger
+
+    def charge_drawn_noise(self, ledger: Ledger) -> None:
+        """Enters the distance of all noise that is drawn from ideal noise, for scopes where it is not entered yet.
+
+        Raises:
+          BudgetError: a scope would overspend.
+        """
+        charged = {entry.scope for entry in ledger.entries if isinstance(entry.event, GridNoiseDpEvent)}
+        for scope, event in self.drawn_noise.items():
+            if scope not in charged and scope in ledger.budgets:
+                ledger.append(scope, event, 1, DRAWN_NOISE)
 
     def precheck_rest(self, ledger: Ledger) -> None:
         """Checks that what is left of the plan fits into the budgets; entering it then takes no more accounting.
@@ -159,6 +180,8 @@ class PrivacyPlan(abc.ABC):
             recorded[entry.scope, entry.event] += entry.count
         for scope in self.budgets:
             planned = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
+            if scope in self.drawn_noise:
+                planned[self.drawn_noise[scope]] = 1
             planned.update(self.planned_counts(scope))
             # All together: each alone would fit where their sum does not.
             ledger.precheck_all(
@@ -190,9 +213,15 @@ class PrivacyPlan(abc.ABC):
         for scope, events in charges.items():
             if events:
                 ledger.precheck_all(scope, {event: count for event, count, _ in events})
+        self.charge_drawn_noise(ledger)
         for scope, events in charges.items():
             for event, count, reason in events:
                 ledger.append(scope, event, count, reason)
+
+
+def drawn_noise_event(values: int) -> GridNoiseDpEvent:
+    """The event of so many values of planned noise, and of as many in rounds that may have to be drawn anew."""
+    return GridNoiseDpEvent(int(_TIMES_DRAWN * values))
 
 
 _ADJACENCIES = {"node": ("replace_one", "replace_special"), "edge": ("add_or_remove_one",)}

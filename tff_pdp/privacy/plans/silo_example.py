@@ -23,11 +23,12 @@ from tff_pdp.privacy.accounting.accountants import (
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
 from tff_pdp.privacy.accounting.calibration import paper_noise_multiplier, rounds_within_budget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
+from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs
+from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
 from tff_pdp.privacy.mechanisms.dp_sgd import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, check_suits_rows
+from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, check_suits_rows, drawn_noise_event
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 
@@ -132,6 +133,7 @@ class SiloExamplePlan(PrivacyPlan):
           BudgetError: a silo would overspend.
           ConfigError: the plan has no search.
         """
+        self.charge_drawn_noise(ledger)
         for client_id in self.budgets:
             ledger.append(client_id, self.search_event(client_id), 1, SEARCH)
         for round_number in range(1, self.rounds + 1):
@@ -182,7 +184,7 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
     check_suits_rows("silo_example", training.row_influence)
     check_silo_settings(config, training.search)
     budgets = parse_budgets(config.budgets, sorted(training.num_examples))
-    mechanisms, selection_epsilons, last_rounds = {}, {}, {}
+    mechanisms, selection_epsilons, last_rounds, drawn_noise = {}, {}, {}, {}
     for client_id, budget in budgets.items():
         size = training.num_examples[client_id]
         sampling_rate = silo_sampling_rate(config.batch_size, size)
@@ -193,6 +195,8 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
             selection_epsilons[client_id] = float(np.float32(config.selection_share * budget.epsilon))
             selections = ExponentialMechanismDpEvent(selection_epsilons[client_id]), training.selection_rounds
         steps = training.gradients_per_round[client_id]
+        drawn_noise.update(silo_noise(training, client_id))
+        released_before += [drawn_noise[client_id]] if client_id in drawn_noise else []
         if training.search is None:
             noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
                 config, client_id, budget, sampling_rate, steps, training.rounds, released_before, selections
@@ -225,10 +229,18 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
         selection_rounds=training.selection_rounds,
         selection_epsilons=selection_epsilons,
         fixed_events=training.fixed_events,
+        drawn_noise=drawn_noise,
         sampler=config.sampler,  # type: ignore[arg-type]
         num_examples_are_noised=training.num_examples_are_noised,
         search=training.search,
     )
+
+
+def silo_noise(training: PlannedTraining, client_id: str) -> dict[str, GridNoiseDpEvent]:
+    """By client id, the noise that is drawn for a silo's gradients, in all runs of a search; empty where none is."""
+    runs = 1 if training.search is None else 1 + most_runs(training.search.runs)
+    values = training.num_parameters * training.gradients_per_round[client_id] * training.rounds * runs
+    return {client_id: drawn_noise_event(values)} if values else {}
 
 
 def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining) -> SiloExamplePlan:

@@ -23,6 +23,7 @@ from tff_pdp.privacy.accounting.accountants import (
     solve_noise_multiplier,
 )
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.user_noise import (
     AdaptiveClip,
@@ -34,7 +35,7 @@ from tff_pdp.privacy.mechanisms.user_noise import (
     rounds_per_epoch,
 )
 from tff_pdp.privacy.mechanisms.user_queries import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, drawn_noise_event
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 
 # The one scope of a user-level ledger.
@@ -199,6 +200,8 @@ def build_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPla
             f"privacy.clip_norm must be positive and finite, between {SMALLEST_CLIP_NORM:g} and "
             f"{LARGEST_CLIP_NORM:g}, not {config.clip_norm!r}"
         )
+    if training.num_released and not training.noise_on_own_support:
+        plan = dataclasses.replace(plan, drawn_noise={USERS: _drawn_noise(plan, training)})
     noise_multiplier = next_float32(_noise_multiplier(config, plan, budget)) if training.num_released else 0.0
     mechanism = dataclasses.replace(plan.mechanism, clip_norm=config.clip_norm, noise_multiplier=noise_multiplier)
     if isinstance(plan.noise, AdaptiveClip):
@@ -269,11 +272,14 @@ def _check(config: PrivacyConfig, training: PlannedTraining) -> None:
 
 def _noise_multiplier(config: PrivacyConfig, plan: UserPlan, budget: SiloBudget) -> float:
     if not isinstance(plan.noise, TreeNoise):
-        return calibrate_noise_multiplier(budget.epsilon, budget.delta, plan.mechanism.sampling_rate, plan.rounds)
+        return calibrate_noise_multiplier(
+            budget.epsilon, budget.delta, plan.mechanism.sampling_rate, plan.rounds, list(plan.drawn_noise.values())
+        )
 
     def event(noise_multiplier: float) -> dp_accounting.DpEvent:
         mechanism = dataclasses.replace(plan.mechanism, noise_multiplier=noise_multiplier)
-        return dataclasses.replace(plan, mechanism=mechanism).training_event(USERS)
+        training = dataclasses.replace(plan, mechanism=mechanism).training_event(USERS)
+        return dp_accounting.ComposedDpEvent([training, *plan.drawn_noise.values()])
 
     length = rounds_per_epoch(plan.mechanism.sampling_rate)
     height = math.ceil(math.log2(min(length, plan.rounds))) + 1
@@ -285,6 +291,11 @@ def _noise_multiplier(config: PrivacyConfig, plan: UserPlan, budget: SiloBudget)
         plan.adjacency,
         guess=math.sqrt(2 * releases * math.log(1 / budget.delta)) / budget.epsilon,
     )
+
+
+def _drawn_noise(plan: UserPlan, training: PlannedTraining) -> GridNoiseDpEvent:
+    """Noise of every round's sum, and of a count of norms; trees have fewer than two nodes a round."""
+    return drawn_noise_event(2 * (training.num_released + 1) * plan.rounds)
 
 
 def _claim(config: PrivacyConfig, training: PlannedTraining) -> tuple[Claim, str]:

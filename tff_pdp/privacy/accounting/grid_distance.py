@@ -1,0 +1,110 @@
+"""Charges for noise that is made by floating-point functions in place of ideal Gaussians.
+
+Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, K a rounded Gaussian x as it was computed.
+Computed and ideal pairs of Gaussians come from the same uniform numbers and are within `rounding * |x|` of each other.
+So K differs only where x is that close to where two steps meet. Let e be that distance, and g the width of a step, in
+standard deviations. Computed noise falls into a cell of two values only if ideal noise falls into the cell made wider
+by e on all sides, and does so if ideal noise falls into the cell made smaller by e. Up to the change of the density
+over a cell, which is below 5 % for steps of 2**-9 and less, the logarithm of the ratio of both probabilities is at most
+
+    4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
+
+where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end,
+and up to a length of 12, beyond which a mass of exp(-72) lies, logarithms are at most 0.03.
+
+*Composition.* What was drawn before does not change the law of the next pair, so that the logarithms l of the ratios of
+all n pairs of a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at
+most x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t, and E r^2
+below 2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a
+probability of at most exp(-L), whatever s is (a Chernoff bound for martingales; an addition of the largest logarithms
+would give n k r).
+
+*Charge.* Let ratios be within exp(a) in both directions but for a mass of b. If everything with ideal noise is
+(epsilon, delta)-DP, with computed noise it is (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
+"""
+
+import math
+from collections.abc import Callable
+
+import attr
+import numpy as np
+
+from tff_pdp.privacy.accounting.events import CustomDpEvent
+
+# The bound of `random_bits.gaussians`, and the most steps in a standard deviation that `grid_noise` takes.
+ROUNDING = 20 * 2.0**-53
+MOST_STEPS = 2.0**21
+_PER_LENGTH = 4.2 * ROUNDING * MOST_STEPS
+_LONGEST, _LONGER = 10.6, math.exp(-56.0)
+# Of large epsilons: how many pairs may be longer, what each of them may cost, and the mass of those that are not
+# covered.
+_LONG_PAIRS, _OF_A_LONG_PAIR, _LONGER_STILL = 2, 0.03, math.exp(-72.0)
+_MEAN_SQUARE = 2.1
+# The share of delta that goes to the mass with larger ratios, and what of it is for pairs that are too long.
+_SHARE = 2.0**-9
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class GridNoiseDpEvent(CustomDpEvent):
+    """So many values of noise on a grid, drawn in place of the ideal noise of other events.
+
+    It releases nothing of its own. `tff_pdp.privacy.accounting.accountants` computes the other events' epsilon for a
+    smaller delta, and adds the distance of the laws. The number is an upper bound on what is drawn in all.
+    """
+
+    values: int
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Zero at every order: the distance is no divergence of two neighbours."""
+        return np.zeros(np.shape(orders))
+
+
+def grid_distance(values: int, log_mass: float) -> float:
+    """Bounds the logarithm of the ratio of computed and ideal laws, but for a mass of `exp(-log_mass)`.
+
+    Args:
+      values: how many are drawn.
+      log_mass: positive.
+
+    >>> grid_distance(10**6, 30.0) < 1e-4
+    True
+    """
+    pairs = values / 2 + 1
+
+    def bound(s: float) -> float:
+        spread = _PER_LENGTH**2 * _MEAN_SQUARE * math.exp((s + 1) * _LONGEST * _PER_LENGTH)
+        return (pairs * ((s + 1) ** 2 * spread / 2 + (s + 1) * _LONGER) + log_mass) / s
+
+    # The best s where the exponential is one; every s gives a bound.
+    best = math.sqrt(2 * log_mass / (pairs * _MEAN_SQUARE)) / _PER_LENGTH
+    return min(bound(min(best * factor, 1 / _PER_LENGTH)) for factor in (0.25, 0.5, 1.0))
+
+
+def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable) -> tuple:
+    """Bounds epsilon of events of which some are noise on a grid.
+
+    Args:
+      parts: events and their counts.
+      delta: for all of them.
+      rough: `(parts, delta) -> epsilon`, an upper bound, whatever its size.
+      bound: `(parts, delta) -> bounds`.
+
+    Returns:
+      The bounds for ideal noise at a smaller delta, and what to add to each.
+    """
+    values = sum(event.values * count for event, count in parts if isinstance(event, GridNoiseDpEvent))
+    ideal = tuple(part for part in parts if not isinstance(part[0], GridNoiseDpEvent))
+    if not values or not ideal:
+        return bound(ideal, delta), 0.0
+    # 1 + exp(epsilon + a) is at most the exponential of this, which is known before epsilon is.
+    exponent = rough(ideal, delta / 2) + 1.0
+    log_mass = exponent + math.log(4 / (_SHARE * delta))
+    distance = grid_distance(values, log_mass)
+    allowed = _SHARE * delta / 4 * math.exp(-min(exponent, 700.0))
+    if values * _LONGER > allowed:
+        distance += _LONG_PAIRS * _OF_A_LONG_PAIR
+        too_long = values * _LONGER_STILL + (values * _LONGER) ** (_LONG_PAIRS + 1)
+        if too_long > allowed:
+            return bound(ideal, delta), math.inf
+    # Both masses, in both directions, fit into the share.
+    return bound(ideal, delta * (1 - _SHARE) * math.exp(-distance)), 2 * distance

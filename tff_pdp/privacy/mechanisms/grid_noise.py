@@ -1,0 +1,77 @@
+"""Adds Gaussian noise to sums on a public grid, so that floating point tells nothing that the ideal mechanism does not.
+
+All values that a sum releases are whole multiples of a step, a power of two that follows from public numbers alone. The
+sum is rounded to the grid, the noise is a Gaussian of the full standard deviation rounded to the same grid, and whole
+numbers below 2**53 are added up in float64 without rounding. A sum of whole steps plus a rounded Gaussian is the sum
+plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mironov, "On significance of the least
+significant bits for differential privacy", CCS 2012, on what happens otherwise).
+
+Two roundings are paid for. Sums that differ by no more than some length may differ by `sqrt(size) * step` more once
+they are rounded: clip norms are made shorter by that (`clip_norm_on_grid`; Casacuberta et al., "Widespread
+underestimation of sensitivity in differentially private libraries and how to fix it", CCS 2022). And the noise is made
+by floating-point functions, which move a few draws to a neighbouring step: `accounting.grid_distance` charges the
+difference of the laws.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tff_pdp.privacy.accounting.grid_distance import MOST_STEPS
+
+# A step is at most such a share of the standard deviation, or of the clip norm where that is larger, and more than half
+# as large: a standard deviation has at most `grid_distance.MOST_STEPS` steps.
+_FINE = 2.0 / MOST_STEPS
+# A step that is below all float32 numbers and their products, and whose inverse is a float64.
+_NO_GRID = 2.0**-400
+# Leaves the mantissa's bits out of a float64: the largest power of two that is no larger.
+_EXPONENT = 0x7FF0000000000000
+
+
+def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
+    """Chooses the grid's step, a power of two: float64 scalar.
+
+    It is public: a function of the arguments, which are. With an infinite clip norm nothing is protected, and the step
+    is so small that rounding changes no float32 number. Of a clip norm that is NaN it is infinite, and makes all NaN.
+
+    Args:
+      clip_norm: L2 bound on what one record adds to the sum.
+      stddev: of the noise; may be zero.
+    """
+    clip, noise = tf.cast(clip_norm, tf.float64), tf.cast(stddev, tf.float64)
+    step = tf.maximum(clip, noise) * _FINE
+    power = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(step, tf.int64), _EXPONENT), tf.float64)
+    return tf.where(tf.math.is_inf(clip), tf.constant(_NO_GRID, tf.float64), power)
+
+
+def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: float) -> tf.Tensor:
+    """Shortens a clip norm, float64 scalar, so that sums still differ by at most `clip_norm` once they are rounded.
+
+    Guarantee: two sums whose difference is at most the result in L2 norm, each known up to `margin * clip_norm / 2`,
+      differ by at most `clip_norm` after `whole_steps`: a value moves by at most half a step in each of them.
+
+    Args:
+      clip_norm: L2 bound on what one record may add.
+      step: of the grid.
+      size: number of values that the bound is over.
+      margin: share of the clip norm that other errors may take, well above 2**-50.
+    """
+    shorter = tf.cast(clip_norm, tf.float64) * (1.0 - margin) - step * (math.sqrt(size) * (1.0 + 2.0**-50))
+    # With far too much noise nothing is left of it, and nothing is released.
+    return tf.maximum(shorter, 0.0)
+
+
+def whole_steps(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Rounds float64 values to the grid: the nearest whole numbers of steps, as float64."""
+    return tf.round(values * (1.0 / step))
+
+
+def noise_in_steps(gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Makes noise of standard Gaussians: whole numbers of steps, float64; zeros where the standard deviation is zero.
+
+    Guarantee: as if Gaussians of the standard deviation were rounded to the grid, up to what
+      `accounting.grid_distance` charges for.
+    Assumes: as `random_bits.gaussians`, whose results the arguments are; `stddev` is the product of two float32
+      numbers at most, so that dividing by a power of two is exact.
+    """
+    return tf.round(gaussians * (tf.cast(stddev, tf.float64) / step))
