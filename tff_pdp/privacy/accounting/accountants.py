@@ -150,7 +150,8 @@ def _bounds_of_parts(parts: tuple, delta: float, adjacency: Adjacency, discretis
         lambda ideal, share: _rough_epsilon(ideal, share, adjacency),
         lambda ideal, share: _ideal_bounds(ideal, share, adjacency, discretisation),
     )
-    return EpsilonBounds(*(None if bound is None else bound + more for bound in dataclasses.astuple(bounds)))
+    rdp, pld, exact = (None if bound is None else bound + more for bound in (bounds.rdp, bounds.pld, bounds.exact))
+    return EpsilonBounds(rdp, pld, bounds.best + more, exact)
 
 
 @functools.lru_cache(maxsize=4096)
