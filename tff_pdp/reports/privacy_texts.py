@@ -119,9 +119,9 @@ def not_private_text(protected: str, words: ClientWords) -> str:
 def limits_text() -> str:
     """Where the program departs from the mathematics."""
     return (
-        "The noise is a float32 Gaussian. The accounting is for exact real numbers; attacks that read the low-order "
-        "bits of floating-point noise are known, and are not defended against. The noise comes from a pseudo-random "
-        "generator seeded by the operating system: who obtains the run's key can subtract the noise."
+        "Sums and their Gaussian noise are rounded to one public grid, so that the last bits of floating-point numbers "
+        "tell nothing more; how far the noise's law is from the ideal one is part of ε. The noise comes from a "
+        "pseudo-random generator seeded by the operating system: who obtains the run's key can subtract the noise."
     )
 
 
