@@ -25,7 +25,7 @@ KEY_SENTENCES = [
     "Under zero-out adjacency, where all that one record adds to any sum is replaced by zero and n_k stays, the same ε",
     "computed on held-out examples without noise and is not private",
     "Held-out examples are not covered by the training guarantee",
-    "The noise is a float32 Gaussian.",
+    "Sums and their Gaussian noise are rounded to one public grid",
     "The noise is added inside the silo, so the server need not be trusted, where each silo keeps its own key.",
 ]
 

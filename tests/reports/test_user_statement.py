@@ -36,7 +36,7 @@ KEY_SENTENCES = [
     "The number of users (N = 1,000) is treated as public",
     "this report names all users, the exported file, too, or it holds keyed hashes of their names",
     "results of single users with few test examples reveal most",
-    "The noise is a float32 Gaussian.",
+    "Sums and their Gaussian noise are rounded to one public grid",
     "None of that user; of every other user, the same ε and δ.",
     "None: the server is trusted, and adds the noise itself.",
 ]

@@ -5,8 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws
-from tff_pdp.privacy.mechanisms.noised_sums import add_noise, whole_steps
+from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws, add_noise, whole_steps
 
 KEY = bytes(range(32))
 

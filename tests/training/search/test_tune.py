@@ -21,8 +21,7 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
-from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS
-from tff_pdp.privacy.mechanisms.noised_sums import whole_steps
+from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, whole_steps
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.releases import all_releases
 from tff_pdp.training.rounds import first_state

@@ -1,7 +1,6 @@
 """Mechanisms: what adds noise.
 
-exact_draws: draws of the host, by whole numbers
-noised_sums: sums of the host on a grid, and their noise
+exact_draws: draws of the host, by whole numbers, and sums noised with them
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
 grid_noise: noise and sums on a public grid

@@ -16,8 +16,7 @@ import numpy as np
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent, event_from_dict, event_to_dict
-from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
-from tff_pdp.privacy.mechanisms.noised_sums import add_noise, whole_steps
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws, add_noise, whole_steps
 from tff_pdp.settings import positive_number, require_keys
 
 # Records whose moments are in memory together.
@@ -167,7 +166,7 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
     Guarantee: the result is covered by `planned_events(settings)`, and its `events` are these, under ADD_OR_REMOVE_ONE
     adjacency, for any records whatsoever: values that are out of bounds or missing change no sensitivity. Where the
     number of examples is public, the guarantee is conditional on that number. The noise on the number of examples is
-    discrete Laplace noise, exactly; that on moments is Gaussian, and rounded together with the sum (`noised_sums`).
+    discrete Laplace noise, exactly; that on moments is Gaussian, and rounded together with the sum (`exact_draws`).
     Assumes: called once, its result stored; the key of the draws is secret and serves nothing else.
 
     Args:
@@ -186,7 +185,7 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
 
 
 def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
-    """Sums each record's (u, u^2 - 1), in whole steps of `noised_sums`: Python's integers, `[2, *input_shape]`.
+    """Sums each record's (u, u^2 - 1), in whole steps of `exact_draws`: Python's integers, `[2, *input_shape]`.
 
     Here u is a feature mapped from its bounds to [-1, 1].
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.repeated_runs import GEOMETRIC, LOGARITHMIC, POISSON, NumberOfRuns, search_event
-from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
-from tff_pdp.privacy.mechanisms.noised_sums import add_noise, whole_steps
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws, add_noise, whole_steps
 
 # Tries every candidate once, and is charged for all of them.
 FIXED = "fixed"
