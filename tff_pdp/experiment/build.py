@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
@@ -201,6 +202,8 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
             "choices": choices,
         }
     with running_engine(training.engine, training.device, **options) as engine:
+        if engine.device != "cpu" and training.deterministic_operations and config.privacy.plan != "none":
+            tf.config.experimental.enable_op_determinism()
         yield engine
 
 

@@ -16,7 +16,14 @@ from tff_pdp.reproduce.settings import SETTINGS
 
 # Of an experiment, what is computed does not depend on them.
 _NOT_DECISIVE = ("title", "output", "export", "tuning")
-_NOT_DECISIVE_IN_TRAINING = ("evaluate_every", "checkpoint_every", "device", "clients_per_call", "test_only_seed")
+_NOT_DECISIVE_IN_TRAINING = (
+    "evaluate_every",
+    "checkpoint_every",
+    "device",
+    "clients_per_call",
+    "deterministic_operations",
+    "test_only_seed",
+)
 
 
 @dataclasses.dataclass(frozen=True)
