@@ -49,8 +49,8 @@ class TrainingConfig:
       client_parallelism: `loop` calls once for each client, a few at a time, `vectorized` for many clients at once, and
         `auto` times both in the first round and keeps the faster. For the engine `inprocess`.
       clients_per_call: the most clients computed at a time; memory grows with it. For the engine `inprocess`.
-      deterministic_operations: of noised training on a GPU, use only kernels of TensorFlow that repeat their sums to the
-        bit. Slower, and refused by TensorFlow where an operation has none.
+      deterministic_operations: of noised training on a GPU, use only kernels of TensorFlow that repeat their sums to
+        the bit. Slower, and refused by TensorFlow where an operation has none.
       test_only_seed: fixes all randomness; reports then say "not private".
     """
 
