@@ -288,7 +288,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
             return tf.bitwise.bitwise_and(tf.bitwise.right_shift(state.rounds, level), 1) > 0
 
         def join(level: tf.Tensor, draws: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            weight = tf.gather(_OWN_WEIGHTS, tf.minimum(level, len(_OWN_WEIGHTS) - 1))
+            weight = tf.gather(tf.constant(_OWN_WEIGHTS, tf.float64), tf.minimum(level, len(_OWN_WEIGHTS) - 1))
             return level + 1, draws + 1, weight * node(draws) + (1.0 - weight) * (state.left[level] + noise)
 
         first = tf.constant(0), state.draws + 1, node(state.draws)
@@ -298,7 +298,8 @@ class TreeSumQuery(SeededGaussianSumQuery):
         is_part = tf.cast(tf.bitwise.bitwise_and(tf.bitwise.right_shift(rounds, levels), 1), tf.float64)
         running = tf.reduce_sum(left * is_part[:, tf.newaxis], axis=0)
         is_last = rounds == self._rounds_per_tree
-        result = tf.cast(sample_state + running - state.before, tf.float32)
+        # Without rounding up to the last sum, for noise has few digits; that one may round, as what is released does.
+        result = tf.cast(sample_state + (running - state.before), tf.float32)
         after = state._replace(
             draws=draws,
             rounds=tf.where(is_last, 0, rounds),
