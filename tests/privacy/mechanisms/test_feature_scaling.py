@@ -5,6 +5,7 @@ import pytest
 
 from tests.rounding import gamma, standard_errors
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import paper_private_standardisation, parse_feature_scaling, scaling_of
 from tff_pdp.privacy.mechanisms.silo_statistics import SiloStatistics, StatisticsSettings, release_silo_statistics
 
@@ -56,7 +57,8 @@ def test_moments_of_a_large_silo_standardise_its_features():
     x = np.random.default_rng(0).normal([3, -20], [0.5, 10], size=(20000, 2)).astype(np.float32)
     config = {"kind": "dp_moments", "lower": [0, -80], "upper": [6, 40], "noise_multiplier": 2}
     settings = parse_feature_scaling(config, [2])
-    statistics = release_silo_statistics(x, StatisticsSettings(moments=settings.moments), np.random.default_rng(1))
+    draws = ExactDraws(b"a key of statistics")
+    statistics = release_silo_statistics(x, StatisticsSettings(moments=settings.moments), draws)
     result = scaling_of(settings, statistics, x).apply(x)
     # Of the mean and of the mean square, which is that of twice the deviation's error.
     noise = standard_errors(4) * settings.moments.noise_multiplier * settings.moments.sensitivity / len(x)

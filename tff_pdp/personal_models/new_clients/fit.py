@@ -272,9 +272,7 @@ def _train(
         estimator = build_minibatch(model, settings.batch_size)
         return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
     privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
-    plan, ledger = plan_gradients(
-        privacy, settings.budget, settings.steps, new.num_examples, model.num_parameters()
-    )
+    plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples, model.num_parameters())
     recorded = put_on_record(config, new.features, ledger)
     mechanism = plan.client_mechanism(new.client_ids)
     return NewRows(

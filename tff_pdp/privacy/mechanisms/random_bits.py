@@ -89,8 +89,8 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     numbers = tf.cast(tf.bitcast(words, tf.int64), tf.float64)
     numbers = tf.ensure_shape(numbers, [*bits.shape[:-1], 3 * pairs])
     high, low, angle = tf.split(numbers, 3, axis=-1)
-    # Both words count from zero up, so that no digit of a small distance is rounded away. The half of a last digit keeps
-    # it off zero.
+    # Both words count from zero up, so that no digit of a small distance is rounded away. The half of a last digit
+    # keeps it off zero.
     low = tf.where(low < 0, low + 2.0**64, low) + 0.5
     distance = tf.where(high < 0, -1.0 - high, high) * 2.0**-64 + low * 2.0**-128
     logs = tf.where(high < 0, tf.math.log1p(-distance), tf.math.log(distance))

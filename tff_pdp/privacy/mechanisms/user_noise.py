@@ -92,7 +92,7 @@ class AdaptiveClip:
         """That of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
 
         Raises:
-          BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or more than a million.
+          BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above a million.
         """
         total, count_stddev = mechanism.noise_multiplier, self.count_stddev * mechanism.expected_cohort
         if total == 0:

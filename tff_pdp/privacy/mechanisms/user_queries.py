@@ -297,7 +297,8 @@ class TreeSumQuery(SeededGaussianSumQuery):
         levels, rounds = tf.range(tf.shape(left)[0]), state.rounds + 1
         is_part = tf.cast(tf.bitwise.bitwise_and(tf.bitwise.right_shift(rounds, levels), 1), tf.float64)
         running = tf.reduce_sum(left * is_part[:, tf.newaxis], axis=0)
-        is_last = rounds == self._rounds_per_tree
+        # In the graphs that TFF traces, `==` compares objects.
+        is_last = tf.equal(rounds, self._rounds_per_tree)
         # Without rounding up to the last sum, for noise has few digits; that one may round, as what is released does.
         result = tf.cast(sample_state + (running - state.before), tf.float32)
         after = state._replace(

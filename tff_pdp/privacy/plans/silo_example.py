@@ -23,8 +23,8 @@ from tff_pdp.privacy.accounting.accountants import (
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
 from tff_pdp.privacy.accounting.calibration import paper_noise_multiplier, rounds_within_budget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
-from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
+from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
 from tff_pdp.privacy.mechanisms.dp_sgd import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
