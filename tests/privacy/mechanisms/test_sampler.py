@@ -136,11 +136,8 @@ def bits_by_numpy(seed, size):
     """What `draw_bits` draws, from the publication."""
     key, upper = (int(word) % 2**64 for word in seed)
     blocks = np.arange(math.ceil(size / 4), dtype=np.uint64)
-    counter = [
-        blocks & LARGEST_WORD,
-        blocks >> np.uint64(32),
-        *(np.full_like(blocks, word) for word in words_of(upper, 2)),
-    ]
+    upper_words = [np.full_like(blocks, word) for word in words_of(upper, 2)]
+    counter = [blocks & LARGEST_WORD, blocks >> np.uint64(32), *upper_words]
     return np.stack(np.broadcast_arrays(*philox(words_of(key, 2), counter)), axis=1).ravel()[:size]
 
 
