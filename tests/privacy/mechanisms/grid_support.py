@@ -13,7 +13,7 @@ LARGEST_RADIUS = math.sqrt(2 * 129 * math.log(2))
 ONES = 2**64 - 1
 
 
-def public_step(clip_norm: float, stddev: float) -> float:
+def public_step(clip_norm: float | np.floating, stddev: float | np.floating) -> float:
     """Returns the largest power of two that is at most 2**-20 of the larger of both.
 
     >>> public_step(1.0, 0.0) == 2.0**-20, public_step(1.0, 3.99) == 2.0**-19

@@ -150,7 +150,11 @@ def _bounds_of_parts(parts: tuple, delta: float, adjacency: Adjacency, discretis
         lambda ideal, share: _rough_epsilon(ideal, share, adjacency),
         lambda ideal, share: _ideal_bounds(ideal, share, adjacency, discretisation),
     )
-    return EpsilonBounds(*(None if bound is None else bound + more for bound in dataclasses.astuple(bounds)))
+
+    def added(bound: float | None) -> float | None:
+        return None if bound is None else bound + more
+
+    return EpsilonBounds(added(bounds.rdp), added(bounds.pld), bounds.best + more, added(bounds.exact))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -101,7 +101,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
             tf.constant(0),
         )
 
-    def derive_sample_params(self, global_state: SeededGaussianState) -> SumParams:
+    def derive_sample_params(self, global_state: Any) -> SumParams:
         """The clip norm and the grid."""
         return SumParams(global_state.l2_norm_clip, grid_step(global_state.l2_norm_clip, global_state.stddev))
 
