@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.privacy.mechanisms.grid_support import on_grid
 from tests.rounding import ELEMENTARY, assert_within, gamma, standard_errors
 from tests.tiers import parameters
 from tff_pdp import _tff
@@ -36,8 +37,6 @@ HEAD = ("output/kernel", "output/bias")
 SHAPES = {"update": {"z": (2, 3), "a": (4,), "m": ()}, "extra": {"w": (3, 1)}}
 NUM_VALUES = 14
 KINDS = [FixedClip(), AdaptiveClip(count_stddev=1.0), TreeNoise()]
-# Relative, of a record that is clipped: by the margin below the clip norm, and rounded.
-CLIPPED = 2.0**-20 + gamma(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +193,8 @@ def test_a_clipped_sum_is_that_of_records_clipped_over_all_names_jointly(server)
     norms = np.linalg.norm(rows, axis=1)
     assert (norms > 2.5).any()
     clipped = rows * np.minimum(1.0, 2.5 / norms)[:, np.newaxis]
-    bounds = (CLIPPED + gamma(len(rows) + 1)) * np.abs(clipped).sum(axis=0) / 5
+    # Float32 once, and a quotient.
+    bounds = on_grid(2.5, 0.0, NUM_VALUES, len(rows)) / 5 + gamma(2) * np.abs(clipped.sum(axis=0)) / 5
     assert_within(flat(one.round([release(row) for row in rows])), clipped.sum(axis=0) / 5, bounds)
 
 
@@ -214,9 +214,9 @@ def test_one_user_more_moves_the_sum_by_at_most_the_clip_norm(server, others, on
         one.start()
         sums = flat(one.round([release(row) for row in [*others, one_more]]))
         assert np.isfinite(sums).all()
-        # Two sums in float32, of records that are no longer than the clip norm.
-        rounded = 2 * gamma(len(others) + 4) * (len(others) + 1)
-        assert np.linalg.norm(sums - without) <= clip_norm * (1 + rounded)
+        # Two sums of records that are no longer than the clip norm, float32 in the end, and quotients.
+        rounded = 2 * gamma(2) * (len(others) + 1)
+        assert np.linalg.norm(sums - without) <= np.float32(clip_norm) * (1 + rounded)
 
 
 # --- noise
@@ -253,9 +253,10 @@ def test_noise_is_added_to_the_clipped_sum_and_does_not_depend_on_it(server):
     clean = flat(one.round([release(row) for row in rows]))
     assert np.linalg.norm(clean) > 0.05
     for number in range(2):
-        # Three sums and their difference, of what is no larger than the noise and the records together.
-        bound = gamma(len(rows) + 4) * (np.abs(noised).max() + np.abs(noise).max())
-        np.testing.assert_allclose(noised[number] - noise[number], clean, atol=bound)
+        # Grids are as coarse as the noise. Float32 in the end, and quotients.
+        rounded = gamma(2) * (np.abs(noised).max() + np.abs(noise).max() + np.abs(clean).max())
+        bound = (on_grid(0.5, 1.5, NUM_VALUES, len(rows)) + on_grid(0.5, 0.0, NUM_VALUES, len(rows))) / 5 + rounded
+        np.testing.assert_allclose(noised[number].astype(np.float64) - noise[number], clean, rtol=0, atol=bound)
     assert not np.isclose(noise[0], noise[1]).any()
 
 
@@ -316,11 +317,12 @@ def test_a_weight_multiplies_what_is_left_by_the_clip(server):
     short, long = (users(2, scale=scale)[place].astype(np.float64) for place, scale in enumerate((0.02, 50.0)))
     weights = [0.25, 0.75]
     expected = 0.25 * short + 0.75 * 0.5 * long / np.linalg.norm(long)
-    # Of records no longer than a half, with weights and their sum.
-    bound = CLIPPED + gamma(6)
+    # Of records no longer than a half, that are clipped by themselves and with their weights.
+    bound = on_grid(0.5, 0.0, NUM_VALUES, 2) + 0.5 * gamma(6)
     found = flat(one.round([release(short), release(long)], weights))
-    np.testing.assert_allclose(found, expected / 5, atol=bound * 0.5)
-    assert np.linalg.norm(flat(one.round([release(long)], [0.75]))) * 5 == pytest.approx(0.375, rel=2 * bound)
+    np.testing.assert_allclose(found, expected / 5, rtol=0, atol=bound / 5)
+    alone = np.linalg.norm(flat(one.round([release(long)], [0.75]))) * 5
+    assert alone == pytest.approx(0.375, abs=math.sqrt(NUM_VALUES) * bound)
 
 
 def test_a_weight_above_one_is_clipped_away(server):

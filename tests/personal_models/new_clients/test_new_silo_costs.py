@@ -14,6 +14,7 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
@@ -108,6 +109,9 @@ def test_fits_on_record_add_up(tmp_path):
         [
             poisson_gaussian_event(rate, plan.mechanisms["a"].noise_multiplier, 50),
             poisson_gaussian_event(rate, again.mechanisms["a"].noise_multiplier, 20),
+            # Noise of 100 weights in all steps, drawn twice at most.
+            GridNoiseDpEvent(2 * 100 * 50),
+            GridNoiseDpEvent(2 * 100 * 20),
         ]
     )
     assert both["a"].epsilon == epsilon_bounds(together, 1e-4).best

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.rounding import ELEMENTARY, assert_within, gamma, network_roundings, probable_gamma, standard_errors
+from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, on_grid, public_step
+from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
 from tests.tiers import amount
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.dense import build_mlp
+from tff_pdp.privacy.accounting import grid_distance
 from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism, build_dp_sgd
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 
@@ -21,10 +23,9 @@ NUM_EXAMPLES = 12
 NUM_ROWS = 15
 # Both passes through the model, and the norms' sums of squares; relative to the largest value of a gradient.
 ROUNDING = probable_gamma(network_roundings(MODEL.init(0), NUM_EXAMPLES) + MODEL.num_parameters())
-# Relative to the clip norm: how much longer an example may be, by its norm and its factor.
-LONGER = gamma(MODEL.num_parameters() + 4)
-# Relative to a result, in each of its values: the sum of the examples and their noise, a scale and a quotient.
-OF_SUM = gamma(NUM_EXAMPLES + 3)
+# Relative to a result, in each of its values: a factor, which is a float32 quotient, and float32 itself. The sum is on
+# a grid, and so is its noise.
+OF_RESULT = gamma(2)
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +138,14 @@ def test_each_example_is_clipped_over_all_weights_jointly(weights, data, gradien
     rows = example_gradients(weights, data)
     norms = np.linalg.norm(rows, axis=1)
     clip_norm = float(np.median(norms))
-    expected = (rows * np.minimum(1.0, clip_norm / norms)[:, np.newaxis]).sum(axis=0) / NUM_EXAMPLES
+    clipped = rows * np.minimum(1.0, clip_norm / norms)[:, np.newaxis]
+    expected = clipped.sum(axis=0) / NUM_EXAMPLES
     found = gradient(weights, data, clip_norm=clip_norm)
-    np.testing.assert_allclose(found, expected, atol=ROUNDING * np.abs(expected).max())
+    short = on_grid(clip_norm, 0.0, MODEL.num_parameters())
+    step = public_step(clip_norm, 0.0)
+    # Each example ends short by a share of itself; the sum is rounded once.
+    bounds = (short - step / 2) / clip_norm * np.abs(clipped).sum(axis=0) / NUM_EXAMPLES + step / 2 / NUM_EXAMPLES
+    assert_within(found, expected, bounds + ROUNDING * np.abs(expected).max())
 
 
 def test_a_step_uses_its_own_batch(weights, data, clients):
@@ -198,19 +204,18 @@ def test_the_scale_applies_to_signal_and_noise_alike(weights, data, clients):
     assert not clients.gradient(draws, weights, data, scale=0.0, **given).any()
 
 
-def rounded(*results):
-    """The length of what is rounded of results, whose clipped examples are at most 0.3 long each, times their number.
+CLIP = float(np.float32(0.3))
 
-    That of the sum is relative to its terms, which the results need not be.
-    """
-    noised = sum(np.linalg.norm(result) * NUM_EXAMPLES for result in results)
-    return OF_SUM * (noised + len(results) * NUM_EXAMPLES * 0.3)
+
+def rounded(*results):
+    """The length of what is rounded of results after noise has been added, times their number."""
+    return OF_RESULT * sum(np.linalg.norm(result) * NUM_EXAMPLES for result in results)
 
 
 def test_adding_one_example_moves_the_sum_by_at_most_the_clip(weights, data, gradient):
     smaller = ClientData(data.x[1:], data.y[1:], data.num_examples - 1)
     more, less = gradient(weights, data, clip_norm=0.3), gradient(weights, smaller, clip_norm=0.3)
-    assert 0 < np.linalg.norm(more - less) * NUM_EXAMPLES <= 0.3 * (1 + LONGER) + rounded(more, less)
+    assert 0 < np.linalg.norm(more - less) * NUM_EXAMPLES <= CLIP + rounded(more, less)
 
 
 def test_one_example_more_changes_neither_the_noise_nor_who_else_is_sampled(weights, data, gradient):
@@ -220,7 +225,7 @@ def test_one_example_more_changes_neither_the_noise_nor_who_else_is_sampled(weig
         more = gradient(weights, data, **mechanism, step=step)
         less = gradient(weights, fewer(data, NUM_EXAMPLES - 1), **mechanism, step=step)
         moved = np.linalg.norm(more - less) * NUM_EXAMPLES
-        assert moved <= 0.3 * (1 + LONGER) + rounded(more, less)
+        assert moved <= CLIP + rounded(more, less)
         takes_part.append(moved > rounded(more, less))
     # In some steps, and in others it does not.
     assert 0 < np.count_nonzero(takes_part) < steps
@@ -268,12 +273,9 @@ def test_what_a_client_draws_depends_on_no_other_client_and_not_on_others_steps(
         capacity = alone.batches.indices.shape[2]
         np.testing.assert_array_equal(together.batches.indices[client, :steps, :capacity], alone.batches.indices[0])
         if model is MODEL:
-            # Logarithms, sines and cosines, whose last bit depends on their place, of radii that are no larger than 9;
-            # but where a radius is small, twice the roundings of a uniform number by it.
-            noise = alone.noise[0].numpy()
-            radii = np.maximum(np.abs(noise), 0.01)
-            bounds = 2 * (2 * gamma(4) / radii + 9 * gamma(3 * ELEMENTARY))
-            assert_within(together.noise[client, :steps], noise, bounds)
+            # Logarithms, sines and cosines, whose last bit depends on their place.
+            bound = 2 * grid_distance.ROUNDING * LARGEST_RADIUS
+            np.testing.assert_allclose(together.noise[client, :steps], alone.noise[0], rtol=0, atol=bound)
         else:
             np.testing.assert_array_equal(together.noise[client], seeds[client])
         for step in range(steps):

@@ -1,31 +1,19 @@
-"""The generator against its own publication, and the Gaussians against double precision."""
+"""The generator against its own publication, and the Gaussians against many digits."""
 
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.rounding import ELEMENTARY, assert_within, gamma, half_a_digit
+from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, ONES, exact_pair, pairs_of_words, words_of_pairs
+from tests.rounding import assert_within, half_a_digit
+from tff_pdp.privacy.accounting.grid_distance import ROUNDING
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 
 LARGEST_WORD = 2**32 - 1
-# What 56 zero bits give, as half a unit is added below the last of them: about 8.89.
-LARGEST_RADIUS = math.sqrt(2 * 57 * math.log(2))
-
-
-# Of a uniform number: two sums, a cast, and the last number below one. The reference rounds too, in float64.
-UNIFORM = gamma(4)
-
-
-def rounding(radius):
-    """Of a Gaussian, with a radius that is the root of -2 log U and an angle of up to 2 pi.
-
-    An error of U moves the squared radius by as much twice, so that a small radius has a large one.
-    """
-    angle = 2 * math.pi * gamma(2) + gamma(ELEMENTARY)
-    return 2 * UNIFORM / radius + radius * (gamma(ELEMENTARY + 3) + angle)
 
 
 def seeds_of(*pairs):
@@ -55,20 +43,12 @@ def words_of(number, count):
     return [(number >> (32 * word)) & LARGEST_WORD for word in range(count)]
 
 
-def gaussians_in_double_precision(bits, size):
-    """And how far those in float32 may be from them."""
-    quarter = math.ceil(size / 4)
-    high, angle, low = np.split(bits, [2 * quarter, 4 * quarter])
-    middle = np.stack([low & 0xFFFF, low >> 16], axis=1).ravel()
-    # Exact integers: 56 bits are more than a double holds.
-    uniforms = [
-        (int(a) * 2**24 + int(b) * 2**8 + int(c) % 256 + 0.5) / 2**56
-        for a, b, c in zip(high, middle, angle, strict=True)
-    ]
-    radius = np.sqrt(-2 * np.log(uniforms))
-    turn = (angle >> 8) * (2 * math.pi / 2**24)
-    draws = np.concatenate([radius * np.cos(turn), radius * np.sin(turn)])
-    return draws[:size], np.concatenate([rounding(radius)] * 2)[:size]
+def exact_gaussians(bits, size):
+    """In more than double precision, rounded; and how far those of the product may be from them."""
+    pairs = [exact_pair(*words) for words in pairs_of_words(bits)]
+    bounds = [ROUNDING * float(mpmath.hypot(*pair)) for pair in pairs]
+    draws = [float(pair[part]) for part in (0, 1) for pair in pairs]
+    return np.array(draws[:size]), np.array([*bounds, *bounds][:size])
 
 
 def test_the_reference_gives_the_published_answers():
@@ -116,73 +96,66 @@ def test_what_all_draw_is_what_each_draws(num_clients):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
-def test_gaussians_are_box_mullers_in_double_precision(size):
+def test_gaussians_are_box_mullers_in_many_digits(size):
     bits = draw_bits_of_all(tf.constant(random_seeds(50)), bits_for_gaussians(size))
-    expected, bounds = np.stack([gaussians_in_double_precision(row, size) for row in bits.numpy()], axis=1)
+    expected, bounds = np.stack([exact_gaussians(row, size) for row in bits.numpy()], axis=1)
     together = gaussians(bits, size)
+    assert (together.dtype, together.shape) == (tf.float64, (50, size))
     assert_within(together, expected, bounds)
-    assert_within(gaussians(bits, size, 1e-30) * 1e30, together, 2 * bounds)
-    assert not gaussians(bits, size, 0.0).numpy().any()
     # Whatever the leading axes are; the last bit of a cosine depends on its place in a vector register.
     assert_within(gaussians(tf.reshape(bits, [5, 10, -1]), size)[2, 3], together[23], 2 * bounds[23])
     assert_within(gaussians(bits[7], size), together[7], 2 * bounds[7])
 
 
-def pair_of(high, middle, last, angle):
-    """The two Gaussians of one pair, from the 32, 16 and 8 bits of its radius and the 24 of its angle."""
-    words = np.array([high, high, angle << 8 | last, angle << 8 | last, middle << 16 | middle], np.uint32)
-    draws = gaussians(tf.constant(words), 4).numpy()
-    # Both pairs are the same.
-    np.testing.assert_array_equal(draws[::2], draws[1::2])
-    return draws[::2]
+def pair_of(*words):
+    """The two Gaussians of one pair, from three words of 64 bits."""
+    return gaussians(tf.constant(words_of_pairs([words])), 2).numpy()
 
 
 def test_crafted_bits_reach_beyond_what_tensorflows_own_draws_can():
-    assert pytest.approx(8.89, abs=half_a_digit("8.89")) == LARGEST_RADIUS
-    bound = rounding(LARGEST_RADIUS)
-    np.testing.assert_allclose(pair_of(0, 0, 0, 0), [LARGEST_RADIUS, 0.0], rtol=bound / LARGEST_RADIUS)
+    assert pytest.approx(13.37, abs=half_a_digit("13.37")) == LARGEST_RADIUS
+    bound = ROUNDING * LARGEST_RADIUS
+    np.testing.assert_allclose(pair_of(0, 0, 0), [LARGEST_RADIUS, 0.0], atol=bound)
     # A quarter of a turn, half of one, and three quarters.
-    np.testing.assert_allclose(pair_of(0, 0, 0, 2**22), [0.0, LARGEST_RADIUS], atol=bound)
-    np.testing.assert_allclose(pair_of(0, 0, 0, 2**23), [-LARGEST_RADIUS, 0.0], atol=bound)
-    np.testing.assert_allclose(pair_of(0, 0, 0, 3 * 2**22), [0.0, -LARGEST_RADIUS], atol=bound)
-    # Where 48 bits stop, and 32; and the lower bits below that.
-    for bits, radius_bits in (((0, 1, 0), 48), ((1, 0, 0), 32), ((0, 2**15, 0), 33), ((0, 0, 128), 49)):
-        # Half of the last of 56 bits is added.
-        expected = math.sqrt(2 * (radius_bits * math.log(2) - math.log1p(2.0 ** (radius_bits - 57))))
-        np.testing.assert_allclose(pair_of(*bits, 0)[0], expected, atol=rounding(expected))
-    # The other end, where float32 itself is too coarse to hold the uniform number: little noise, but never none.
-    # These are exact in float32, so that only the logarithm, its root and a product round.
-    bound = gamma(ELEMENTARY + 3)
-    least = math.sqrt(-2 * math.log1p(-(2.0**-24)))
-    for high, middle, last in ((LARGEST_WORD, 0, 0), (LARGEST_WORD, 2**16 - 1, 255), (LARGEST_WORD - 100, 2**15, 0)):
-        np.testing.assert_allclose(pair_of(high, middle, last, 0)[0], least, rtol=bound)
-    of_few = math.sqrt(-2 * math.log1p(-(2.0**-20)))
-    np.testing.assert_allclose(pair_of(2**32 - 2**12, 0, 0, 0)[0], of_few, rtol=bound)
-    np.testing.assert_allclose(pair_of(2**31, 0, 0, 0)[0], math.sqrt(2 * math.log(2)), rtol=bound)
+    np.testing.assert_allclose(pair_of(0, 0, 2**62), [0.0, LARGEST_RADIUS], atol=bound)
+    np.testing.assert_allclose(pair_of(0, 0, 2**63), [-LARGEST_RADIUS, 0.0], atol=bound)
+    np.testing.assert_allclose(pair_of(0, 0, 3 * 2**62), [0.0, -LARGEST_RADIUS], atol=bound)
+    # Where 64 bits stop, and those of the second word; half of the last of 128 bits is added.
+    for words, radius_bits in (((1, 0), 64), ((0, 2**63), 65), ((0, 2**30), 98), ((0, 1), 128)):
+        expected = math.sqrt(2 * (radius_bits * math.log(2) - math.log1p(2.0 ** (radius_bits - 129))))
+        np.testing.assert_allclose(pair_of(*words, 0)[0], expected, rtol=ROUNDING)
+    # The other end: little noise, but never none.
+    for words, radius_bits in (((ONES, 0), 129), ((ONES, 2**63), 65), ((ONES - 1, 0), 64), ((ONES - 2**40, 0), 24)):
+        expected = math.sqrt(-2 * math.log1p(-(2.0**-radius_bits)))
+        np.testing.assert_allclose(pair_of(*words, 0)[0], expected, rtol=ROUNDING)
+    for high in (2**63 - 1, 2**63):
+        np.testing.assert_allclose(pair_of(high, ONES, 0)[0], math.sqrt(2 * math.log(2)), rtol=ROUNDING)
 
 
 def test_no_bits_give_anything_but_a_finite_number_within_the_bound():
-    highs = (0, 1, 2, 2**24, 2**31 - 1, 2**31, 3 * 2**30, LARGEST_WORD - 1, LARGEST_WORD)
-    for crafted in itertools.product(highs, (0, 1, 2**16 - 1), (0, 255), (0, 1, 2**22, 2**24 - 1)):
-        draws = pair_of(*crafted).astype(np.float64)
-        assert np.isfinite(draws).all()
-        assert 0 < np.linalg.norm(draws) <= LARGEST_RADIUS + math.sqrt(2) * rounding(LARGEST_RADIUS)
+    ends = (0, 1, 2, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 3 * 2**62, ONES - 2**53, ONES - 1, ONES)
+    crafted = list(itertools.product(ends, ends, ends))
+    draws = gaussians(tf.constant(words_of_pairs(crafted)), 2 * len(crafted)).numpy().reshape(2, -1)
+    lengths = np.linalg.norm(draws, axis=0)
+    assert (lengths > 0).all() and (lengths <= (1 + ROUNDING) * LARGEST_RADIUS).all()
+    for words, draw in zip(crafted, draws.T, strict=True):
+        exact = exact_pair(*words)
+        assert mpmath.hypot(draw[0] - exact[0], draw[1] - exact[1]) <= ROUNDING * mpmath.hypot(*exact)
 
 
 def test_every_bit_is_one_pairs_alone():
-    """Flipping a bit moves one pair, but for the halves of the last words, which are one pair's each."""
+    """Flipping any bit moves one pair, where numbers are so small that all their bits count."""
     words = draw_bits(seeds_of((7, 8))[0], bits_for_gaussians(16)).numpy()
-    # Radii so far out that all their bits count.
-    words[:8] = np.arange(8)
+    words[:16] = 0
+    words[17::2] = 1
     before = np.reshape(gaussians(tf.constant(words), 16), [2, 8])
-    owners = []
-    for word, bit in itertools.product(range(len(words)), (0, 7, 8, 15, 16, 31)):
-        flipped = words.copy()
-        flipped[word] ^= np.uint32(1 << bit)
-        moved = (np.reshape(gaussians(tf.constant(flipped), 16), [2, 8]) != before).any(axis=0)
-        owners.append(np.flatnonzero(moved))
-    assert all(len(moved) <= 1 for moved in owners)
-    assert {int(moved[0]) for moved in owners if len(moved)} == set(range(8))
+    places = list(itertools.product(range(len(words)), (0, 1, 7, 16, 31)))
+    flipped = np.repeat(words[np.newaxis], len(places), axis=0)
+    for row, (word, bit) in zip(flipped, places, strict=True):
+        row[word] ^= np.uint32(1 << bit)
+    moved = (np.reshape(gaussians(tf.constant(flipped), 16), [-1, 2, 8]) != before).any(axis=1)
+    owners = [word // 2 % 8 for word, _ in places]
+    np.testing.assert_array_equal(moved, np.eye(8, dtype=bool)[owners])
 
 
 def test_the_gaussian_has_gaussian_tails():

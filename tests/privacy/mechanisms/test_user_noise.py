@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.privacy.mechanisms.grid_support import on_grid
 from tests.rounding import gamma
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.mechanisms.user_noise import (
@@ -77,8 +78,7 @@ def test_every_value_of_a_sum_is_noised(noise):
 def test_no_noise_is_no_noise_whatever_the_clip(noise):
     mechanism = dataclasses.replace(MECHANISM, noise_multiplier=0.0)
     total = first_sum(noise, mechanism, [[0.3, 0.0, 0.0], [3.0, 0.0, 4.0]])[0]
-    # Clips stay below by a margin of 2^-20 and one rounding; two sums, and a tree's two.
-    np.testing.assert_allclose(total, [0.6, 0.0, 0.4], atol=2.0**-20 + gamma(1 + 4))
+    np.testing.assert_allclose(total, [0.6, 0.0, 0.4], rtol=0, atol=on_grid(0.5, 0.0, 3, records=2) + gamma(2))
 
 
 @pytest.mark.parametrize("noise", [FixedClip(), TreeNoise()])
@@ -158,11 +158,16 @@ def test_the_first_seed_decides_the_noise_on_the_sum_and_the_second_that_on_the_
 def test_a_tree_lasts_an_epoch():
     query = TreeNoise().build_query(3, dataclasses.replace(MECHANISM, sampling_rate=0.3), SEEDS)
     state = query.initial_global_state()
-    levels = []
+    rounds, nodes = [], []
     for _ in range(9):
-        levels.append(np.asarray(state.inner_query_state.tree_state.level_buffer_idx).tolist())
-        _, state, _ = query.get_noised_result(tf.zeros([3]), state)
-    assert levels == [[0], [1], [0, 1], [2]] * 2 + [[0]]
+        rounds.append(int(state.rounds))
+        nodes.append(int(state.draws))
+        # Nothing of a tree is left in the next.
+        assert bool(tf.reduce_any(state.before != 0)) == bool(tf.reduce_any(state.left != 0)) == (state.rounds > 0)
+        _, state, _ = query.get_noised_result(tf.zeros([3], tf.float64), state)
+    assert rounds == [0, 1, 2, 3] * 2 + [0]
+    # Nodes that are complete with a round: one, two, one and three.
+    assert np.diff(nodes).tolist() == [1, 2, 1, 3] * 2
 
 
 def test_an_epoch_is_as_many_rounds_as_it_takes_for_all_users_to_have_their_turn():

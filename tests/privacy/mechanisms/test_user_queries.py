@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import dp_accounting
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis.extra import numpy as numpy_strategies
 from scipy import stats
 from tensorflow_privacy.privacy.dp_query import restart_query
 
-from tests.rounding import ELEMENTARY, gamma
+from tests.privacy.mechanisms.grid_support import on_grid, public_step, shortening
+from tests.rounding import ELEMENTARY, assert_within, gamma
 from tests.tiers import parameters
 from tff_pdp.privacy.mechanisms.user_queries import (
     LARGEST_CLIP_NORM,
@@ -23,6 +25,7 @@ from tff_pdp.privacy.mechanisms.user_queries import (
     SeededGaussianSumQuery,
     TreeSumQuery,
     clip_record,
+    seeded_noise,
 )
 
 SEED = np.array([2**62 + 7, -(2**61)], np.int64)
@@ -30,8 +33,9 @@ OTHER_SEED = np.array([2**62 + 7, -(2**61) + 1], np.int64)
 OTHER_KEY = np.array([2**62 + 8, -(2**61)], np.int64)
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
-# How far below the clip norm a record may end that is clipped: by a margin of 2^-20, and by a rounding of each value.
-MARGIN = 2.0**-20 + gamma(1)
+# How far below the clip norm a record may end that is clipped, by a margin of 2^-20: a norm, a factor and a product are
+# float64 numbers. On a grid it ends shorter, by `shortening`.
+MARGIN = 2.0**-20 + gamma(8, np.float64)
 # Of a norm that is computed in float64 and rounded once, with room for the float64.
 NORM = gamma(2)
 # Of a clip norm that a round multiplies by an exponential.
@@ -44,7 +48,7 @@ def clip(record, clip_norm):
 
 
 def exact_norm(record):
-    """Of float32 values, whose squares and their sums lose next to nothing in long doubles."""
+    """Of values whose squares and their sums lose next to nothing in long doubles."""
     return float(np.sqrt(np.sum(np.square(np.asarray(record, np.longdouble)))))
 
 
@@ -152,7 +156,7 @@ def test_a_record_that_is_not_finite_counts_nothing(bad, place):
 def test_an_infinite_clip_norm_leaves_every_bit():
     record = np.array([1.5, -0.0, math.nan, -math.inf, LARGEST, SMALLEST_NORMAL], np.float32)
     clipped, _ = clip(record, math.inf)
-    np.testing.assert_array_equal(clipped.view(np.int32), record.view(np.int32))
+    np.testing.assert_array_equal(clipped.view(np.int64), record.astype(np.float64).view(np.int64))
 
 
 # --- noise on a sum
@@ -185,9 +189,10 @@ def test_the_noise_does_not_depend_on_the_records():
     records = [[0.3, 0.4, 0.0], [3.0, 0.0, 4.0]]
     with_records = Run(query, 3).round(records)
     clipped = np.array([0.3, 0.4, 0.0]) + np.array([0.6, 0.0, 0.8])
-    # Two sums of records and one with noise; the noise alone; their difference.
-    bound = MARGIN + gamma(4) * np.abs(with_records).max() + gamma(1)
-    np.testing.assert_allclose(with_records - Run(query, 3).round(), clipped, atol=bound)
+    without = Run(query, 3).round()
+    # Both results are float32.
+    bound = on_grid(1.0, 2.0, 3, records=2) + gamma(1) * (np.abs(with_records).max() + np.abs(without).max())
+    np.testing.assert_allclose(with_records.astype(np.float64) - without, clipped, rtol=0, atol=bound)
 
 
 def test_no_noise_adds_nothing_and_no_clip_changes_nothing():
@@ -224,7 +229,8 @@ def test_without_noise_the_clip_norm_goes_to_the_quantile_by_geometric_steps(qua
         assert float(run.state.sum_state.l2_norm_clip) == pytest.approx(by_hand, rel=drifted)
         total = run.round(records)
         expected = np.minimum(norms, by_hand).sum() * np.array([0.6, 0.0, -0.8])
-        np.testing.assert_allclose(total, expected, rtol=drifted + MARGIN + gamma(len(norms) + 2))
+        relative = drifted + MARGIN + shortening(by_hand, 0.0, 3) + gamma(4)
+        assert_within(total, expected, relative * np.abs(expected) + len(norms) * public_step(by_hand, 0.0) / 2)
         by_hand *= math.exp(-0.2 * ((norms <= by_hand).mean() - quantile))
     below, above = math.floor(10 * quantile - 1e-9), math.ceil(10 * quantile + 1e-9)
     assert 0.85 * below <= by_hand <= 1.15 * above
@@ -266,10 +272,11 @@ def test_the_count_is_noised_and_not_with_the_noise_of_the_sum():
 
 def test_one_record_moves_sum_and_count_by_what_the_event_says():
     run, empty = Run(adaptive(3.0, 2.0), 2), Run(adaptive(3.0, 2.0), 2)
-    noised, noise = run.round([[30.0, 40.0]]), empty.round()
-    # Both are rounded, and so is what the sum adds to the noise.
-    bound = MARGIN + math.sqrt(2) * gamma(3) * max(np.abs(noised).max(), np.abs(noise).max())
-    assert exact_norm(noised - noise) == pytest.approx(1.0, abs=bound)
+    noised, noise = (one.astype(np.float64) for one in (run.round([[30.0, 40.0]]), empty.round()))
+    # Both results are float32. The record itself is no longer than the clip norm.
+    rounded = gamma(1) * (np.linalg.norm(noised) + np.linalg.norm(noise))
+    short = shortening(1.0, 3.0, 2) + MARGIN + math.sqrt(2) * public_step(1.0, 3.0) / 2
+    assert 1.0 - short - rounded <= exact_norm(noised - noise) <= 1.0 + rounded
     # As a count: a record above the clip norm is minus one half, over 10 users.
     difference = np.log(float(run.state.sum_state.l2_norm_clip) / float(empty.state.sum_state.l2_norm_clip))
     assert difference == pytest.approx(0.2 * 0.5 / 10, abs=2 * STEP)
@@ -299,26 +306,28 @@ def rounds_of(tree, num_values, num_rounds, records=()):
     return np.stack([run.round(records) for _ in range(num_rounds)])
 
 
+def own_weight(height):
+    """Of a node in the estimate of its block's sum; the other estimate is the sum of both halves'."""
+    return {1: 0.625, 2: 0.5625}.get(height, 0.5)
+
+
 def estimates_by_numpy(length):
-    """Every running sum's noise as weights of nodes: Honaker's estimate, by inverse variances from the leaves up."""
+    """Every running sum's noise as weights of nodes: Honaker's estimate with `own_weight`, from the leaves up."""
     # By first leaf and height: weights of a block's estimate, by node.
     blocks: dict[tuple[int, int], dict[int, float]] = {}
     nodes = itertools.count()
 
     def build(start, height):
-        """Enters a block and all blocks inside it, and returns the estimate's variance."""
+        """Enters a block and all blocks inside it."""
         own = next(nodes)
         if height == 0:
             blocks[start, 0] = {own: 1.0}
-            return 1.0
+            return
         middle = start + 2 ** (height - 1)
-        variance = build(start, height - 1)
+        build(start, height - 1)
         build(middle, height - 1)
-        # Two estimates of one sum: the node, of variance 1, and its children's sum.
-        share = 2 * variance / (1 + 2 * variance)
-        children = blocks[start, height - 1] | blocks[middle, height - 1]
+        share, children = own_weight(height), blocks[start, height - 1] | blocks[middle, height - 1]
         blocks[start, height] = {own: share, **{node: (1 - share) * weight for node, weight in children.items()}}
-        return share
 
     def parts(count):
         """The largest blocks that make up the first leaves."""
@@ -338,13 +347,19 @@ def estimates_by_numpy(length):
 
 
 def test_running_sums_carry_the_noise_of_a_tree():
-    """Variances and covariances of all running sums of two trees, against Honaker's estimates worked out anew."""
+    """Variances and covariances of all running sums of two trees, against estimates worked out anew."""
     length, num_values, stddev = 13, 6000, 1.5
     noise = rounds_of(TreeSumQuery(num_values, 1.0, stddev, SEED, length), num_values, 2 * length) / stddev
     matrix = estimates_by_numpy(length)
     covariance = matrix @ matrix.T
     heights = [[height for height in range(4) if count >> height & 1] for count in range(1, length + 1)]
-    np.testing.assert_allclose(np.diag(covariance), [sum(1 / (2 - 0.5**h) for h in hs) for hs in heights])
+    variances = [1.0]
+    for height in range(1, 4):
+        own = own_weight(height)
+        variances.append(own**2 + 2 * (1 - own) ** 2 * variances[-1])
+    # Hardly more than with the best weights.
+    assert_within(variances, [1 / (2 - 0.5**height) for height in range(4)], np.full(4, 0.006))
+    np.testing.assert_allclose(np.diag(covariance), [sum(variances[height] for height in hs) for hs in heights])
     sums = np.concatenate([noise[:length].cumsum(axis=0), noise[length:].cumsum(axis=0)])
     expected = np.kron(np.eye(2), covariance)
     # Of products of two Gaussians.
@@ -386,24 +401,61 @@ def test_without_noise_a_tree_is_the_librarys_own():
         restart_query.PeriodicRoundRestartIndicator(3),
     )
     runs = Run(ours, 3), Run(theirs, 3)
-    # Up to three records a round, of norms up to the clip norm of one, in running sums of three rounds and in their
-    # differences; one of the two clips with a margin, and the other rounds a norm and a factor.
-    bound = 3 * (MARGIN + gamma(3 + 2)) + 2 * gamma(3 * 3 + 1) * 3 * 3
+    # Up to three records a round, of norms up to the clip norm of one. One of the two takes differences of running sums
+    # of three rounds, in float32, and rounds a norm and a factor.
+    bound = on_grid(1.0, 0.0, 3, records=3) + 3 * gamma(3 + 2) + 2 * gamma(3 * 3 + 1) * 3 * 3
     for number in range(7):
         cohort = records[: number % 4]
         mine, library = (run.round(cohort) for run in runs)
         np.testing.assert_allclose(mine, library, atol=bound)
         norms = [max(1.0, exact_norm(record)) for record in cohort]
         by_hand = sum((np.array(r) / n for r, n in zip(cohort, norms, strict=True)), np.zeros(3))
-        np.testing.assert_allclose(mine, by_hand, atol=bound)
-        tf.nest.map_structure(np.testing.assert_array_equal, *(shapes(run.state) for run in runs))
+        own = on_grid(1.0, 0.0, 3, records=len(cohort)) + 3 * gamma(1)
+        np.testing.assert_allclose(mine, by_hand, rtol=0, atol=own)
 
 
-def shapes(state):
-    """A nest of plain containers: the library makes classes anew for each object."""
-    if hasattr(state, "_asdict"):
-        return {name: shapes(value) for name, value in state._asdict().items()}
-    return [np.asarray(state).dtype.str, *np.shape(state)]
+def fractions(values):
+    return [Fraction(float(value)) for value in np.ravel(values)]
+
+
+@pytest.mark.parametrize(("length", "stddev"), [(1, 2.5), (6, 2.5), (6, 0.01), (8, 300.0)])
+def test_what_a_tree_releases_is_exactly_a_combination_of_noised_sums_of_nodes(length, stddev):
+    """In fractions, from the records as they are clipped and the noise as it is drawn, node by node."""
+    query = TreeSumQuery(3, 1.0, stddev, SEED, length)
+    run, rng, drawn = Run(query, 3), np.random.default_rng(5), itertools.count()
+    params = query.derive_sample_params(run.state)
+    step = Fraction(public_step(1.0, np.float32(stddev)))
+    assert Fraction(float(params.step)) == step
+
+    def node_noise():
+        noise = fractions(seeded_noise(run.state.seed, next(drawn), tf.TensorShape([3]), run.state.stddev, params.step))
+        assert all(value % step == 0 for value in noise)
+        return noise
+
+    def add(first, second):
+        return [one + other for one, other in zip(first, second, strict=True)]
+
+    # Estimates of complete blocks, sums of records and noise, by height; largest first in `blocks`.
+    for _ in range(2):
+        blocks, before = [], [Fraction(0)] * 3
+        for _ in range(length):
+            records = rng.normal(size=(4, 3)).astype(np.float32)
+            total = [Fraction(0)] * 3
+            for record in records:
+                total = add(total, fractions(query.preprocess_record_impl(params, tf.constant(record))[0]))
+            block = (0, total, add(total, node_noise()))
+            while blocks and blocks[-1][0] == block[0]:
+                height, left_total, left = blocks.pop()
+                own, whole = Fraction(own_weight(height + 1)), add(left_total, block[1])
+                halves = [(1 - own) * value for value in add(left, block[2])]
+                block = (height + 1, whole, add([own * value for value in add(whole, node_noise())], halves))
+            blocks.append(block)
+            running = [sum(estimates) for estimates in zip(*(estimate for _, _, estimate in blocks), strict=True)]
+            expected = [now - then for now, then in zip(running, before, strict=True)]
+            # Float64 holds them in full.
+            assert expected == fractions([float(value) for value in expected])
+            np.testing.assert_array_equal(run.round(records), np.float32([float(value) for value in expected]))
+            before = running
 
 
 def test_a_trees_records_are_clipped_as_any():

@@ -9,7 +9,9 @@ from tests.rounding import gamma
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
-from tff_pdp.privacy.plans.plan import PlannedTraining
+from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, grid_distance
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
 from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
@@ -211,3 +213,44 @@ def test_what_is_left_of_a_plan_is_checked_once(plan, monkeypatch):
     monkeypatch.setattr(type(resumed), "_bounds", None)
     for number in range(4, 11):
         plan.charge_round(resumed, number)
+
+
+@pytest.mark.parametrize("num_parameters", [1, 999, 1000, 10**7])
+def test_noise_on_a_grid_is_charged_once_and_paid_for_by_more_noise(plan, num_parameters):
+    planned = PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10, num_parameters=num_parameters)
+    drawn = build_silo_example_plan(CONFIG, planned)
+    # Pairs of values, of two gradients in each of ten rounds, drawn twice at most.
+    event = GridNoiseDpEvent(2 * 2 * math.ceil(num_parameters / 2) * 2 * 10)
+    assert drawn.drawn_noise == each(event)
+    for client_id, budget in drawn.budgets.items():
+        mechanism, ideal = drawn.mechanisms[client_id], plan.mechanisms[client_id]
+        assert ideal.noise_multiplier < mechanism.noise_multiplier < 1.005 * ideal.noise_multiplier
+        # What the distance leaves of the budget, for a rough epsilon that is at most a half above it.
+        share = 2.0**-9 * budget.delta
+        masses = (1.0 + epsilon + math.log(4 / share) for epsilon in (0.95 * budget.epsilon, 1.5 * budget.epsilon))
+        wanted = [
+            calibrate_noise_multiplier(
+                budget.epsilon - 2 * distance, (budget.delta - share) * math.exp(-distance), mechanism.sampling_rate, 20
+            )
+            for distance in (grid_distance(event.values, log_mass) for log_mass in masses)
+        ]
+        # Two calibrations, each of which finds the noise's logarithm to 1e-5.
+        assert wanted[0] * (1 - 3e-5) <= mechanism.noise_multiplier <= wanted[1] * (1 + 3e-5)
+    ledger = drawn.build_ledger()
+    assert [(e.scope, e.event, e.count, e.reason) for e in ledger.entries] == [
+        (client_id, event, 1, DRAWN_NOISE) for client_id in SIZES
+    ]
+    for number in range(1, 11):
+        drawn.charge_round(ledger, number)
+    for client_id, budget in drawn.budgets.items():
+        assert 0.98 * budget.epsilon < ledger.epsilon(client_id).best <= budget.epsilon
+        assert sum(entry.reason == DRAWN_NOISE for entry in ledger.entries if entry.scope == client_id) == 1
+
+
+def test_a_ledger_that_was_begun_without_the_distance_is_charged_with_it_before_the_next_round():
+    planned = PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10, num_parameters=10)
+    plan = build_silo_example_plan(CONFIG, planned)
+    ledger = Ledger(plan.unit, plan.adjacency, plan.budgets)
+    plan.precheck_rest(ledger)
+    plan.charge_round(ledger, 1)
+    assert [entry.reason for entry in ledger.entries[:3]] == [DRAWN_NOISE] * 3

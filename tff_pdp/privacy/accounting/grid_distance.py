@@ -42,6 +42,8 @@ _LONG_PAIRS, _OF_A_LONG_PAIR, _LONGER_STILL = 2, 0.03, math.exp(-72.0)
 _MEAN_SQUARE = 2.1
 # The share of delta that goes to the mass with larger ratios, and what of it is for pairs that are too long.
 _SHARE = 2.0**-9
+# Up to here exp(-epsilon) + exp(a) is below e, and exp(-a) takes less than half of delta.
+_LARGEST_DISTANCE = 0.5
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -66,7 +68,7 @@ def grid_distance(values: int, log_mass: float) -> float:
       values: how many are drawn.
       log_mass: positive.
 
-    >>> grid_distance(10**6, 30.0) < 1e-4
+    >>> grid_distance(10**6, 30.0) < 2e-4
     True
     """
     pairs = values / 2 + 1
@@ -106,5 +108,7 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
         too_long = values * _LONGER_STILL + (values * _LONGER) ** (_LONG_PAIRS + 1)
         if too_long > allowed:
             return bound(ideal, delta), math.inf
+    if distance > _LARGEST_DISTANCE:
+        return bound(ideal, delta), math.inf
     # Both masses, in both directions, fit into the share.
     return bound(ideal, delta * (1 - _SHARE) * math.exp(-distance)), 2 * distance

@@ -147,8 +147,11 @@ def most_runs(runs: NumberOfRuns | int) -> int:
     """
     if not isinstance(runs, NumberOfRuns):
         return runs
-    # Tails of a negative binomial fall by the factor 1 - gamma, in the end; of a Poisson number they are shorter.
-    return math.ceil(runs.mean + 128 if runs.shape == POISSON else 128 * max(1.0, runs.shape) / runs.gamma)
+    if runs.shape == POISSON:
+        # Bernstein's inequality: exp(-x^2 / (2 mean + 2 x / 3)) beyond mean + x.
+        return math.ceil(runs.mean + 40 + 11 * math.sqrt(runs.mean))
+    # Tails of a negative binomial fall by the factor 1 - gamma, in the end.
+    return math.ceil(128 * max(1.0, runs.shape) / runs.gamma)
 
 
 def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:

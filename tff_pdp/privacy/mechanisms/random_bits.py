@@ -70,28 +70,30 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
 
     Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes two of them from a
     radius and an angle, of 128 and of 64 random bits that no other pair has. TensorFlow's own draws end at 5.68
-    standard deviations; these end at 13.3.
+    standard deviations; these end at 13.4.
 
     Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
       made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
 
-      With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): its
-      distance from the nearer end is what is computed with. The exponential variable -log(v) then has one of 7 u, where
-      TensorFlow's log and log1p are right to 4 u; the radius has 4.5 u, the angle 3 u of at most pi, sine and cosine
-      4 u each, and products u. Along the radius and across it that makes sqrt(4.5^2 + (3 pi)^2) + 6 < 17 times u |x|,
-      to which the digits that are not drawn add less than 1 u |x| up to there.
-    Assumes: the bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4
-      u.
+      With u = 2**-53, the uniform number v of the radius has a relative error of 3 u at either end of (0, 1): its
+      distance from the nearer end is what is computed with, and what the bits are the digits of. The exponential
+      variable -log(v) then has one of 8.4 u, where TensorFlow's log and log1p are right to 4 u; the radius has 5.2 u,
+      the angle 3 u of at most pi, sine and cosine 4 u each, and products u. Along the radius and across it that makes
+      sqrt(5.2^2 + (3 pi)^2) + 6 < 17 times u |x|, to which the digits that are not drawn add less than 1 u |x| up to
+      there.
+    Assumes: the bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4 u.
     """
     pairs = math.ceil(size / 2)
     words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3 * pairs, 2]], axis=0))
-    # As float64, in which lists are split on GPUs too. Signed, so that both ends of (0, 1) are near zero.
+    # As float64, in which lists are split on GPUs too. Signed: the sign says which end of (0, 1) is the nearer one.
     numbers = tf.cast(tf.bitcast(words, tf.int64), tf.float64)
     numbers = tf.ensure_shape(numbers, [*bits.shape[:-1], 3 * pairs])
     high, low, angle = tf.split(numbers, 3, axis=-1)
-    # Above zero, the number itself; below, the number minus one.
-    uniform = (high + low * 2.0**-64) * 2.0**-64
-    logs = tf.where(uniform > 0, tf.math.log(uniform), tf.math.log1p(uniform))
+    # Both words count from zero up, so that no digit of a small distance is rounded away. The half of a last digit
+    # keeps it off zero.
+    low = tf.where(low < 0, low + 2.0**64, low) + 0.5
+    distance = tf.where(high < 0, -1.0 - high, high) * 2.0**-64 + low * 2.0**-128
+    logs = tf.where(high < 0, tf.math.log1p(-distance), tf.math.log(distance))
     radius, angle = tf.sqrt(-2.0 * logs), angle * (math.pi * 2.0**-63)
     draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
     return draws if size == 2 * pairs else tf.split(draws, [size, 1], axis=-1)[0]

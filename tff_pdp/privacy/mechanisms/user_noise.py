@@ -10,6 +10,9 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, TreeSumQuery
 from tff_pdp.settings import number, require_keys
 
+# Halves, which a count is a sum of, are whole steps of the grid for noise below 2**20.
+_MOST_COUNT_NOISE = 1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class UserMechanism:
@@ -89,11 +92,16 @@ class AdaptiveClip:
         """That of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
 
         Raises:
-          BudgetError: the noise on the count is too little for the mechanism's noise multiplier.
+          BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above a million.
         """
         total, count_stddev = mechanism.noise_multiplier, self.count_stddev * mechanism.expected_cohort
         if total == 0:
             return 0.0
+        if count_stddev > _MOST_COUNT_NOISE:
+            raise BudgetError(
+                f"privacy.user_noise.count_stddev {self.count_stddev:g} of {mechanism.expected_cohort:g} users is too "
+                f"much noise on the count: give at most {_MOST_COUNT_NOISE / mechanism.expected_cohort:.2g}"
+            )
         if total >= 2 * count_stddev:
             raise BudgetError(
                 f"privacy.user_noise.count_stddev {self.count_stddev:g} of {mechanism.expected_cohort:g} users is too "

@@ -101,7 +101,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
             tf.constant(0),
         )
 
-    def derive_sample_params(self, global_state: "SeededGaussianState | TreeState") -> SumParams:
+    def derive_sample_params(self, global_state: Any) -> SumParams:
         """The clip norm and the grid."""
         return SumParams(global_state.l2_norm_clip, grid_step(global_state.l2_norm_clip, global_state.stddev))
 
@@ -296,9 +296,10 @@ class TreeSumQuery(SeededGaussianSumQuery):
         levels, rounds = tf.range(tf.shape(left)[0]), state.rounds + 1
         is_part = tf.cast(tf.bitwise.bitwise_and(tf.bitwise.right_shift(rounds, levels), 1), tf.float64)
         running = tf.reduce_sum(left * is_part[:, tf.newaxis], axis=0)
-        # Not `==`, which in graphs that TFF builds compares objects.
+        # In the graphs that TFF traces, `==` compares objects.
         is_last = tf.equal(rounds, self._rounds_per_tree)
-        result = tf.cast((sample_state + running - state.before) * step, tf.float32)
+        # Without rounding up to the last sum, for noise has few digits; that one may round, as what is released does.
+        result = tf.cast((sample_state + (running - state.before)) * step, tf.float32)
         after = state._replace(
             draws=draws,
             rounds=tf.where(is_last, 0, rounds),

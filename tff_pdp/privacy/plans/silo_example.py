@@ -239,7 +239,9 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
 def silo_noise(training: PlannedTraining, client_id: str) -> dict[str, GridNoiseDpEvent]:
     """By client id, the noise that is drawn for a silo's gradients, in all runs of a search; empty where none is."""
     runs = 1 if training.search is None else 1 + most_runs(training.search.runs)
-    values = training.num_parameters * training.gradients_per_round[client_id] * training.rounds * runs
+    # Noise is drawn in pairs, the last of which may be for one value.
+    values = 2 * math.ceil(training.num_parameters / 2) * training.gradients_per_round[client_id]
+    values *= training.rounds * runs
     return {client_id: drawn_noise_event(values)} if values else {}
 
 
