@@ -128,5 +128,6 @@ def _add(total: Weights, noise: tf.Tensor, size: int) -> Weights:
     sizes = [math.prod(value.shape) for value in total.values()]
     parts = tf.split(noise, [*sizes, size - sum(sizes)])[:-1]
     return collections.OrderedDict(
-        (name, value + tf.reshape(part, value.shape)) for (name, value), part in zip(total.items(), parts, strict=True)
+        (name, tf.cast(value, tf.float32) + tf.reshape(part, value.shape))
+        for (name, value), part in zip(total.items(), parts, strict=True)
     )
