@@ -41,14 +41,14 @@ def gradients_of(form):
                 table[place] = [old + new for old, new in zip(table[place], fractions(value), strict=True)]
             rows.append(list(itertools.chain(*table)))
         return rows, [norm(row) for row in rows]
-    pull = fractions(np.zeros(form.shape) if form.pull is None else example_gradients._in_float64(form.pull))
+    pull = fractions(np.zeros(form.shape) if form.pull is None else form.pull)
     rows, magnitudes = [], []
     for a, g in zip(form.inputs.numpy(), form.cotangent.numpy(), strict=True):
-        total, magnitude = list(pull), norm(pull)
+        total, magnitude = list(pull), Fraction(0) if form.pull is None else length(pull)
         for a_t, g_t in zip(np.atleast_2d(a), np.atleast_2d(g), strict=True):
             products = [left * right for left in fractions(a_t) for right in fractions(g_t)]
             total = [old + new for old, new in zip(total, products, strict=True)]
-            magnitude += norm(products)
+            magnitude += length(fractions(a_t)) * length(fractions(g_t))
         rows.append(total)
         magnitudes.append(magnitude)
     return rows, magnitudes
@@ -59,8 +59,16 @@ def squared(values):
 
 
 def norm(values):
-    """The L2 norm, rounded up by no more than 2**-50 of it."""
-    square = squared(values)
+    return root(squared(values))
+
+
+def length(values):
+    """The norm with what is added for numbers that may count as zero."""
+    return root(squared(values) + len(values) * Fraction(2) ** -152)
+
+
+def root(square):
+    """The square root, rounded up by no more than 2**-50 of it."""
     if not square:
         return Fraction(0)
     # Roots of integers are exact; the shift keeps 120 bits of the square.
@@ -94,26 +102,22 @@ def cancelling(rng, a, g):
     return a, g
 
 
-def outer_products(a, g, shape, pull=None):
-    return OuterProducts(example_gradients._in_float64(a), example_gradients._in_float64(g), shape, pull)
-
-
 def form_of(kind, rng):
     draw = lambda *shape: adversarial(rng, BATCH, *shape)  # noqa: E731
     match kind:
         case "one position":
-            return outer_products(tf.constant(draw(4)), tf.constant(draw(3)), [4, 3])
+            return OuterProducts(tf.constant(draw(4)), tf.constant(draw(3)), [4, 3])
         case "one position, pulled":
             a, g = draw(4), draw(3)
             g = np.float32(g / np.maximum(np.abs(a).max(axis=1, keepdims=True), 1))
             pull = -np.float32(np.outer(a[0], g[0])) if np.isfinite(np.outer(a[0], g[0])).all() else np.ones((4, 3))
-            return outer_products(tf.constant(a), tf.constant(g), [4, 3], tf.constant(pull, tf.float32))
+            return OuterProducts(tf.constant(a), tf.constant(g), [4, 3], tf.constant(pull, tf.float32))
         case "Gram":
             a, g = cancelling(rng, draw(4, 2), draw(4, 3))
-            return outer_products(tf.constant(a), tf.constant(g), [2, 3])
+            return OuterProducts(tf.constant(a), tf.constant(g), [2, 3])
         case "Gram, pulled":
             a, g = cancelling(rng, draw(3, 2), draw(3, 2))
-            return outer_products(tf.constant(a), tf.constant(g), [2, 2], tf.constant(adversarial(rng, 2, 2)))
+            return OuterProducts(tf.constant(a), tf.constant(g), [2, 2], tf.constant(adversarial(rng, 2, 2)))
         case "held":
             return Held((tf.constant(draw(2, 3)), tf.constant(draw(2, 3))), [2, 2, 3])
         case "held, long rows":
@@ -143,6 +147,7 @@ def test_norms_and_sums_are_within_their_bounds_in_exact_arithmetic(kind):
         rows, magnitudes = gradients_of(form)
         squares = form.squared_norms().numpy()
         factors = np.array([0.0, *rng.uniform(0, 1, BATCH - 1) * 10.0 ** rng.uniform(-40, 0, BATCH - 1)])
+        are_moderate = all(np.abs(tensor).max(axis=tensor.ndim - 1).min() > 1e-15 for tensor in tensors_of(form))
         for row, magnitude, square in zip(rows, magnitudes, squares, strict=True):
             if np.isinf(square):
                 assert norm(row) > 1e18, "only squares that float32 cannot hold may be infinite"
@@ -151,7 +156,7 @@ def test_norms_and_sums_are_within_their_bounds_in_exact_arithmetic(kind):
             least = max(exact, magnitude * magnitude / Fraction(CANCELLATION) ** 2)
             assert Fraction(square) >= least * (1 - Fraction(2) ** -25)
             # Nor much too large: where nothing cancels, by float32's roundings of up to 1024 squares at most.
-            if magnitude * magnitude < 1e4 * exact and exact > Fraction(2) ** -100:
+            if magnitude * magnitude < 1e4 * exact and are_moderate:
                 assert Fraction(square) <= exact * (1 + Fraction(2) ** -12)
         found = fractions(form.weighted_sum(tf.constant(factors)).numpy())
         weights = fractions(factors)
@@ -159,12 +164,12 @@ def test_norms_and_sums_are_within_their_bounds_in_exact_arithmetic(kind):
         error = norm([value - expected for value, expected in zip(found, exact, strict=True)])
         positions = form.inputs.shape[1] if kind.startswith("Gram") else 1
         terms = sum(w * magnitude for w, magnitude in zip(weights, magnitudes, strict=True))
-        bound = Fraction(2) ** -53 * (BATCH * positions + 4) * terms
+        bound = Fraction(2) ** -53 * (BATCH * positions + 20) * terms
         assert error <= bound
         if terms:
             largest_ratio = max(largest_ratio, error / bound)
     # The bound is no empty one.
-    assert largest_ratio > 0.005
+    assert largest_ratio > 0.001
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,13 +217,13 @@ def test_a_gram_form_sees_past_cancellation_up_to_a_limit():
     a = tf.constant([[[1000.0, 0.0], [1000.0, 1.0]]])
     g = tf.constant([[[1000.0], [-990.0]]])
     (exact,) = [squared(row) for row in gradients_of_one(a, g)]
-    form = outer_products(a, g, [2, 1])
+    form = OuterProducts(a, g, [2, 1])
     # The allowance is relative to (1000 * 1000 + 1000 * 990)^2.
     assert float(exact) <= form.squared_norms()[0] <= float(exact) + 2.0**-30 * 4e12
     # By more than the limit: it counts as larger than it is, in proportion to its terms.
     g = tf.constant([[[1000.0], [-999.999]]])
     floor = ((1000.0 * 1000 + np.hypot(1000, 1) * float(g[0, 1, 0]) * -1) / CANCELLATION) ** 2
-    np.testing.assert_allclose(outer_products(a, g, [2, 1]).squared_norms(), [floor])
+    np.testing.assert_allclose(OuterProducts(a, g, [2, 1]).squared_norms(), [floor])
 
 
 def gradients_of_one(a, g):
@@ -239,7 +244,7 @@ def test_the_gram_form_of_a_zero_gradient_is_never_negative():
     a = tf.repeat(tf.constant(normal(1000, 1, 2)), 3, axis=1)
     g = tf.constant(np.random.default_rng(1).integers(-9, 10, (1000, 2, 3)), tf.float32)
     g = tf.concat([g, -tf.reduce_sum(g, axis=1, keepdims=True)], axis=1)
-    assert (outer_products(a, g, [2, 3]).squared_norms().numpy() >= 0).all()
+    assert (OuterProducts(a, g, [2, 3]).squared_norms().numpy() >= 0).all()
 
 
 def test_a_repeated_pull_is_every_examples_gradient():

@@ -20,9 +20,9 @@ Guarantee: with G_i the gradient of example i, pull included, for a weight of fe
   * `squared_norms()[i] >= |G_i|^2 * (1 - 2**-25)`, or it is not finite.
   * There is a magnitude M_i >= |G_i|, a function of example i alone, with
     `squared_norms()[i] >= (M_i / CANCELLATION)^2 * (1 - 2**-25)`.
-  * `weighted_sum(w) = sum_i w_i G_i + e` with `|e| <= 2**-53 * (N + 4) * 1.01 * sum_i w_i M_i`, for finite G_i, weights
-    w_i >= 0 in float64, and N the number of positions of all examples with w_i > 0, if N < 2**40. An example with
-    w_i = 0 adds exactly nothing, whatever G_i is.
+  * `weighted_sum(w) = sum_i w_i G_i + e` with `|e| <= 2**-53 * (N + 20) * 1.01 * sum_i w_i M_i`, for finite G_i,
+    weights w_i >= 0 in float64, and N the number of positions of all examples with w_i > 0, if N < 2**40. An example
+    with w_i = 0 adds exactly nothing, whatever G_i is.
   All of it whether or not a processor takes numbers below 2**-126 for zeros, which TensorFlow's threads differ in.
 """
 
@@ -45,6 +45,11 @@ _LONGEST_GRAM = 1024
 
 # The smallest normal number of float32. Threads that TensorFlow makes take smaller ones for zeros, others do not.
 _SMALLEST = 2.0**-126
+
+# Added to every square in a length. An input may be as large as float32 gets: with cotangents that are zero in a norm
+# but not in a sum, a gradient might be larger than its norm by any factor. So they count as 2**50 times what they may
+# differ by, and the difference is as small an error as float64's roundings are.
+_UNCERTAIN = 2.0**-152
 
 # So many squares are summed in float32, at most.
 _LONGEST_FLOAT32_SUM = 1024
@@ -90,11 +95,11 @@ class Held:
 class OuterProducts:
     """Gradients `sum_t a_t g_t^T`, plus the pull where there is one, of which none is ever held.
 
-    Its magnitudes are `sum_t |a_t||g_t| + |pull|`.
+    Its magnitudes are `sum_t |a_t||g_t| + |pull|`, with `_UNCERTAIN` added to every square in these lengths.
 
     Attributes:
-      inputs: a, float64 `[batch, T, in]`, or `[batch, in]` with one position: float32 numbers that are normal or zero.
-      cotangent: g, likewise `[batch, T, out]` or `[batch, out]`.
+      inputs: a, float32 `[batch, T, in]`, or `[batch, in]` with one position.
+      cotangent: g, float32 `[batch, T, out]` or `[batch, out]`.
       shape: of the weight, which has as many values as `[in, out]`.
       pull: float32 of that shape.
     """
@@ -106,9 +111,9 @@ class OuterProducts:
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says."""
-        a, g = self.inputs, self.cotangent
+        a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
         # Of non-negative terms: relative errors.
-        lengths = tf.reduce_sum(tf.square(a), axis=-1) * tf.reduce_sum(tf.square(g), axis=-1)
+        lengths = _squared_lengths(a) * _squared_lengths(g)
         if self._has_one_position:
             if self.pull is None:
                 return lengths
@@ -117,9 +122,9 @@ class OuterProducts:
             squares = tf.reduce_sum(tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True), axis=[1, 2])
             magnitudes = tf.reduce_sum(tf.sqrt(lengths), axis=1)
         if self.pull is not None:
-            pull = tf.reshape(_in_float64(self.pull), [a.shape[-1], g.shape[-1]])
+            pull = tf.reshape(tf.cast(self.pull, tf.float64), [a.shape[-1], g.shape[-1]])
             products = tf.reshape(tf.matmul(_as_rows(a), pull), tf.shape(g)) * g
-            of_pull = tf.reduce_sum(tf.square(pull))
+            of_pull = tf.reduce_sum(_squared_lengths(pull))
             squares += 2.0 * tf.reduce_sum(products, axis=list(range(1, g.shape.rank))) + of_pull
             magnitudes += tf.sqrt(of_pull)
         # Terms of both signs: errors are relative to the squared magnitude, by the inequality of Cauchy and Schwarz.
@@ -128,8 +133,9 @@ class OuterProducts:
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """As the protocol says."""
-        weighted = tf.math.multiply_no_nan(self.cotangent, _as_column(factors, self.cotangent))
-        total = tf.matmul(_as_rows(_keep(factors, self.inputs)), _as_rows(weighted), transpose_a=True)
+        a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
+        weighted = tf.math.multiply_no_nan(g, _as_column(factors, g))
+        total = tf.matmul(_as_rows(_keep(factors, a)), _as_rows(weighted), transpose_a=True)
         total = tf.reshape(total, self.shape)
         return total if self.pull is None else total + Repeated(self.pull).weighted_sum(factors)
 
@@ -179,22 +185,22 @@ class Repeated:
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says, but a scalar."""
-        return tf.reduce_sum(tf.square(_in_float64(self.pull)))
+        return tf.reduce_sum(_squared_lengths(tf.cast(self.pull, tf.float64)[tf.newaxis]))
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """As the protocol says; of no factors zero, whatever the pull is."""
-        return tf.math.multiply_no_nan(_in_float64(self.pull), tf.reduce_sum(factors))
+        return tf.math.multiply_no_nan(tf.cast(self.pull, tf.float64), tf.reduce_sum(factors))
 
 
 def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
     """Of `inputs [batch, ..., in]`, `cotangent [batch, ..., out]` and `pull [in, out]`."""
     shape = [inputs.shape[-1], cotangent.shape[-1]]
     if inputs.shape.rank == 2:
-        return OuterProducts(_in_float64(inputs), _in_float64(cotangent), shape, pull)
+        return OuterProducts(inputs, cotangent, shape, pull)
     a, g = _flatten_positions(inputs), _flatten_positions(cotangent)
     positions, size_in = _sizes(a)
     if _gram_is_cheaper(positions, size_in, _sizes(g)[-1]):
-        return OuterProducts(_in_float64(a), _in_float64(g), shape, pull)
+        return OuterProducts(a, g, shape, pull)
     return Held((_pulled(tf.matmul(a, g, transpose_a=True), pull),), shape)
 
 
@@ -224,8 +230,7 @@ def conv2d_kernel(
     ]
     g = _flatten_positions(cotangent)
     if _gram_is_cheaper(math.prod(sizes_out), len(seen) * channels_in, channels_out):
-        patches = _flatten_positions(tf.concat(seen, axis=-1))
-        return OuterProducts(_in_float64(patches), _in_float64(g), shape, pull)
+        return OuterProducts(_flatten_positions(tf.concat(seen, axis=-1)), g, shape, pull)
     shares = [None] * len(seen) if pull is None else tf.unstack(tf.reshape(pull, [-1, channels_in, channels_out]))
     # Offset by offset is faster than one product over all patches.
     gradients = [
@@ -267,15 +272,6 @@ def embedding_table(
     return TableRows(tf.reshape(tf.maximum(rows, 0), tf.shape(ids)), tf.reshape(sums, tf.shape(g)), shape)
 
 
-def _in_float64(values: tf.Tensor) -> tf.Tensor:
-    """Float32 values as float64, and zero below float32's normal numbers on every thread; NaN stays NaN.
-
-    A layer's input may be as large as float32 gets: with cotangents that count as zero in a norm, but not in a sum, a
-    gradient might be larger than its norm by any factor.
-    """
-    return tf.cast(tf.where(tf.abs(values) < _SMALLEST, tf.zeros([], values.dtype), values), tf.float64)
-
-
 def _pulled(gradients: tf.Tensor, pull: tf.Tensor | None) -> tf.Tensor:
     return gradients if pull is None else gradients + pull
 
@@ -297,6 +293,11 @@ def _flatten_positions(values: tf.Tensor) -> tf.Tensor:
     *positions, size = _sizes(values)
     num_positions = tf.reduce_prod(tf.shape(values)[1:-1]) if None in positions else math.prod(positions)
     return tf.reshape(values, [tf.shape(values)[0], num_positions, size])
+
+
+def _squared_lengths(values: tf.Tensor) -> tf.Tensor:
+    """Squared length over the last axis of float64 `[..., size]`, never too small where they were float32."""
+    return tf.reduce_sum(tf.square(values), axis=-1) + values.shape[-1] * _UNCERTAIN
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:
