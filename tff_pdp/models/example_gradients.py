@@ -194,7 +194,7 @@ class Repeated:
 
 def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
     """Of `inputs [batch, ..., in]`, `cotangent [batch, ..., out]` and `pull [in, out]`."""
-    shape = [inputs.shape[-1], cotangent.shape[-1]]
+    shape: list[Any] = [inputs.shape[-1], cotangent.shape[-1]]
     if inputs.shape.rank == 2:
         return OuterProducts(inputs, cotangent, shape, pull)
     a, g = _flatten_positions(inputs), _flatten_positions(cotangent)
@@ -244,7 +244,8 @@ def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradient
     """Of `cotangent [batch, ..., out]` of a bias added at every position, and `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent
-    return Held((_pulled(values, pull),), [cotangent.shape[-1]])
+    shape: list[Any] = [cotangent.shape[-1]]
+    return Held((_pulled(values, pull),), shape)
 
 
 def embedding_table(
@@ -297,7 +298,8 @@ def _flatten_positions(values: tf.Tensor) -> tf.Tensor:
 
 def _squared_lengths(values: tf.Tensor) -> tf.Tensor:
     """Squared length over the last axis of float64 `[..., size]`, never too small where they were float32."""
-    return tf.reduce_sum(tf.square(values), axis=-1) + values.shape[-1] * _UNCERTAIN
+    size: Any = values.shape[-1]
+    return tf.reduce_sum(tf.square(values), axis=-1) + size * _UNCERTAIN
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:

@@ -229,7 +229,8 @@ def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
 def _embedding_gradients(
     ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor, pulls: Pulls = (None,)
 ) -> tuple[ExampleGradients, ...]:
-    return (example_gradients.embedding_table(ids, cotangent, table.shape.as_list(), pulls[0]),)
+    shape: list[Any] = table.shape.as_list()
+    return (example_gradients.embedding_table(ids, cotangent, shape, pulls[0]),)
 
 
 def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

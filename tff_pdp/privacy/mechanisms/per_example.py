@@ -208,7 +208,8 @@ def _by_mapping(
         return {name: value + pull[name] if name in pull else value for name, value in dense.items()}
 
     of_all = tf.vectorized_map(gradient, (x, y))
-    return {name: Held((of_all[name],), tensors[name].shape.as_list()) for name in tensors}
+    shapes: dict[str, Any] = {name: tensor.shape.as_list() for name, tensor in tensors.items()}
+    return {name: Held((of_all[name],), shapes[name]) for name in tensors}
 
 
 def _in_blocks(values: tf.Tensor) -> tf.Tensor:
@@ -217,8 +218,9 @@ def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     So what an example contributes does not depend on how many others there are, and where among them it stands. And
     oneDNN's convolutions give an empty batch a wrong shape.
     """
-    num_rows = tf.maximum(tf.shape(values)[0], 1)
-    missing = num_rows + -num_rows % _ROWS_OF_A_BLOCK - tf.shape(values)[0]
+    num_rows = tf.shape(values)[0]
+    num_blocks = tf.maximum(tf.math.floordiv(num_rows + _ROWS_OF_A_BLOCK - 1, _ROWS_OF_A_BLOCK), 1)
+    missing = _ROWS_OF_A_BLOCK * num_blocks - num_rows
     paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
     return tf.pad(values, paddings)
 
