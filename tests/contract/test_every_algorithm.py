@@ -257,7 +257,7 @@ def client_release(algorithm):
 
 
 def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine):
-    """Up to rounding: z = 0 and C = infinity, against the same algorithm on a gradient that knows nothing of privacy."""
+    """Up to rounding, with z = 0 and C = infinity: against the same algorithm on a gradient without any privacy."""
 
     def plain_gradient(weights, data, index, scale, pull, trainable):
         x, y = data.x[: data.num_examples], data.y[: data.num_examples]
