@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import ELEMENTARY, gamma
-from tff_pdp.models import example_norms, layers
+from tff_pdp.models import layers
 from tff_pdp.models.layers import RecordingWeights
 
 BATCH = 4
@@ -74,7 +74,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("pulled", [False, True])
 @pytest.mark.parametrize("case", LAYERS)
-def test_squared_norms_are_those_of_each_example(case, pulled):
+def test_norms_and_sums_are_those_of_each_examples_gradient(case, pulled):
     layer, shapes, x = LAYERS[case]
     weights = {f"a/{name}": tf.constant(normal(*shape, seed=5)) for name, shape in shapes.items()}
     pulls = {name: tf.constant(normal(*value.shape, seed=7)) for name, value in weights.items()} if pulled else {}
@@ -82,6 +82,10 @@ def test_squared_norms_are_those_of_each_example(case, pulled):
     output = layer(recording, "a", tf.constant(x))
     np.testing.assert_array_equal(output, layer(weights, "a", tf.constant(x)))
     cotangent = tf.constant(normal(*output.shape, seed=6))
+    (use,) = recording.uses
+    assert recording.without_closed_form() == []
+    given = {"pulls": [pulls[name] for name in use.names]} if pulled else {}
+    found = dict(zip(use.names, use.layer.example_gradients(use.inputs, cotangent, *use.weights, **given), strict=True))
     # The expected ones in float64.
     exact = {name: tf.cast(value, tf.float64) for name, value in weights.items()}
     inputs = x if x.dtype.kind == "i" else x.astype(np.float64)
@@ -92,47 +96,25 @@ def test_squared_norms_are_those_of_each_example(case, pulled):
             tape.watch(exact)
             one = layer(exact, "a", tf.constant(inputs[row]))
         gradients = tape.gradient(one, exact, output_gradients=tf.cast(cotangent[row], tf.float64))
-        of_each = [tf.convert_to_tensor(gradients[name]) + np.float64(pulls.get(name, 0)) for name in exact]
-        expected.append(sum(np.square(gradient).sum() for gradient in of_each))
-    (use,) = recording.uses
-    assert recording.without_closed_form() == []
+        expected.append([tf.convert_to_tensor(gradients[name]) + np.float64(pulls.get(name, 0)) for name in exact])
     # A gradient is a sum over positions, of inputs that a normalisation has summed over the example for, twice; its
     # square has the same error twice. Squares are summed over all weights, in float32 but for the Gram forms.
     positions, size = np.prod(output.shape[1:-1], dtype=int), np.prod(x.shape[1:], dtype=int)
     before = 2 * size + ELEMENTARY + 4 if case == "group norm" else 0
-    bound = 2 * gamma(positions + 1 + before) + gamma(sum(np.size(value) for value in weights.values()) + 2)
-    given = {"pulls": [pulls[name] for name in use.names]} if pulled else {}
-    result = use.layer.squared_norms(use.inputs, cotangent, *use.weights, **given)
-    np.testing.assert_allclose(result, expected, atol=bound * max(expected))
-
-
-def test_the_two_forms_are_chosen_by_cost():
-    assert example_norms._gram_is_cheaper(3, 16, 17)
-    assert not example_norms._gram_is_cheaper(6, 2, 3)
-    assert example_norms._gram_is_cheaper(6, 36, 24)
-    assert not example_norms._gram_is_cheaper(None, 1000, 1000)
-
-
-def test_the_gram_form_sees_past_cancellation():
-    # Two positions whose products nearly cancel: 1000 * 1000 against -1000 * 999.999; the rest is 1 in both.
-    a = tf.constant([[[1000.0, 0.0], [1000.0, 1.0]]])
-    g = tf.constant([[[1000.0], [-999.999]]])
-    exact = np.square(np.einsum("bti,bto->bio", np.float64(a), np.float64(g))).sum()
-    # Four terms of up to 10^12, products of sums of two and one in float64: in float32 they would lose 10^5.
-    bound = gamma(4 + 2 + 1 + 2, np.float64) * 4e12
-    np.testing.assert_allclose(example_norms._gram_form(a, g), [exact], atol=bound)
-
-
-def test_the_gram_form_of_a_zero_gradient_is_never_negative():
-    # The same inputs at three positions, whose cotangents sum to zero.
-    a = tf.repeat(tf.constant(normal(1000, 1, 2)), 3, axis=1)
-    g = tf.constant(np.random.default_rng(1).integers(-9, 10, (1000, 2, 3)), tf.float32)
-    g = tf.concat([g, -tf.reduce_sum(g, axis=1, keepdims=True)], axis=1)
-    squares = example_norms._gram_form(a, g).numpy()
-    assert (squares >= 0).all()
-    # Nine terms in float64, products of sums of two and three.
-    terms = example_norms._gram_form(tf.abs(a), tf.abs(g)).numpy()
-    assert squares.max() < gamma(9 + 2 + 3 + 2, np.float64) * terms.max()
+    of_gradient = gamma(positions + 1 + before)
+    bound = 2 * of_gradient + 2 * gamma(sum(np.size(value) for value in weights.values()) + 2)
+    squares = [sum(np.square(gradient).sum() for gradient in gradients) for gradients in expected]
+    result = sum(gradient.squared_norms() for gradient in found.values())
+    assert result.dtype == tf.float64
+    np.testing.assert_allclose(result, squares, atol=bound * max(squares))
+    factors = np.array([0.5, 0.0, 0.75, 1.0])
+    for index, name in enumerate(exact):
+        result = found[name].weighted_sum(tf.constant(factors))
+        assert (result.dtype, result.shape) == (tf.float64, weights[name].shape)
+        total = sum(factor * gradients[index].numpy() for factor, gradients in zip(factors, expected, strict=True))
+        # Of up to four gradients, each of which may err by as much.
+        largest = max(np.abs(gradients[index]).max() for gradients in expected)
+        np.testing.assert_allclose(result, total, atol=BATCH * of_gradient * largest)
 
 
 def test_weights_read_by_name_or_used_twice_have_no_closed_form():

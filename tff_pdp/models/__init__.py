@@ -4,7 +4,7 @@ base: `Model`, losses, batches on their way in
 metrics: figures that models are judged by
 average_precision: the figure of rankings, of tensors and of arrays
 layers: layers, and initial kernels
-example_norms: per-example gradient norms of a layer in closed form
+example_gradients: each example's gradient by a weight: its norm, and sums over examples
 dense: linear, regression, SVM, logistic, MLP
 convolutional: CNN and LeNet
 resnet: ResNet-20 with GroupNorm

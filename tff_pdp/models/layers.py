@@ -1,8 +1,8 @@
 """Defines layers over named weights for a model's `predict`, and draws their initial kernels.
 
 Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`: what
-`tff_pdp.privacy.mechanisms.per_example` needs to find each example's gradient norm for the layer's weights from the
-cotangent of the layer's output. A layer's inputs and output hold one example in each row of axis 0.
+`tff_pdp.privacy.mechanisms.per_example` needs to find each example's gradient by the layer's weights from the cotangent
+of the layer's output. A layer's inputs and output hold one example in each row of axis 0.
 
 Initial kernels are drawn from a NumPy generator: the same seed gives the same arrays.
 """
@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.models import example_norms
+from tff_pdp.models import example_gradients
 from tff_pdp.models.base import Weights
+from tff_pdp.models.example_gradients import ExampleGradients
 
 
 def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -49,16 +50,12 @@ class Layer:
 
     Attributes:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
-      weight_gradients: `(inputs, cotangent of output, *weights) -> gradients`, one for each of the layer's weights, by
-        the operations TensorFlow itself differentiates the layer with.
-      squared_norms: `(inputs, cotangent of output, *weights, pulls) -> float64 [batch]`, the squared L2 norm, over the
-        layer's weights jointly, of each example's gradient. Where pulls are given, one for each weight, it is that of
-        gradient and pull together. By default there are none.
+      example_gradients: `(inputs, cotangent of output, *weights, pulls) -> gradients` of each example, one
+        `ExampleGradients` for each of the layer's weights, plus its pull where there is one. By default there are none.
     """
 
     apply: Callable[..., tf.Tensor]
-    weight_gradients: Callable[..., tuple[tf.Tensor, ...]]
-    squared_norms: Callable[..., tf.Tensor]
+    example_gradients: Callable[..., tuple[ExampleGradients, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +117,7 @@ def dense(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
 
     Weights: `name/kernel` `[in, out]`, `name/bias` `[out]`.
     """
-    return _use(Layer(_dense, _dense_gradients, _dense_squared_norms), weights, (f"{name}/kernel", f"{name}/bias"), x)
+    return _use(Layer(_dense, _dense_gradients), weights, (f"{name}/kernel", f"{name}/bias"), x)
 
 
 def conv2d(
@@ -140,7 +137,6 @@ def conv2d(
     layer = Layer(
         functools.partial(_conv2d, strides=strides, padding=padding),
         functools.partial(_conv2d_gradients, strides=strides, padding=padding),
-        functools.partial(_conv2d_squared_norms, strides=strides, padding=padding),
     )
     names = (f"{name}/kernel", f"{name}/bias")
     if not x.shape[1:].is_fully_defined():
@@ -153,7 +149,7 @@ def embedding(weights: Weights, name: str, ids: tf.Tensor) -> tf.Tensor:
 
     Weights: `name/table` `[vocabulary, dim]`.
     """
-    return _use(Layer(_embedding, _embedding_gradient, _embedding_squared_norms), weights, (f"{name}/table",), ids)
+    return _use(Layer(_embedding, _embedding_gradients), weights, (f"{name}/table",), ids)
 
 
 def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: float = 1e-5) -> tf.Tensor:
@@ -184,9 +180,7 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: 
     centred = flat - mean_of_group(flat)
     variance = mean_of_group(tf.square(centred))
     normalised = tf.reshape(centred * tf.math.rsqrt(variance + epsilon), [-1, *x.shape[1:]])
-    return _use(
-        Layer(_scale, _scale_gradients, _scale_squared_norms), weights, (f"{name}/scale", f"{name}/bias"), normalised
-    )
+    return _use(Layer(_scale, _scale_gradients), weights, (f"{name}/scale", f"{name}/bias"), normalised)
 
 
 def _use(layer: Layer, weights: Weights, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
@@ -203,13 +197,10 @@ def _dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows, [*tf.unstack(tf.shape(x))[:-1], kernel.shape[1]])
 
 
-def _dense_gradients(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    rows, cotangents = _as_rows(x), _as_rows(cotangent)
-    return tf.matmul(rows, cotangents, transpose_a=True), tf.reduce_sum(cotangents, axis=0)
-
-
-def _dense_squared_norms(x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)) -> tf.Tensor:
-    return example_norms.dense_kernel(x, cotangent, pulls[0]) + example_norms.bias(cotangent, pulls[1])
+def _dense_gradients(
+    x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)
+) -> tuple[ExampleGradients, ...]:
+    return example_gradients.dense_kernel(x, cotangent, pulls[0]), example_gradients.bias(cotangent, pulls[1])
 
 
 def _conv2d(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, strides: int, padding: Any) -> tf.Tensor:
@@ -218,19 +209,6 @@ def _conv2d(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, strides: int, padd
 
 
 def _conv2d_gradients(
-    x: tf.Tensor, cotangent: tf.Tensor, kernel: tf.Tensor, _: tf.Tensor, strides: int, padding: str
-) -> tuple[tf.Tensor, ...]:
-    kernel_gradient = tf.raw_ops.Conv2DBackpropFilter(
-        input=x,
-        filter_sizes=kernel.shape,
-        out_backprop=cotangent,
-        strides=[1, strides, strides, 1],
-        padding=padding,
-    )
-    return kernel_gradient, tf.reduce_sum(cotangent, axis=[0, 1, 2])
-
-
-def _conv2d_squared_norms(
     x: tf.Tensor,
     cotangent: tf.Tensor,
     kernel: tf.Tensor,
@@ -238,39 +216,28 @@ def _conv2d_squared_norms(
     strides: int,
     padding: str,
     pulls: Pulls = (None, None),
-) -> tf.Tensor:
+) -> tuple[ExampleGradients, ...]:
     window: list[Any] = kernel.shape.as_list()[:2]
-    kernel_norms = example_norms.conv2d_kernel(x, cotangent, window, strides, padding, pulls[0])
-    return kernel_norms + example_norms.bias(cotangent, pulls[1])
+    of_kernel = example_gradients.conv2d_kernel(x, cotangent, window, strides, padding, pulls[0])
+    return of_kernel, example_gradients.bias(cotangent, pulls[1])
 
 
 def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
     return tf.gather(table, ids)
 
 
-def _embedding_gradient(ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return (tf.math.unsorted_segment_sum(_as_rows(cotangent), tf.reshape(ids, [-1]), table.shape[0]),)
-
-
-def _embedding_squared_norms(ids: tf.Tensor, cotangent: tf.Tensor, _: tf.Tensor, pulls: Pulls = (None,)) -> tf.Tensor:
-    return example_norms.embedding_table(ids, cotangent, pulls[0])
+def _embedding_gradients(
+    ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor, pulls: Pulls = (None,)
+) -> tuple[ExampleGradients, ...]:
+    shape: list[Any] = table.shape.as_list()
+    return (example_gradients.embedding_table(ids, cotangent, shape, pulls[0]),)
 
 
 def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return normalised * scale + bias
 
 
-def _scale_gradients(normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    positions = list(range(cotangent.shape.rank - 1))
-    return tf.reduce_sum(cotangent * normalised, axis=positions), tf.reduce_sum(cotangent, axis=positions)
-
-
-def _scale_squared_norms(
+def _scale_gradients(
     normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)
-) -> tf.Tensor:
-    return example_norms.bias(cotangent * normalised, pulls[0]) + example_norms.bias(cotangent, pulls[1])
-
-
-def _as_rows(values: tf.Tensor) -> tf.Tensor:
-    """`[batch, ..., size]` to `[batch * ..., size]`."""
-    return values if values.shape.rank == 2 else tf.reshape(values, [-1, values.shape[-1]])
+) -> tuple[ExampleGradients, ...]:
+    return example_gradients.bias(cotangent * normalised, pulls[0]), example_gradients.bias(cotangent, pulls[1])

@@ -1,24 +1,42 @@
 """Sums of clipped per-example gradients, from per-example norms that are found without per-example gradients.
 
 One forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). From those
-cotangents come each example's norm, layer by layer in closed form, and then, scaled by the clip factors, each layer's
-weight gradient from TensorFlow's own operations: no second backward pass through the network (Bu et al.,
-"Differentially Private Optimization on Large Model at Small Cost", arXiv:2210.00038, ICML 2023).
+cotangents and the layers' inputs come each example's norm, layer by layer in closed form, and then, with the clip
+factors, the sum: no second backward pass through the network (Bu et al., "Differentially Private Optimization on Large
+Model at Small Cost", arXiv:2210.00038, ICML 2023).
 
-Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics.
+A sum in float32 may move by far more than one example's clip norm where one example comes or goes, for every rounding
+after it may turn out otherwise (Casacuberta et al., "Widespread Underestimation of Sensitivity in Differentially
+Private Libraries and How to Fix It", arXiv:2207.10635, CCS 2022). So norms, factors and sums are in float64, and norm
+and sum are of the same float32 numbers (`tff_pdp.models.example_gradients`). Forward and backward pass are in float32:
+how far they are from real gradients is no matter, for what they found is what is clipped.
+
+Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics. A layer's inputs, the
+  cotangents of its output and products of one example's matrices are in float32, for each example, the same bits
+  whatever the other examples are. Kernels keep that for whole blocks of rows, which batches are padded to, as far as
+  tests/privacy/mechanisms/test_row_independence.py finds on its machine; they do not for others.
 """
 
 import collections
 import dataclasses
 import logging
+from typing import Any
 
 import tensorflow as tf
 
-from tff_pdp.models.base import Model, Weights, at_least_one_row
+from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.example_gradients import CANCELLATION, ExampleGradients, Held, Repeated
 from tff_pdp.models.layers import RecordingWeights, Use
 
 _logger = logging.getLogger(__name__)
 _models_logged: set[str] = set()
+
+# A processor computes tanh, exponentials and others for up to 16 numbers at once, by other steps than for the numbers
+# that are left over at the end of a tensor, and with other bits. Whole blocks of so many examples leave none over.
+_ROWS_OF_A_BLOCK = 16
+
+# Covers all roundings from the bounds of squared norms, which may be too small by 2**-25, to the factors.
+_NORM_ALLOWANCE = 1.0 + 2.0**-24
 
 
 def clipped_sum(
@@ -33,13 +51,18 @@ def clipped_sum(
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
-    With an infinite clip, no pull and all examples included it is, to the bit, the gradient of the sum of the losses.
+    With an infinite clip, no pull and all examples included it is the gradient of the losses' sum, up to rounding.
 
-    Guarantee: each example moves the sum by at most `clip_norm` in L2 norm over all weights jointly, up to float32
-      rounding. One that is not included moves it by exactly nothing, whatever its x and y hold; neither does one whose
-      gradient is not finite, unless the clip is infinite too (then it must show).
+    Guarantee: it is `sum_i part_i + error`. `part_i` is a function of example i, the weights, the pull and the clip
+      norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2 norm
+      over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n included
+      examples and layers of that many positions. So one example that comes or goes moves the sum by at most
+      `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n those of the larger batch. An example that is not
+      included moves it by exactly nothing, whatever its x and y hold; neither does one whose gradient is not finite,
+      unless the clip is infinite too (then it must show).
     Assumes: as the module; weights are finite; the pull is no function of these examples, except through what has been
-      released of them.
+      released of them; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one
+      position, and there are fewer than 1000 of each.
 
     Args:
       model: gives the loss of each example.
@@ -49,39 +72,77 @@ def clipped_sum(
       clip_norm: float32 scalar, may be infinite.
       included: float32 `[batch]`, each 0 or 1.
       pull: of the structure of the weights; added to each example's gradient before it is clipped, as the gradient of a
-        penalty would be that is part of every example's loss. `g_i` is then the sum. The norms take the gradient of one
-        layer of all examples at a time.
+        penalty would be that is part of every example's loss. `g_i` is then the sum.
 
     Returns:
-      Tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
+      float64 tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
     """
-    x, y, included = at_least_one_row(x), at_least_one_row(y), at_least_one_row(included)
+    x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
     # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
     y = _keep(included > 0, y)
-    backward = _backward_to_layers(model, weights, x, y)
-    norms = _norms_by_mapping(model, weights, x, y, pull) if backward is None else backward.norms(pull)
-    unclipped = tf.logical_or(norms <= clip_norm, tf.math.is_inf(clip_norm))
-    factors = included * tf.where(unclipped, 1.0, clip_norm / norms)
-    if backward is None:
-        gradients = _weighted_gradient(model, weights, x, y, factors)
-    else:
-        gradients = backward.weight_gradients(factors)
-    total = collections.OrderedDict(
-        (name, gradients[name] if name in gradients else tf.zeros_like(value)) for name, value in weights.items()
+    gradients, norms = _gradients_and_norms(model, weights, x, y, pull)
+    factors = tf.cast(included, tf.float64) * _clip_factors(norms, tf.cast(clip_norm, tf.float64))
+    return collections.OrderedDict(
+        (
+            name,
+            gradients[name].weighted_sum(factors) if name in gradients else tf.zeros(tf.shape(value), tf.float64),
+        )
+        for name, value in weights.items()
     )
-    return total if pull is None else _add_pull(total, pull, factors)
 
 
 def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns the L2 norm over all weights of each example's gradient: float32 `[batch]`; arguments as `clipped_sum`.
+    """Returns the L2 norm over all weights of each example's gradient: float64 `[batch]`; arguments as `clipped_sum`.
 
+    Guarantee: it is at least the norm of what `clipped_sum` would sum without a clip, or not finite.
     Assumes: as the module.
     """
     num_examples = tf.shape(y)[0]
-    x, y = at_least_one_row(x), at_least_one_row(y)
-    backward = _backward_to_layers(model, weights, x, y)
-    norms = _norms_by_mapping(model, weights, x, y) if backward is None else backward.norms()
+    x, y = _in_blocks(x), _in_blocks(y)
+    _, norms = _gradients_and_norms(model, weights, x, y, None)
     return norms[:num_examples]
+
+
+def sum_error(num_examples: int, positions: int = 1) -> float:
+    """Returns the bound on the error of `clipped_sum`, in units of the clip norm.
+
+    It is `2**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION`, and one percent more: below 2**-16
+    for 16384 examples at one position, 4096 at 16 of them, or 2048 at 64.
+
+    Args:
+      num_examples: at most, that are included.
+      positions: at most, that a dense layer or a convolution is applied at; 1 for layers over flat examples, and for
+        those in the form that holds each example's gradient.
+    """
+    return 1.01 * 2.0**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION
+
+
+def _gradients_and_norms(
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights | None
+) -> tuple[dict[str, ExampleGradients], tf.Tensor]:
+    """Each example's gradients by the weights it has any for, and their norms, never too small: float64 `[batch]`."""
+    pull = pull or {}
+    backward = _backward_to_layers(model, weights, x, y)
+    if backward is None:
+        gradients = _by_mapping(model, weights, x, y, pull)
+        num_examples = tf.shape(y)[0]
+    else:
+        gradients = backward.gradients(pull)
+        num_examples = tf.shape(backward.losses)[0]
+    squares = tf.add_n([of_weight.squared_norms() for of_weight in gradients.values()])
+    alone = {name: Repeated(value) for name, value in pull.items() if name not in gradients}
+    for of_weight in alone.values():
+        squares += of_weight.squared_norms()
+    # The reshape changes nothing; it fails for a model whose layers do not see one example in each row.
+    norms = tf.reshape(tf.sqrt(squares) * _NORM_ALLOWANCE, [num_examples])
+    return {**gradients, **alone}, norms
+
+
+def _clip_factors(norms: tf.Tensor, clip_norm: tf.Tensor) -> tf.Tensor:
+    """What each gradient is multiplied by: float64, zero where its norm is not finite and clipped."""
+    unclipped = tf.logical_or(norms <= clip_norm, tf.math.is_inf(clip_norm))
+    clipped = tf.where(tf.math.is_finite(norms), clip_norm / norms, tf.zeros([], tf.float64))
+    return tf.where(unclipped, tf.ones([], tf.float64), clipped)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,33 +153,14 @@ class _Backward:
     uses: list[Use]
     cotangents: list[tf.Tensor]
 
-    def norms(self, pull: Weights | None = None) -> tf.Tensor:
-        pull = pull or {}
-        squares = tf.add_n(
-            [
-                use.layer.squared_norms(
-                    use.inputs, cotangent, *use.weights, pulls=[pull.get(name) for name in use.names]
-                )
-                for use, cotangent in zip(self.uses, self.cotangents, strict=True)
-            ]
-        )
-        used = {name for use in self.uses for name in use.names}
-        for name in pull:
-            if name not in used:
-                squares += tf.reduce_sum(tf.square(tf.cast(pull[name], tf.float64)))
-        # The reshape changes nothing; it fails for a model whose layers do not see one example in each row.
-        return tf.reshape(tf.cast(tf.sqrt(squares), tf.float32), tf.shape(self.losses))
-
-    def weight_gradients(self, factors: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Gradient of `sum_i factors_i * loss_i`, of the weights that layers use."""
-        # A factor of zero alone would let the infinities and NaNs of an example through: 0 * inf is NaN.
-        kept = factors > 0
-        gradients: dict[str, tf.Tensor] = {}
+    def gradients(self, pull: Weights) -> dict[str, ExampleGradients]:
+        """Of the weights that layers use."""
+        found: dict[str, ExampleGradients] = {}
         for use, cotangent in zip(self.uses, self.cotangents, strict=True):
-            scaled = _keep(kept, cotangent * _as_column(factors, cotangent))
-            own = use.layer.weight_gradients(_keep(kept, use.inputs), scaled, *use.weights)
-            gradients.update(zip(use.names, own, strict=True))
-        return gradients
+            pulls = [pull.get(name) for name in use.names]
+            own = use.layer.example_gradients(use.inputs, cotangent, *use.weights, pulls=pulls)
+            found.update(zip(use.names, own, strict=True))
+        return found
 
 
 def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> _Backward | None:
@@ -150,39 +192,37 @@ def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
     return [name for use in uses if use.output.shape[0] is not None for name in use.names]
 
 
-def _norms_by_mapping(
-    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights | None = None
-) -> tf.Tensor:
-    """As `per_example_norms`, of gradients and pull, for any model: holds the gradients of all examples."""
-
-    def norm(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        example_x, example_y = example
-        gradient = _weighted_gradient(model, weights, example_x[tf.newaxis], example_y[tf.newaxis], tf.ones([1]))
-        pulled = gradient if pull is None else {name: value + pull[name] for name, value in gradient.items()}
-        return tf.linalg.global_norm(list(pulled.values()))
-
-    return tf.vectorized_map(norm, (x, y))
-
-
-def _weighted_gradient(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, factors: tf.Tensor) -> Weights:
-    """Gradient of `sum_i factors_i * loss_i`; zero for weights the losses do not reach."""
-    kept = factors > 0
+def _by_mapping(
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights
+) -> dict[str, ExampleGradients]:
+    """Of any model: holds the gradients of all examples by all weights."""
     tensors = {name: tf.convert_to_tensor(value) for name, value in weights.items()}
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(tensors)
-        losses = model.loss(tensors, _keep(kept, x), _keep(kept, y))
-        total = tf.reduce_sum(tf.math.multiply_no_nan(losses, tf.where(kept, factors, 0.0)))
-    gradients = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return collections.OrderedDict((name, tf.convert_to_tensor(gradients[name])) for name in weights)
+
+    def gradient(example: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+        example_x, example_y = example
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(tensors)
+            total = tf.reduce_sum(model.loss(tensors, example_x[tf.newaxis], example_y[tf.newaxis]))
+        found = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        dense = {name: tf.convert_to_tensor(found[name]) for name in tensors}
+        return {name: value + pull[name] if name in pull else value for name, value in dense.items()}
+
+    of_all = tf.vectorized_map(gradient, (x, y))
+    shapes: dict[str, Any] = {name: tensor.shape.as_list() for name, tensor in tensors.items()}
+    return {name: Held((of_all[name],), shapes[name]) for name in tensors}
 
 
-def _add_pull(total: Weights, pull: Weights, factors: tf.Tensor) -> Weights:
-    """Adds what the pull contributes through the examples that are kept."""
-    share = tf.reduce_sum(tf.where(factors > 0, factors, 0.0))
-    # A pull that is not finite contributes nothing through no examples.
-    return collections.OrderedDict(
-        (name, value + tf.math.multiply_no_nan(pull[name], share)) for name, value in total.items()
-    )
+def _in_blocks(values: tf.Tensor) -> tf.Tensor:
+    """`values [batch, ...]` and rows of zeros up to the end of a block, of which there is at least one.
+
+    So what an example contributes does not depend on how many others there are, and where among them it stands. And
+    oneDNN's convolutions give an empty batch a wrong shape.
+    """
+    num_rows = tf.shape(values)[0]
+    num_blocks = tf.maximum(tf.math.floordiv(num_rows + _ROWS_OF_A_BLOCK - 1, _ROWS_OF_A_BLOCK), 1)
+    missing = _ROWS_OF_A_BLOCK * num_blocks - num_rows
+    paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
+    return tf.pad(values, paddings)
 
 
 def _keep(kept: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -81,7 +81,7 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
       the angle 3 u of at most pi, sine and cosine 4 u each, and products u. Along the radius and across it that makes
       sqrt(5.2^2 + (3 pi)^2) + 6 < 17 times u |x|, to which the digits that are not drawn add less than 1 u |x| up to
       there.
-    Assumes: the bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4 u.
+    Assumes: bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4 u.
     """
     pairs = math.ceil(size / 2)
     words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3 * pairs, 2]], axis=0))

@@ -1,0 +1,352 @@
+"""Holds each example's gradient by one weight in the form that is cheapest for its norm and for weighted sums.
+
+An example's kernel gradient is a sum of outer products, `sum_t a_t g_t^T` over its T positions, with a layer's inputs a
+and the cotangents g of its output. With one position its squared norm is `|a|^2 |g|^2` (Goodfellow, "Efficient
+Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more it is `sum_{t,u} (a_t . a_u)(g_t . g_u)`, from
+two Gram matrices (Li et al., "Large Language Models Can Be Strong Differentially Private Learners", arXiv:2110.05679,
+ICLR 2022), or that of the gradient itself, which is then held for every example; the cheaper of the two is chosen when
+the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and Efficient Training of Large
+Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
+
+With a `pull`, which is added to the gradient of every example, all of this is of the sum of the two.
+
+Norm and weighted sum are of the same float32 numbers, whose outer products and sums are meant as real ones. What is
+computed from them is in float64, where no product of four float32 numbers overflows or underflows; squares of gradients
+that are held anyway are summed in float32 with an allowance. So a norm is never too small, and the errors of a sum are
+bounded by multiples of 2**-53 of a length that the norm bounds:
+
+Guarantee: with G_i the gradient of example i, pull included, for a weight of fewer than 2**27 values and a layer with
+  fewer than 2**20 inputs and outputs at one position:
+  * `squared_norms()[i] >= |G_i|^2 * (1 - 2**-25)`, or it is not finite.
+  * There is a magnitude M_i >= |G_i|, a function of example i alone, with
+    `squared_norms()[i] >= (M_i / CANCELLATION)^2 * (1 - 2**-25)`.
+  * `weighted_sum(w) = sum_i w_i G_i + e` with `|e| <= 2**-53 * (N + 20) * 1.01 * sum_i w_i M_i`, for finite G_i,
+    weights w_i >= 0 in float64, and N the number of positions of all examples with w_i > 0, if N < 2**40. An example
+    with w_i = 0 adds exactly nothing, whatever G_i is.
+  All of it whether or not a processor takes numbers below 2**-126 for zeros, which TensorFlow's threads differ in.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+# A gradient counts as at least this share, inverted, of the lengths of the terms it is a sum of. Terms that cancel
+# further than this would leave a sum of errors that is large beside the gradient. Of T positions without a common
+# direction the terms are about sqrt(T) times as long as their sum.
+CANCELLATION = 256.0
+
+# Bounds the errors of the Gram form in float64, relative to a squared magnitude: those of three sums of fewer than
+# 2**20 terms, each of 2**-53.
+_ALLOWANCE = 2.0**-31
+_LONGEST_GRAM = 1024
+
+# The smallest normal number of float32. Threads that TensorFlow makes take smaller ones for zeros, others do not.
+_SMALLEST = 2.0**-126
+
+# Added to every square in a length. An input may be as large as float32 gets: with cotangents that are zero in a norm
+# but not in a sum, a gradient might be larger than its norm by any factor. So they count as 2**50 times what they may
+# differ by, and the difference is as small an error as float64's roundings are.
+_UNCERTAIN = 2.0**-152
+
+# So many squares are summed in float32, at most.
+_LONGEST_FLOAT32_SUM = 1024
+
+
+class ExampleGradients(Protocol):
+    """The gradients of a batch's examples by one weight; the module says what holds of both methods."""
+
+    def squared_norms(self) -> tf.Tensor:
+        """Returns an upper bound, close up to rounding, of each squared L2 norm: float64 `[batch]`."""
+        ...
+
+    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Returns `sum_i factors_i G_i`, float64 of the shape of the weight, for factors float64 `[batch]`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Gradients that are held: they are what was computed in float32, and nothing is lost between norm and sum.
+
+    Its magnitudes are the norms, but at least 2**-63 times the root of the number of values.
+
+    Attributes:
+      values: float32 `[batch, ...]`; several make up the weight one after the other, along its first axis.
+      shape: of the weight.
+    """
+
+    values: tuple[tf.Tensor, ...]
+    shape: Sequence[int]
+
+    def squared_norms(self) -> tf.Tensor:
+        """As the protocol says."""
+        return _add([_squares(part) for part in self.values])
+
+    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """As the protocol says."""
+        sums = [_sum_of_rows(part, factors) for part in self.values]
+        return tf.reshape(sums[0] if len(sums) == 1 else tf.concat(sums, axis=0), self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterProducts:
+    """Gradients `sum_t a_t g_t^T`, plus the pull where there is one, of which none is ever held.
+
+    Its magnitudes are `sum_t |a_t||g_t| + |pull|`, with `_UNCERTAIN` added to every square in these lengths.
+
+    Attributes:
+      inputs: a, float32 `[batch, T, in]`, or `[batch, in]` with one position.
+      cotangent: g, float32 `[batch, T, out]` or `[batch, out]`.
+      shape: of the weight, which has as many values as `[in, out]`.
+      pull: float32 of that shape.
+    """
+
+    inputs: tf.Tensor
+    cotangent: tf.Tensor
+    shape: Sequence[int]
+    pull: tf.Tensor | None = None
+
+    def squared_norms(self) -> tf.Tensor:
+        """As the protocol says."""
+        a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
+        # Of non-negative terms: relative errors.
+        lengths = _squared_lengths(a) * _squared_lengths(g)
+        if self._has_one_position:
+            if self.pull is None:
+                return lengths
+            squares, magnitudes = lengths, tf.sqrt(lengths)
+        else:
+            squares = tf.reduce_sum(tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True), axis=[1, 2])
+            magnitudes = tf.reduce_sum(tf.sqrt(lengths), axis=1)
+        if self.pull is not None:
+            pull = tf.reshape(tf.cast(self.pull, tf.float64), [a.shape[-1], g.shape[-1]])
+            products = tf.reshape(tf.matmul(_as_rows(a), pull), tf.shape(g)) * g
+            of_pull = tf.reduce_sum(_squared_lengths(pull))
+            squares += 2.0 * tf.reduce_sum(products, axis=list(range(1, g.shape.rank))) + of_pull
+            magnitudes += tf.sqrt(of_pull)
+        # Terms of both signs: errors are relative to the squared magnitude, by the inequality of Cauchy and Schwarz.
+        largest = tf.square(magnitudes)
+        return tf.maximum(squares + _ALLOWANCE * largest, CANCELLATION**-2 * largest)
+
+    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """As the protocol says."""
+        a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
+        weighted = tf.math.multiply_no_nan(g, _as_column(factors, g))
+        total = tf.matmul(_as_rows(_keep(factors, a)), _as_rows(weighted), transpose_a=True)
+        total = tf.reshape(total, self.shape)
+        return total if self.pull is None else total + Repeated(self.pull).weighted_sum(factors)
+
+    @property
+    def _has_one_position(self) -> bool:
+        return self.inputs.shape.rank == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRows:
+    """Gradients by a table of which each example uses some rows, each of them in one place of `values` only.
+
+    Its magnitudes are as those of `Held`.
+
+    Attributes:
+      rows: integers `[batch, T]`; where a place is not used, the value is zero.
+      values: float32 `[batch, T, dim]`.
+      shape: of the table, `[vocabulary, dim]`.
+    """
+
+    rows: tf.Tensor
+    values: tf.Tensor
+    shape: Sequence[int]
+
+    def squared_norms(self) -> tf.Tensor:
+        """As the protocol says."""
+        return _squares(self.values)
+
+    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """As the protocol says."""
+        values = tf.cast(self.values, tf.float64)
+        weighted = tf.math.multiply_no_nan(values, _as_column(factors, values))
+        return tf.math.unsorted_segment_sum(
+            tf.reshape(weighted, [-1, self.shape[1]]), tf.reshape(self.rows, [-1]), self.shape[0]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """The same gradient for every example: a pull on a weight that no loss depends on. Its magnitude is the norm.
+
+    Attributes:
+      pull: float32 of the shape of the weight.
+    """
+
+    pull: tf.Tensor
+
+    def squared_norms(self) -> tf.Tensor:
+        """As the protocol says, but a scalar."""
+        return tf.reduce_sum(_squared_lengths(tf.cast(self.pull, tf.float64)[tf.newaxis]))
+
+    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """As the protocol says; of no factors zero, whatever the pull is."""
+        return tf.math.multiply_no_nan(tf.cast(self.pull, tf.float64), tf.reduce_sum(factors))
+
+
+def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
+    """Of `inputs [batch, ..., in]`, `cotangent [batch, ..., out]` and `pull [in, out]`."""
+    shape: list[Any] = [inputs.shape[-1], cotangent.shape[-1]]
+    if inputs.shape.rank == 2:
+        return OuterProducts(inputs, cotangent, shape, pull)
+    a, g = _flatten_positions(inputs), _flatten_positions(cotangent)
+    positions, size_in = _sizes(a)
+    if _gram_is_cheaper(positions, size_in, _sizes(g)[-1]):
+        return OuterProducts(a, g, shape, pull)
+    return Held((_pulled(tf.matmul(a, g, transpose_a=True), pull),), shape)
+
+
+def conv2d_kernel(
+    inputs: tf.Tensor,
+    cotangent: tf.Tensor,
+    window: Sequence[int],
+    strides: int,
+    padding: str,
+    pull: tf.Tensor | None = None,
+) -> ExampleGradients:
+    """Of `inputs [batch, height, width, in]`, `cotangent [batch, height', width', out]` and `pull [*window, in, out]`.
+
+    The other arguments are as in `layers.conv2d`.
+    """
+    *sizes_in, channels_in = _sizes(inputs)
+    *sizes_out, channels_out = _sizes(cotangent)
+    shape = [*window, channels_in, channels_out]
+    if padding == "SAME":
+        inputs = tf.pad(inputs, [[0, 0], *map(_same_padding, sizes_in, sizes_out, window, [strides] * 2), [0, 0]])
+    reach = [strides * (size - 1) + 1 for size in sizes_out]
+    # What each offset of the kernel sees: the convolution is a dense layer over all of them side by side.
+    seen = [
+        inputs[:, i : i + reach[0] : strides, j : j + reach[1] : strides]
+        for i in range(window[0])
+        for j in range(window[1])
+    ]
+    g = _flatten_positions(cotangent)
+    if _gram_is_cheaper(math.prod(sizes_out), len(seen) * channels_in, channels_out):
+        return OuterProducts(_flatten_positions(tf.concat(seen, axis=-1)), g, shape, pull)
+    shares = [None] * len(seen) if pull is None else tf.unstack(tf.reshape(pull, [-1, channels_in, channels_out]))
+    # Offset by offset is faster than one product over all patches.
+    gradients = [
+        _pulled(tf.matmul(_flatten_positions(a), g, transpose_a=True), share)
+        for a, share in zip(seen, shares, strict=True)
+    ]
+    return Held(tuple(gradients), shape)
+
+
+def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
+    """Of `cotangent [batch, ..., out]` of a bias added at every position, and `pull [out]`."""
+    positions = list(range(1, cotangent.shape.rank - 1))
+    values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent
+    shape: list[Any] = [cotangent.shape[-1]]
+    return Held((_pulled(values, pull),), shape)
+
+
+def embedding_table(
+    ids: tf.Tensor, cotangent: tf.Tensor, shape: Sequence[int], pull: tf.Tensor | None = None
+) -> ExampleGradients:
+    """Of `ids [batch, ...]` and `cotangent [batch, ..., dim]`; an id may occur many times in one example.
+
+    With `pull [vocabulary, dim]` it holds a table for each example.
+    """
+    batch, positions = tf.shape(ids)[0], tf.reduce_prod(tf.shape(ids)[1:])
+    ids = tf.reshape(ids, tf.stack([batch, positions]))
+    g = tf.reshape(cotangent, tf.stack([batch, positions, shape[1]]))
+    if pull is not None:
+        segments = tf.cast(ids, tf.int32) + shape[0] * tf.range(batch)[:, tf.newaxis]
+        tables = tf.math.unsorted_segment_sum(g, segments, batch * shape[0])
+        return Held((tf.reshape(tables, [-1, *shape]) + pull,), shape)
+    # Equal ids become neighbours and share a segment; a table of gradients for each example would be far larger.
+    order = tf.argsort(ids, axis=1)
+    ids, g = tf.gather(ids, order, batch_dims=1), tf.gather(g, order, batch_dims=1)
+    is_new = tf.pad(tf.cast(tf.not_equal(ids[:, 1:], ids[:, :-1]), tf.int32), [[0, 0], [1, 0]])
+    segments = tf.cumsum(is_new, axis=1) + positions * tf.range(batch)[:, tf.newaxis]
+    sums = tf.math.unsorted_segment_sum(g, segments, batch * positions)
+    rows = tf.math.unsorted_segment_max(ids, segments, batch * positions)
+    # The maximum of no ids is a negative number.
+    return TableRows(tf.reshape(tf.maximum(rows, 0), tf.shape(ids)), tf.reshape(sums, tf.shape(g)), shape)
+
+
+def _pulled(gradients: tf.Tensor, pull: tf.Tensor | None) -> tf.Tensor:
+    return gradients if pull is None else gradients + pull
+
+
+def _gram_is_cheaper(positions: int | None, size_in: int, size_out: int) -> bool:
+    """Compares multiplications, those in float64 as two; without a known length, the form that is linear in it."""
+    if positions is None or positions >= _LONGEST_GRAM:
+        return False
+    return 2 * positions * (size_in + size_out) < size_in * size_out
+
+
+def _sizes(values: tf.Tensor) -> list[Any]:
+    """Every size but the batch's, None where it is not known when the computation is built."""
+    return values.shape.as_list()[1:]
+
+
+def _flatten_positions(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, ..., size]` to `[batch, T, size]`, also for an empty batch, of which no size can be inferred."""
+    *positions, size = _sizes(values)
+    num_positions = tf.reduce_prod(tf.shape(values)[1:-1]) if None in positions else math.prod(positions)
+    return tf.reshape(values, [tf.shape(values)[0], num_positions, size])
+
+
+def _squared_lengths(values: tf.Tensor) -> tf.Tensor:
+    """Squared length over the last axis of float64 `[..., size]`, never too small where they were float32."""
+    size: Any = values.shape[-1]
+    return tf.reduce_sum(tf.square(values), axis=-1) + size * _UNCERTAIN
+
+
+def _squares(values: tf.Tensor) -> tf.Tensor:
+    """Sum of the squares of each example's values, float32 `[batch, ..., size]`, in float64; never too small.
+
+    Squares are taken in float32, for speed, and summed there over one axis if it is short. What they lose is made up
+    for by as much as it can have been; what overflows is infinite. Either way an example counts as larger than it is.
+    """
+    size = values.shape[-1]
+    if size is None or size > _LONGEST_FLOAT32_SUM:
+        size, squares = 1, tf.cast(tf.square(values), tf.float64)
+    else:
+        squares = tf.cast(tf.reduce_sum(tf.square(values), axis=-1), tf.float64)
+    total = tf.reduce_sum(squares, axis=list(range(1, squares.shape.rank)))
+    count = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float64)
+    # A square and the additions after it round `size` times, by 2**-24 each, and 1 / (1 - n u) <= 1 + (n + 1) u here.
+    # A square below the smallest number is lost, of a value below 2**-63.
+    return (total + _SMALLEST * count) * (1.0 + (size + 1) * 2.0**-24)
+
+
+def _sum_of_rows(values: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """`sum_i factors_i values_i` of `values [batch, ...]`, flat, in float64."""
+    sizes = _sizes(values)
+    rows = tf.reshape(values, [tf.shape(values)[0], math.prod(sizes)])
+    return tf.linalg.matvec(tf.cast(_keep(factors, rows), tf.float64), factors, transpose_a=True)
+
+
+def _keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`values [batch, ...]`, but zero for examples with a factor of zero: infinities and NaNs times zero are NaN."""
+    return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
+
+
+def _as_column(per_example: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`per_example [batch]` with the rank of `values [batch, ...]`."""
+    return tf.reshape(per_example, [-1] + [1] * (values.shape.rank - 1))
+
+
+def _as_rows(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, ..., size]` to `[batch * ..., size]`."""
+    return values if values.shape.rank == 2 else tf.reshape(values, [-1, values.shape[-1]])
+
+
+def _add(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return values[0] if len(values) == 1 else tf.add_n(values)
+
+
+def _same_padding(size_in: int, size_out: int, window: int, strides: int) -> list[int]:
+    """What TensorFlow adds before and after; the odd one goes after."""
+    total = max((size_out - 1) * strides + window - size_in, 0)
+    return [total // 2, total - total // 2]
