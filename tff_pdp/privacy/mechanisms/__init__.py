@@ -2,6 +2,7 @@
 
 exact_draws: draws of the host, by whole numbers
 noised_sums: sums of the host on a grid, and their noise
+chacha20: a cryptographic generator inside of graphs
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
 per_example: sums of clipped per-example gradients
