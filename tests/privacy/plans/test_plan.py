@@ -179,7 +179,7 @@ def test_claims():
         assert "generator" not in safe.claim_reason
         of_bits = "random bits are Philox's, which is no cryptographic generator"
         assert build(**given).claim_reason == f"{safe.claim_reason}; {of_bits}"
-    with pytest.raises(ConfigError, match="privacy.generator must be one of philox, chacha20, not 'aes'"):
+    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of philox, chacha20, not 'aes'"):
         build({"generator": "aes"})
 
 

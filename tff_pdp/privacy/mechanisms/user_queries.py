@@ -91,7 +91,8 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
     def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any, generator: Generator = "philox"):
         """Makes a query; the arguments are those of its first state, and the generator of its noise."""
         super().__init__(l2_norm_clip, stddev)
-        self._seed, self._generator = seed, generator
+        self._seed = seed
+        self._generator: Generator = generator
 
     def initial_global_state(self) -> SeededGaussianState:
         """The state before the first sum."""
@@ -136,7 +137,8 @@ class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
 
     def __init__(self, *arguments: Any, seed: Any, generator: Generator = "philox", **named: Any):
         """Makes a query; arguments as the library's, the seed of its first state, and the generator of its noise."""
-        self._seed, self._generator = seed, generator
+        self._seed = seed
+        self._generator: Generator = generator
         super().__init__(*arguments, **named)
 
     def _construct_below_estimate_query(self, below_estimate_stddev, expected_num_records):
