@@ -200,5 +200,6 @@ def test_a_figure_over_other_runs_on_record_may_hang_on_philox():
     several = composed(composed_epsilon=9.0, composed_delta=1e-5, recorded_runs=len(formal) + 1)
     assert several["claim"] == "formal-conditional"
     assert several["claim_reason"] == (
-        "Everything is counted; random bits of other runs on record may be Philox's, which is no cryptographic generator"
+        "Everything is counted; random bits of other runs on record may be Philox's, which is no cryptographic "
+        "generator"
     )
