@@ -6,8 +6,12 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from tff_pdp import _tff
+from tff_pdp.algorithms.base import ClientData
+from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.mechanisms.chacha20 import block_words, keystreams
-from tff_pdp.privacy.mechanisms.random_bits import draw_bits, draw_bits_of_all
+from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
+from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_on_grid
+from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.processes.vectorizable import map_stack, vectorizable
 
 LARGEST_WORD = 2**32 - 1
@@ -142,3 +146,38 @@ def test_every_engine_draws_the_same_bits(engine, caplog):
     np.testing.assert_array_equal(np.stack(list(found)), np.stack(expected))
     # Neither was it computed client by client, nor an operation of it.
     assert not caplog.records
+
+
+@pytest.mark.parametrize("hidden", [5, 500], ids=["all steps at once", "step by step"])
+def test_the_noise_of_dp_sgd_is_made_of_these_bits(hidden):
+    model = build_mlp((3, 3, 1), 4, (hidden,))
+    num_parameters, words = model.num_parameters(), bits_for_gaussians(model.num_parameters())
+    estimator = build_dp_sgd(model, generator="chacha20")
+    # Of two steps with empty batches, so that a gradient is noise alone.
+    mechanism = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sampling_rate": 0.0, "expected_batch_size": 1.0}
+    mechanism = {name: tf.constant(value) for name, value in mechanism.items()}
+    seeds, steps = tf.constant(random_seeds(2)), 2
+    of_all = tf.nest.map_structure(lambda value: tf.repeat(value, 2), mechanism)
+    num_examples = tf.constant([3, 3])
+    draws = estimator.draw(of_all, num_examples, tf.constant(3), tf.constant([steps, steps]), seeds)
+    data = ClientData(tf.zeros([3, 3, 3, 1]), tf.zeros([3], tf.int64), tf.constant(3))
+    weights = {name: tf.constant(value) for name, value in model.init(0).items()}
+
+    @tf.function(autograph=False)
+    def gradients_of_all(index):
+        return map_stack(
+            lambda own: estimator.gradient(mechanism, own, weights, data, index, tf.constant(1.0), None, None), draws
+        )
+
+    stddev = tf.constant(2.0, tf.float64)
+    step = grid_step(tf.constant(1.0, tf.float64), stddev)
+    for index in range(steps):
+        found = gradients_of_all(tf.constant(index))
+        for client, seed in enumerate(seeds):
+            if hidden == 5:
+                bits = draw_bits(seed, steps * (3 + words), 0, "chacha20")[index * (3 + words) + 3 :][:words]
+            else:
+                bits = draw_bits(seed, words, index + 1, "chacha20")
+            expected = noise_on_grid(gaussians(bits, num_parameters), stddev, step)
+            flat = np.concatenate([np.ravel(value[client]) for value in found.values()])
+            np.testing.assert_array_equal(flat, tf.cast(expected, tf.float32))
