@@ -69,6 +69,8 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
     assert load_config(path, {"training.checkpoint_every": 3, "output": "x"}).hash("mr_mtl", "data") == base
     assert load_config(path, {"privacy.clip_norm": 2.0}).hash("mr_mtl", "data") != base
     assert load_config(path).hash("mr_mtl", "other data") != base
+    assert load_config(path, {"privacy.generator": "philox"}).hash("mr_mtl", "data") == base
+    assert load_config(path, {"privacy.generator": "chacha20"}).hash("mr_mtl", "data") != base
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,7 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
         ("training.evaluate_every", 0, "training.evaluate_every must be at least 1"),
         ("training.checkpoint_every", -1, "training.checkpoint_every must be at least 1"),
         ("privacy.batch_size", 0, "privacy.batch_size must be at least 1"),
+        ("privacy.generator", "aes", "privacy.generator 'aes' must be one of: philox, chacha20"),
         ("algorithms", {}, "at least one method"),
         ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping"),
         ("tuning.search", {"algorithm": "zzz", "values": {}}, "tuning.search.algorithm 'zzz' is not one of: .*mr_mtl"),

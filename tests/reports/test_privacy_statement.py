@@ -170,3 +170,36 @@ def test_configurations_that_were_tried_have_a_price():
     assert (facts["in_epsilon"], facts["search"]) == (False, None)
     assert text.startswith("No setting was declared as tuned. Any tuning that was done all the same is not in the ε.")
     assert "it protects training records only. Preprocessing" in everything
+
+
+@pytest.mark.parametrize(
+    ("generator", "sentence"),
+    [
+        ("philox", "is no cryptographic generator: the guarantee takes for granted"),
+        ("chacha20", "the guarantee is computational, against everyone who cannot tell ChaCha20 from random bits."),
+    ],
+)
+def test_a_statement_says_what_makes_random_bits(generator, sentence):
+    statement = samples.sample_statement(samples.sample_silos(2), generator=generator)
+    assert statement["generator"] == generator
+    assert sentence in privacy_statement.statement_text(statement)
+
+
+def test_a_figure_over_other_runs_on_record_may_hang_on_philox():
+    silos = samples.sample_silos(2)
+    formal = [
+        dataclasses.replace(algorithm, claim="formal", claim_reason="Everything is counted")
+        for algorithm in samples.sample_algorithms(silos)
+    ]
+
+    def composed(**changes):
+        return samples.sample_statement(silos, algorithms=tuple(formal), generator="chacha20", **changes)["composed"]
+
+    alone = composed()
+    assert (alone["claim"], alone["claim_reason"]) == ("formal", "Everything is counted")
+    several = composed(composed_epsilon=9.0, composed_delta=1e-5, recorded_runs=len(formal) + 1)
+    assert several["claim"] == "formal-conditional"
+    assert several["claim_reason"] == (
+        "Everything is counted; random bits of other runs on record may be Philox's, which is no cryptographic "
+        "generator"
+    )

@@ -175,7 +175,8 @@ def test_user_level_runs_compose_with_those_they_replace(experiment):
     assert twice["privacy"]["composed"] == {
         "methods": 2,
         "claim": "formal-conditional",
-        "claim_reason": "the number of users is treated as public",
+        "claim_reason": "the number of users is treated as public; random bits are Philox's, which is no cryptographic "
+        "generator",
         "epsilon": by_hand,
         "delta": 1e-3,
         "source": "ledger",

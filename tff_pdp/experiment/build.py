@@ -93,11 +93,12 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     plan = build_plan(config.privacy, training)
     is_auto = settings.get("prox_weight") == AUTO
     if isinstance(plan, SiloExamplePlan):
-        user_sum, estimator = None, build_dp_sgd(model, plan.sampler)
+        user_sum, estimator = None, build_dp_sgd(model, plan.sampler, plan.generator)
     else:
-        user_sum = UserSum(plan.noise, plan.mechanism.sampling_rate)
+        user_sum = UserSum(plan.noise, plan.mechanism.sampling_rate, plan.generator)
         estimator = build_minibatch(model, config.privacy.batch_size)
-    selector = build_selector(model, config.privacy.selection_loss_bound) if algorithm.candidates else None
+    loss_bound = config.privacy.selection_loss_bound
+    selector = build_selector(model, loss_bound, plan.generator) if algorithm.candidates else None
     is_weighted = weighting != "uniform"
     return Method(
         clients=clients,
@@ -161,7 +162,7 @@ def computations_key(
         "settings": {name: value for name, value in settings.items() if name not in algorithm.hparams},
         "model": content["model"],
         "features": [content["data"]["input_shape"], content["data"]["num_classes"], num_clients],
-        "privacy": [content["privacy"]["sampler"], content["privacy"]["selection_loss_bound"]],
+        "privacy": [content["privacy"][name] for name in ("sampler", "selection_loss_bound", "generator")],
         "rounds": content["training"]["rounds"],
         "weighting": content["training"]["weighting"],
         # Clip norm, noise and expected cohort are in the server's state.

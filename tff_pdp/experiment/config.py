@@ -13,6 +13,7 @@ import yaml
 from beam_pipelines.options import DataConfig
 from tff_pdp.engines.options import CLIENT_PARALLELISMS
 from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.facts import GENERATORS
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.settings import UniqueKeyLoader, build_settings
 
@@ -178,6 +179,9 @@ class ExperimentConfig:
         decisive = {key: content[key] for key in ("model", "privacy")}
         # Where runs are counted does not change them.
         del decisive["privacy"]["registry"]
+        # Runs of earlier versions, which could not choose, drew by it.
+        if decisive["privacy"]["generator"] == "philox":
+            del decisive["privacy"]["generator"]
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
@@ -235,6 +239,11 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
         f"training.weighting {config.training.weighting!r} must be one of: {', '.join(WEIGHTINGS)}",
     )
     _require(config.privacy.batch_size >= 1, source, "privacy.batch_size must be at least 1")
+    _require(
+        config.privacy.generator in GENERATORS,
+        source,
+        f"privacy.generator {config.privacy.generator!r} must be one of: {', '.join(GENERATORS)}",
+    )
     _require(bool(config.algorithms), source, "algorithms must name at least one method")
     for name, hparams in config.algorithms.items():
         _require(isinstance(hparams, Mapping), source, f"algorithms.{name} must be a mapping of hyper-parameters")

@@ -83,7 +83,7 @@ class Method:
     def user_sum(self) -> UserSum | None:
         """How users' releases are added up, where clients are users."""
         plan = self.user_plan
-        return None if plan is None else UserSum(plan.noise, plan.mechanism.sampling_rate)
+        return None if plan is None else UserSum(plan.noise, plan.mechanism.sampling_rate, plan.generator)
 
     def examples(self, split: str) -> Examples:
         """Clients' examples of one split, padded to a few sizes."""

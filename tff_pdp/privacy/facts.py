@@ -1,15 +1,47 @@
-"""Gives the facts of privacy statements: whom a silo protects, what users paid, and how their sums were noised.
+"""Gives the facts of privacy statements: what draws, whom a silo protects, what users paid, how their sums are noised.
 
 A silo's unit is one record or, where records are rows of a contact graph, a person or a pair.
 """
 
 import dataclasses
 import math
+from typing import Literal, get_args
 
 from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.errors import ConfigError
 
 # Why nothing is claimed of a run with training.test_only_seed.
 FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subtract it"
+
+# What makes the random bits inside of computations: `tff_pdp.privacy.mechanisms.random_bits`.
+Generator = Literal["philox", "chacha20"]
+GENERATORS: tuple[Generator, ...] = get_args(Generator)
+_PHILOX = "random bits are Philox's, which is no cryptographic generator"
+
+
+def checked_generator(name: str) -> Generator:
+    """Returns the generator of a name.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    for generator in GENERATORS:
+        if name == generator:
+            return generator
+    raise ConfigError(f"privacy.generator must be one of {', '.join(GENERATORS)}, not {name!r}")
+
+
+def generator_condition(generator: Generator) -> str:
+    """Under which condition a guarantee holds that draws from a generator; empty for a cryptographic one."""
+    return _PHILOX if generator == "philox" else ""
+
+
+def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
+    """The claim for a run, whose own is given, and others on record, which do not say what made their random bits."""
+    if claim not in ("formal", "formal-conditional") or _PHILOX in reason:
+        return claim, reason
+    others = "random bits of other runs on record may be Philox's, which is no cryptographic generator"
+    return "formal-conditional", "; ".join(filter(None, [reason.strip().rstrip("."), others]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserMechanism, UserNoise
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
@@ -26,10 +27,12 @@ class UserSum:
     Attributes:
       noise: kind of noise and clip.
       sampling_rate: of cohorts.
+      generator: of the noise's random bits.
     """
 
     noise: UserNoise
     sampling_rate: float
+    generator: Generator = "philox"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,7 @@ def build_user_aggregation(
     specs = _specs(released_type)
     sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
     unset = UserMechanism(math.nan, math.nan, user_sum.sampling_rate, math.nan)
-    query = user_sum.noise.build_query(sum(sizes), unset, np.zeros([2, 2], np.int64))
+    query = user_sum.noise.build_query(sum(sizes), unset, np.zeros([2, 2], np.int64), user_sum.generator)
     # No other factory around it: TFF's default zeroing reads norms that carry no noise.
     process = _tff.DifferentiallyPrivateFactory(query).create(_tff.TensorType(np.float32, [sum(sizes)]))
 

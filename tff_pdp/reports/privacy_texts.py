@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.reports import content
 from tff_pdp.reports import words as numbers
 from tff_pdp.reports.words import ClientWords
@@ -116,12 +117,21 @@ def not_private_text(protected: str, words: ClientWords) -> str:
     )
 
 
-def limits_text() -> str:
+_OF_GENERATOR: dict[Generator, str] = {
+    "philox": "Random bits of batches, noise and selections in training are Philox's, which passes statistical tests "
+    "and is no cryptographic generator: the guarantee takes for granted that nobody can tell them from random ones.",
+    "chacha20": "Random bits of batches, noise and selections in training are ChaCha20's: the guarantee is "
+    "computational, against everyone who cannot tell ChaCha20 from random bits.",
+}
+
+
+def limits_text(generator: Generator) -> str:
     """Where the program departs from the mathematics."""
     return (
         "Sums and their Gaussian noise are rounded to one public grid, so that the last bits of floating-point numbers "
-        "tell nothing more; how far the noise's law is from the ideal one is part of ε. The noise comes from a "
-        "pseudo-random generator seeded by the operating system: who obtains the run's key can subtract the noise."
+        "tell nothing more; how far the noise's law is from the ideal one is part of ε. "
+        f"{_OF_GENERATOR[generator]} All of them follow from a key that the operating system draws: who obtains the "
+        "run's key can subtract the noise."
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tff_pdp import errors
 from tff_pdp.data.manifest import RowInfluence
-from tff_pdp.privacy.facts import UserCosts, UserSums, unit_of
+from tff_pdp.privacy.facts import Generator, UserCosts, UserSums, claim_of_several, unit_of
 from tff_pdp.reports import content, privacy_texts, silo_texts, user_texts
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
 
@@ -93,7 +93,10 @@ def composed_costs(
     if not math.isfinite(spent):
         return without_bound(f"there are {words.many} without noise")
     weakest = weakest_of(algorithms)
-    claim = {**about, "claim": weakest.claim, "claim_reason": weakest.claim_reason}
+    strength, reason = weakest.claim, weakest.claim_reason
+    if runs > len(algorithms):
+        strength, reason = claim_of_several(strength, reason)
+    claim = {**about, "claim": strength, "claim_reason": reason}
     if composed_epsilon is not None and composed_delta is not None:
         return {**claim, "epsilon": composed_epsilon, "delta": composed_delta, "source": "ledger"}
     methods = len(algorithms)
@@ -147,6 +150,7 @@ def build_privacy_statement(
     why_no_bound: str = "",
     elsewhere: int = 0,
     taken_for_granted: Sequence[str] = (),
+    generator: Generator = "philox",
 ) -> dict[str, Any]:
     """Builds the statement of silos that protect their records or, where these are rows of a contact graph, people.
 
@@ -176,6 +180,7 @@ def build_privacy_statement(
       why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
       elsewhere: how many of these runs are in other folders.
       taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
+      generator: of random bits in training.
 
     Returns:
       A JSON-able dict. `paragraphs` is a list of `{"heading", "text"}`, meant to be shown in order; the other keys hold
@@ -222,7 +227,7 @@ def build_privacy_statement(
             ("Tuning", tuning),
             ("What is treated as public", silo_texts.public_text(num_examples_are_noised, unit)),
             ("What is not private", silo_texts.held_out_text(search, unit)),
-            ("Limits of the implementation", privacy_texts.limits_text()),
+            ("Limits of the implementation", privacy_texts.limits_text(generator)),
         ]
     statement = {
         "unit": unit.name,
@@ -234,6 +239,7 @@ def build_privacy_statement(
         "private": is_private(claim),
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": sampler,
+        "generator": generator,
         "clip": clip,
         "steps": steps,
         "epsilon_minimum": math.inf if claim == "none" else min(spent),
@@ -290,6 +296,7 @@ def build_user_statement(
     why_no_bound: str = "",
     elsewhere: int = 0,
     taken_for_granted: Sequence[str] = (),
+    generator: Generator = "philox",
 ) -> dict[str, Any]:
     """Builds the statement for user-level privacy.
 
@@ -309,6 +316,7 @@ def build_user_statement(
       why_no_bound: if no epsilon holds for all runs on record, why, as a clause; otherwise empty.
       elsewhere: how many of these runs are in other folders.
       taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
+      generator: of random bits in training.
 
     Returns:
       A JSON-able dict with the keys of `build_privacy_statement`. As all users share one epsilon,
@@ -353,7 +361,7 @@ def build_user_statement(
             ("Tuning", tuning),
             ("What is treated as public", user_texts.public_text(sums)),
             ("What is not private", user_texts.held_out_text()),
-            ("Limits of the implementation", privacy_texts.limits_text()),
+            ("Limits of the implementation", privacy_texts.limits_text(generator)),
         ]
     is_tree = sums.rounds_per_tree is not None
     statement = {
@@ -365,6 +373,7 @@ def build_user_statement(
         "private": is_private(claim),
         "covered_methods": [algorithm.name for algorithm in covered],
         "sampler": "epochs" if is_tree else "poisson",
+        "generator": generator,
         "clip": sums.clip_norm,
         "steps": sums.rounds,
         "users": _user_costs(worst, sums),

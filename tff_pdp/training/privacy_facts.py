@@ -77,6 +77,7 @@ def silo_statement(
         silos=silos,
         clip=config.privacy.clip_norm,
         sampler=plans[0].sampler,
+        generator=plans[0].generator,
         row_influence=plans[0].row_influence if isinstance(plans[0], ContactGraphPlan) else None,
         other_releases=_other_releases([state for _, state in trained]),
         num_examples_are_noised=are_noised,
@@ -176,6 +177,7 @@ def user_statement(
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         if_charged=_user_if_charged(config, trained),
+        generator=trained[0][0].plan.generator,
         **_recorded_costs(config, trained),
     )
 

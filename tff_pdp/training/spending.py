@@ -9,6 +9,7 @@ from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.facts import checked_generator
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
@@ -136,7 +137,12 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
 
 def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
     """What the bits of a round depend on, on this machine."""
-    return arithmetic_of(config.training.engine, device, is_deterministic=device == "cpu")
+    return arithmetic_of(
+        config.training.engine,
+        device,
+        is_deterministic=device == "cpu",
+        generator=checked_generator(config.privacy.generator),
+    )
 
 
 def take_over(

@@ -22,7 +22,7 @@ from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows
-from tff_pdp.personal_models.new_clients.costs import FIT_CONDITION
+from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import (
     AddedClient,
@@ -207,7 +207,7 @@ def test_a_silo_pays_and_what_is_on_record_adds_up(silos, tmp_path):
     assert rows[hashed["clinic"]] == {
         "id": hashed["clinic"],
         "claim": "formal-conditional",
-        "claim_reason": FIT_CONDITION,
+        "claim_reason": claim_of_fit("philox")[1],
         "epsilon": clinic.epsilon,
         "delta": 1e-3,
         "releases_on_record": 1,

@@ -93,6 +93,10 @@ def test_the_claim_names_what_it_hangs_on(plan):
     for words in ("number of rows of each silo", "rows of one silo only", "at most 5 rows differ", NODE.rule):
         assert words in plan.claim_reason
     assert "not protected" not in plan.claim_reason
+    assert "no cryptographic generator" in plan.claim_reason
+    safe = build_contact_graph_plan(dataclasses.replace(CONFIG, generator="chacha20"), TRAINING)
+    assert (safe.claim, safe.generator) == ("formal-conditional", "chacha20")
+    assert "generator" not in safe.claim_reason
     edge = build_contact_graph_plan(CONFIG, dataclasses.replace(TRAINING, row_influence=EDGE))
     assert "people's own features and disease states are not protected" in edge.claim_reason
     unsound = build_contact_graph_plan(CONFIG, dataclasses.replace(TRAINING, unsound="it cheats"))

@@ -161,17 +161,28 @@ def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for
 
 
 def test_claims():
-    def claim(changes=None, **given):
+    def build(changes=None, **given):
         # One silo: a plan's claim is that of all.
         config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "epsilon": 8}, **(changes or {}))
         return build_silo_example_plan(
             config, PlannedTraining({"c": 10}, gradients_per_round={"c": 1}, rounds=1, **given)
-        ).claim
+        )
+
+    def claim(changes=None, **given):
+        return build(changes, **given).claim
 
     assert claim() == "formal-conditional"
     assert claim(num_examples_are_noised=True) == "formal-conditional"
     assert claim(unsound="features were standardised") == "none"
     assert claim({"sampler": "paper_shuffled"}, num_examples_are_noised=True) == "none"
+    for given in ({}, {"num_examples_are_noised": True}):
+        safe = build({"generator": "chacha20"}, **given)
+        assert (safe.claim, safe.generator) == ("formal-conditional", "chacha20")
+        assert "generator" not in safe.claim_reason
+        of_bits = "random bits are Philox's, which is no cryptographic generator"
+        assert build(**given).claim_reason == f"{safe.claim_reason}; {of_bits}"
+    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of philox, chacha20, not 'aes'"):
+        build({"generator": "aes"})
 
 
 @pytest.mark.parametrize(

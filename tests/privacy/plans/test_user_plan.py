@@ -426,21 +426,29 @@ def test_shares_of_the_noise_of_an_expected_cohort_add_up_to_that_of_a_sum():
 
 
 def test_what_is_claimed():
-    formal = build(num_users=200)
+    formal = build(num_users=200, generator="chacha20")
     assert formal.claim == "formal"
     assert "divided by a public constant" in formal.claim_reason
-    conditional = build()
+    conditional = build(generator="chacha20")
     assert (conditional.claim, conditional.claim_reason) == (
         "formal-conditional",
         "the number of users is treated as public",
     )
-    method = build(training(condition="the server is trusted"), num_users=200)
+    philox = build(num_users=200)
+    assert (philox.claim, philox.claim_reason) == (
+        "formal-conditional",
+        "random bits are Philox's, which is no cryptographic generator",
+    )
+    assert build().claim_reason == f"{conditional.claim_reason}; {philox.claim_reason}"
+    method = build(training(condition="the server is trusted"), num_users=200, generator="chacha20")
     assert (method.claim, method.claim_reason) == ("formal-conditional", "the server is trusted")
-    both = build(training(condition="the server is trusted"))
+    both = build(training(condition="the server is trusted"), generator="chacha20")
     assert both.claim == "formal-conditional"
     assert both.claim_reason == "the server is trusted; the number of users is treated as public"
     unsound = build(training(unsound="masks tell", condition="the server is trusted"), num_users=200)
     assert (unsound.claim, unsound.claim_reason) == ("none", "masks tell")
+    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of philox, chacha20, not 'aes'"):
+        build(generator="aes")
 
 
 def test_a_public_number_of_users_sets_rate_and_divisor():

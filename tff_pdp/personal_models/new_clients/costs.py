@@ -16,6 +16,7 @@ from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.facts import Generator, generator_condition
 from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -24,9 +25,12 @@ from tff_pdp.registry.entries import Registry
 from tff_pdp.training.record.all_runs import Composed, OnRecord, Own, compose, releases_on_record
 from tff_pdp.training.record.releases import NO_PRIVACY, PERSONALIZE, Release, enter
 
-# Why the claim of a fit is no stronger.
-FIT_CONDITION = "the number of examples of each silo that is added is treated as public"
-FIT_CLAIM = ("formal-conditional", FIT_CONDITION)
+_PUBLIC_NUMBER = "the number of examples of each silo that is added is treated as public"
+
+
+def claim_of_fit(generator: Generator) -> tuple[str, str]:
+    """The claim of a fit of new silos, and why it is no stronger."""
+    return "formal-conditional", "; ".join(filter(None, [_PUBLIC_NUMBER, generator_condition(generator)]))
 
 
 def plan_gradients(

@@ -31,6 +31,7 @@ from tff_pdp.personal_models.new_clients.gradient_fit import (
 )
 from tff_pdp.personal_models.new_clients.version import ExportedModels
 from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.facts import checked_generator
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -274,9 +275,9 @@ def _train(
     privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
     plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples, model.num_parameters())
     recorded = put_on_record(config, new.features, ledger)
-    mechanism = plan.client_mechanism(new.client_ids)
+    mechanism, estimator = plan.client_mechanism(new.client_ids), build_dp_sgd(model, plan.sampler, plan.generator)
     return NewRows(
-        _finite(new, fit_rows(model, new.train, build_dp_sgd(model), fit, mechanism, seeds, progress)),
+        _finite(new, fit_rows(model, new.train, estimator, fit, mechanism, seeds, progress)),
         epsilons={client_id: ledger.epsilon(client_id).best for client_id in new.client_ids},
         noise_multipliers={client_id: plan.mechanisms[client_id].noise_multiplier for client_id in new.client_ids},
         recorded=recorded,
@@ -298,7 +299,8 @@ def _select(
         recorded = put_on_record(config, new.features, ledger)
         epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
     model = model_of_rows(models, list(models.stacked))
-    selector = build_selector(model, config.privacy.selection_loss_bound)
+    privacy = config.privacy
+    selector = build_selector(model, privacy.selection_loss_bound, checked_generator(privacy.generator))
     select = tf.function(selector, reduce_retracing=True, autograph=False)
     first = GLOBAL_ROW + 1
     candidates = {name: tf.constant(stack[first:]) for name, stack in models.stacked.items()}

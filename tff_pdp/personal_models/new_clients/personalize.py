@@ -17,11 +17,12 @@ from tff_pdp.engines.base import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.lock import only_writer
-from tff_pdp.personal_models.new_clients.costs import FIT_CLAIM, FIT_CONDITION
+from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
 from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
 from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.facts import Generator, checked_generator
 from tff_pdp.privacy.plans.plan import check_suits_rows
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
@@ -60,11 +61,12 @@ class AddedClient:
 
 @dataclasses.dataclass(frozen=True)
 class Personalized:
-    """A new version of an export: its folder, who was added, and who was not, having no training examples."""
+    """A new version of an export: its folder, who was added, who was not for want of examples, and what drew."""
 
     version: Path
     clients: Sequence[AddedClient]
     left_out: Sequence[str]
+    generator: Generator = "philox"
 
 
 def personalize(
@@ -148,7 +150,7 @@ def _personalize(
         )
         for place, client_id in enumerate(new.client_ids)
     ]
-    return Personalized(version, clients, new.left_out)
+    return Personalized(version, clients, new.left_out, checked_generator(config.privacy.generator))
 
 
 def personalized_content(done: Personalized) -> dict[str, Any]:
@@ -156,20 +158,20 @@ def personalized_content(done: Personalized) -> dict[str, Any]:
     return json_safe(
         {
             "version": str(done.version),
-            "clients": [_client_content(client) for client in done.clients],
+            "clients": [_client_content(client, done.generator) for client in done.clients],
             "left_out": done.left_out,
             "before_and_after_are_private": False,
         }
     )
 
 
-def _client_content(client: AddedClient) -> dict[str, Any]:
-    is_protected = client.epsilon is not None
+def _client_content(client: AddedClient, generator: Generator) -> dict[str, Any]:
+    is_protected, claim_of_protected = client.epsilon is not None, claim_of_fit(generator)
     return {
         **dataclasses.asdict(client),
-        "claim": "formal-conditional" if is_protected else "none",
-        "claim_reason": FIT_CONDITION if is_protected else "fitted to the client's own examples without noise",
-        "recorded": client.recorded and client.recorded.to_dict(*FIT_CLAIM),
+        "claim": claim_of_protected[0] if is_protected else "none",
+        "claim_reason": claim_of_protected[1] if is_protected else "fitted to the client's own examples without noise",
+        "recorded": client.recorded and client.recorded.to_dict(*claim_of_protected),
     }
 
 

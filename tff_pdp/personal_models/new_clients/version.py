@@ -28,9 +28,10 @@ from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, served_ids
-from tff_pdp.personal_models.new_clients.costs import FIT_CLAIM
+from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
+from tff_pdp.privacy.facts import Generator, checked_generator
 from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.reports.content import json_safe
@@ -128,7 +129,7 @@ def publish_with_clients(
     # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
-    report = report_with(exported.privacy_report, costs)
+    report = report_with(exported.privacy_report, costs, checked_generator(config.privacy.generator))
     return export_models(
         exported.held,
         models,
@@ -240,12 +241,22 @@ _NOT_PROTECTED = (
 )
 
 
-def report_with(before: Mapping[str, Any], costs: Mapping[str, Composed]) -> dict[str, Any]:
-    """The report with the new silos' costs in it, beside the others'; of other clients, what protects them."""
+def report_with(
+    before: Mapping[str, Any], costs: Mapping[str, Composed], generator: Generator = "philox"
+) -> dict[str, Any]:
+    """The report with the new silos' costs in it, beside the others'; of other clients, what protects them.
+
+    Args:
+      before: the report of the version that it is made from.
+      costs: of each new silo, all that is on record; empty where clients are users, or nothing is protected.
+      generator: of the fits' random bits.
+    """
     if not costs:
         return {**before, "clients_added_after_training": _NOT_PROTECTED}
+    claim_of_new = claim_of_fit(generator)
     new = [
-        {"id": client_id, **cost.to_dict(*FIT_CLAIM), "added_after_training": True} for client_id, cost in costs.items()
+        {"id": client_id, **cost.to_dict(*claim_of_new), "added_after_training": True}
+        for client_id, cost in costs.items()
     ]
     others = [silo for silo in before.get("silos", []) if silo["id"] not in costs]
     bare = sum(cost.why_no_bound != "" for cost in costs.values())

@@ -1,6 +1,7 @@
 """Mechanisms: what adds noise.
 
 exact_draws: draws of the host, by whole numbers, and sums noised with them
+chacha20: a cryptographic generator inside of graphs
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
 grid_noise: noise and sums on a public grid

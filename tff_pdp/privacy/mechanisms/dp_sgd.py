@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
@@ -58,7 +59,7 @@ class DpSgdDraws(NamedTuple):
     noise: tf.Tensor
 
 
-def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimator:
+def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generator = "philox") -> GradientEstimator:
     """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
     Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
@@ -66,9 +67,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
       and so is the noise (`grid_noise`; the distance of its law is charged for by `accounting.grid_distance`). The clip
       norm is shortened by what rounding may add, at most `2**-16 + sqrt(parameters) max(1, z) 2**-20` of it.
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
-      new in each round; each index is asked for once; Philox stands in for random bits; as `per_example`: what a
-      model computes of one example does not depend, to the bit, on the other rows of a batch or on their number; batches
-      are no larger than `_SUM_MARGIN` says.
+      new in each round; each index is asked for once; the generator's bits stand in for random ones; as `per_example`:
+      what a model computes of one example does not depend, to the bit, on the other rows of a batch or on their number;
+      batches are no larger than `_SUM_MARGIN` says.
 
     Its mechanism is a `SiloMechanism`. With the sampler `paper_shuffled` the batches are those of
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
@@ -81,7 +82,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
         mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
     ) -> DpSgdDraws:
         shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
-        bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2]), shape)
+        bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2], generator), shape)
         for_batches, for_noise = tf.split(bits, [max_examples, num_noise_words], axis=2)
         if sampler == "poisson":
             batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
@@ -115,7 +116,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
         )
-        noise = draws.noise[index] if is_small else _gaussians(draws.noise, index, num_parameters)
+        noise = draws.noise[index] if is_small else _gaussians(draws.noise, index, num_parameters, generator)
         noised = _add(total, noise_in_steps(noise, stddev, step), step)
         factor = step * tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
         # Of all weights clip and noise were; what is not asked for is not used.
@@ -128,9 +129,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson") -> GradientEstimato
     )
 
 
-def _gaussians(seed: tf.Tensor, index: tf.Tensor, size: int) -> tf.Tensor:
+def _gaussians(seed: tf.Tensor, index: tf.Tensor, size: int, generator: Generator) -> tf.Tensor:
     # Place 0 has been used for the batches.
-    return gaussians(draw_bits(seed, bits_for_gaussians(size), place=index + 1), size)
+    return gaussians(draw_bits(seed, bits_for_gaussians(size), index + 1, generator), size)
 
 
 def _add(total: Weights, noise: tf.Tensor, step: tf.Tensor) -> Weights:

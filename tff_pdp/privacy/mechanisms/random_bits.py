@@ -1,14 +1,18 @@
 """Random bits for several clients at once, and Gaussians made from them.
 
-A client's bits depend on its own seed alone: the same on every engine, alone or in a stack of clients. The generator is
-Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC
-2011); a seed is its key and the upper half of its counter. It is no cryptographic generator; TensorFlow has none.
+A client's bits depend on its own seed alone: the same on every engine, alone or in a stack of clients. There are two
+generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers: As
+Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter. It is no cryptographic generator.
+`chacha20` is one, at several times the cost (`chacha20`); a seed is its key.
 """
 
 import math
 from typing import Any
 
 import tensorflow as tf
+
+from tff_pdp.privacy.facts import Generator
+from tff_pdp.privacy.mechanisms import chacha20
 
 _PHILOX = 1
 # Draws of one seed lie 2**_PLACE_BITS blocks of 128 bits apart.
@@ -19,21 +23,28 @@ _WORDS_OF_A_PAIR = 6
 _UNROLLED = 32
 
 
-def draw_bits(seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0) -> tf.Tensor:
+def draw_bits(
+    seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0, generator: Generator = "philox"
+) -> tf.Tensor:
     """Draws uint32 `[size]`; a longer draw from the same place begins with the shorter one.
 
     Args:
       seed: int64 `[2]`, secret.
       size: int32 scalar.
       place: int, at least 0 and below 2**23; another one for each use of a seed.
+      generator: of the bits.
     """
+    if generator == "chacha20":
+        return chacha20.keystreams(seed[tf.newaxis], size, place)[0]
     words = tf.bitcast(seed, tf.uint64)
     start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
     return _philox(words[:1], tf.stack([start, words[1]]), size)
 
 
-def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
+def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generator = "philox") -> tf.Tensor:
     """Draws uint32 `[clients, size]`: what `draw_bits` draws at place 0 for each of the seeds, int64 `[clients, 2]`."""
+    if generator == "chacha20":
+        return chacha20.keystreams(seeds, size, nonce=0)
     if seeds.shape[0] == 1:
         return draw_bits(seeds[0], size)[tf.newaxis]
     num_clients: Any = tf.shape(seeds)[0]

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp.models.base import Model, Weights
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.random_bits import draw_bits
 
 # Far from the places of a round's batches and noise (`tff_pdp.privacy.mechanisms.dp_sgd`).
@@ -22,7 +23,7 @@ _WORDS = 6
 Selector = Callable[[Weights, Any, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def build_selector(model: Model, loss_bound: float) -> Selector:
+def build_selector(model: Model, loss_bound: float, generator: Generator = "philox") -> Selector:
     """Builds `(candidates, data, epsilons, seeds) -> number of the candidate selected by each client`.
 
     A candidate's score is the number of examples it gets wrong or, for a regression, the sum of their losses, each
@@ -36,8 +37,9 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and within that the bounded-range
       mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that `first_of`
       bounds. A client with epsilon 0 gets `NOTHING`, and its data are not looked at.
-    Assumes: the candidates are public, or private already; seeds are secret and new in each round. What a model's
-      metrics say of an example does not depend, to the bit, on the other rows or on their number.
+    Assumes: the candidates are public, or private already; seeds are secret and new in each round; the generator's
+      bits stand in for random ones. What a model's metrics say of an example does not depend, to the bit, on the other
+      rows or on their number.
 
     Source: McSherry and Talwar, FOCS 2007; Dong, Durfee and Rogers, "Optimal differential privacy composition for
     exponential mechanisms", 2020, on the range of the losses and on monotonic scores; Liu et al., NeurIPS 2022,
@@ -46,6 +48,7 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
     Args:
       model: measures the examples.
       loss_bound: for a regression.
+      generator: of random bits.
     """
     sensitivity = 1 if model.num_classes else LOSS_STEPS
 
@@ -69,7 +72,7 @@ def build_selector(model: Model, loss_bound: float) -> Selector:
         exact = [tf.reduce_sum(tf.where(own, one, tf.zeros([], tf.int64))) for one in misfits]
         # Whole numbers below 2**53 stay what they are.
         scores = tf.stack([tf.cast(one, tf.float64) for one in exact])
-        words = tf.reshape(draw_bits(seed, _WORDS * number, place=_PLACE), [_WORDS, number])
+        words = tf.reshape(draw_bits(seed, _WORDS * number, _PLACE, generator), [_WORDS, number])
         return first_of(scores, sensitivity, tf.cast(epsilon, tf.float64), words)
 
     def select(candidates: Weights, data: Any, epsilons: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow_privacy
 
 from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, TreeSumQuery
 from tff_pdp.settings import number, require_keys
 
@@ -35,10 +36,12 @@ class UserMechanism:
 class FixedClip:
     """Gaussian noise on the sum of updates that are clipped to a given norm: DP-FedAvg (McMahan et al., ICLR 2018)."""
 
-    def build_query(self, num_values: int, mechanism: UserMechanism, seeds: Any) -> tensorflow_privacy.DPQuery:
+    def build_query(
+        self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
+    ) -> tensorflow_privacy.DPQuery:
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
         del num_values
-        return SeededGaussianSumQuery(mechanism.clip_norm, _stddev(mechanism), seeds[0])
+        return SeededGaussianSumQuery(mechanism.clip_norm, _stddev(mechanism), seeds[0], generator)
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
         """That of the sum: the mechanism's own."""
@@ -70,7 +73,9 @@ class AdaptiveClip:
             if not holds:
                 raise ConfigError(f"privacy.user_noise.{name} must be {wanted}, not {getattr(self, name)!r}")
 
-    def build_query(self, num_values: int, mechanism: UserMechanism, seeds: Any) -> tensorflow_privacy.DPQuery:
+    def build_query(
+        self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
+    ) -> tensorflow_privacy.DPQuery:
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret.
 
         Raises:
@@ -86,6 +91,7 @@ class AdaptiveClip:
             count_stddev if mechanism.noise_multiplier else 0.0,
             mechanism.expected_cohort,
             (seeds[0], seeds[1]),
+            generator,
         )
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
@@ -118,10 +124,17 @@ class TreeNoise:
     Every user takes part once in an epoch of rounds, in any order; each epoch has a tree of its own.
     """
 
-    def build_query(self, num_values: int, mechanism: UserMechanism, seeds: Any) -> tensorflow_privacy.DPQuery:
+    def build_query(
+        self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
+    ) -> tensorflow_privacy.DPQuery:
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
         return TreeSumQuery(
-            num_values, mechanism.clip_norm, _stddev(mechanism), seeds[0], rounds_per_epoch(mechanism.sampling_rate)
+            num_values,
+            mechanism.clip_norm,
+            _stddev(mechanism),
+            seeds[0],
+            rounds_per_epoch(mechanism.sampling_rate),
+            generator,
         )
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:

@@ -2,7 +2,7 @@
 
 The library's own Gaussian draws come from TensorFlow's global generator, and the seeds of its trees from the clock: a
 run could not be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the
-query's state, made by the generator of `tff_pdp.privacy.mechanisms.random_bits`, whose tails are longer, too.
+query's state, made by a generator of `tff_pdp.privacy.mechanisms.random_bits`, whose tails are longer, too.
 
 A record is one flat tensor, float32 `[values]`: all that one user releases in a round. The state of a query holds every
 number that decides privacy, so one compiled computation serves any clip norm and noise.
@@ -15,6 +15,7 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy
 
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 
@@ -83,14 +84,15 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
     Guarantee: a function of one Gaussian mechanism of noise multiplier `stddev / l2_norm_clip` under adding or removing
       one record. A record is clipped and rounded to the grid, after which its norm is at most `l2_norm_clip`; whole
       steps add up without rounding, whatever the order, and the noise is a Gaussian rounded to the grid.
-    Assumes: the seed is secret and new in each run; Philox stands in for random bits; as `grid_noise` for the noise. A
-      sum has fewer than 2**53 steps: some billions of users.
+    Assumes: the seed is secret and new in each run; the generator's bits stand in for random ones; as `grid_noise` for
+      the noise. A sum has fewer than 2**53 steps: some billions of users.
     """
 
-    def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any):
-        """Makes a query; the arguments are those of its first state."""
+    def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any, generator: Generator = "philox"):
+        """Makes a query; the arguments are those of its first state, and the generator of its noise."""
         super().__init__(l2_norm_clip, stddev)
         self._seed = seed
+        self._generator: Generator = generator
 
     def initial_global_state(self) -> SeededGaussianState:
         """The state before the first sum."""
@@ -119,32 +121,32 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         """The noised sum, float32, the state after it, and the event of the release."""
         event = dp_accounting.GaussianDpEvent(global_state.stddev / global_state.l2_norm_clip)
         step = self.derive_sample_params(global_state).step
-        noise = seeded_noise(global_state.seed, global_state.draws, sample_state.shape, global_state.stddev, step)
+        noise = self.noise(global_state, global_state.draws, sample_state.shape)
         noised = tf.cast((sample_state + noise) * step, tf.float32)
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
-
-def seeded_noise(
-    seed: tf.Tensor, place: tf.Tensor, shape: tf.TensorShape, stddev: tf.Tensor, step: tf.Tensor
-) -> tf.Tensor:
-    """Gaussian noise of one place of a seed in whole steps, float64; zeros where the standard deviation is zero."""
-    size = max(shape.num_elements() or 1, 1)
-    noise = gaussians(draw_bits(seed, bits_for_gaussians(size), place), size)
-    return tf.reshape(noise_in_steps(noise, stddev, step), shape)
+    def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+        """Noise of one place of the seed in whole steps, float64; zeros where the standard deviation is zero."""
+        size = max(shape.num_elements() or 1, 1)
+        bits = draw_bits(global_state.seed, bits_for_gaussians(size), place, self._generator)
+        step = self.derive_sample_params(global_state).step
+        return tf.reshape(noise_in_steps(gaussians(bits, size), global_state.stddev, step), shape)
 
 
 class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
     """The library's estimate of a quantile of norms, with seeded noise on the count below it."""
 
-    def __init__(self, *arguments: Any, seed: Any, **named: Any):
-        """Makes a query; arguments as the library's, and the seed of its first state."""
+    def __init__(self, *arguments: Any, seed: Any, generator: Generator = "philox", **named: Any):
+        """Makes a query; arguments as the library's, the seed of its first state, and the generator of its noise."""
         self._seed = seed
+        self._generator: Generator = generator
         super().__init__(*arguments, **named)
 
     def _construct_below_estimate_query(self, below_estimate_stddev, expected_num_records):
         # Counts are shifted by one half, which is then the most that one record can change.
         return tensorflow_privacy.NormalizedQuery(
-            _SeededCountQuery(0.5, below_estimate_stddev, self._seed), denominator=expected_num_records
+            _SeededCountQuery(0.5, below_estimate_stddev, self._seed, self._generator),
+            denominator=expected_num_records,
         )
 
 
@@ -179,8 +181,9 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
         clipped_count_stddev: float,
         expected_num_records: float,
         seeds: tuple[Any, Any],
+        generator: Generator = "philox",
     ):
-        """Makes a query; arguments as the library's, and seeds for the sum and for the count."""
+        """Makes a query; arguments as the library's, seeds for the sum and for the count, and their generator."""
         super().__init__(
             initial_l2_norm_clip,
             noise_multiplier,
@@ -197,9 +200,10 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
             expected_num_records,
             True,
             seed=seeds[1],
+            generator=generator,
         )
         self._sum_query = SeededGaussianSumQuery(
-            initial_l2_norm_clip, noise_multiplier * initial_l2_norm_clip, seeds[0]
+            initial_l2_norm_clip, noise_multiplier * initial_l2_norm_clip, seeds[0], generator
         )
 
     def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
@@ -253,7 +257,15 @@ class TreeSumQuery(SeededGaussianSumQuery):
     Assumes: no user has more than one record in the rounds of a tree; otherwise as `SeededGaussianSumQuery`.
     """
 
-    def __init__(self, num_values: int, l2_norm_clip: Any, stddev: Any, seed: Any, rounds_per_tree: int):
+    def __init__(
+        self,
+        num_values: int,
+        l2_norm_clip: Any,
+        stddev: Any,
+        seed: Any,
+        rounds_per_tree: int,
+        generator: Generator = "philox",
+    ):
         """Makes a query.
 
         Args:
@@ -262,8 +274,9 @@ class TreeSumQuery(SeededGaussianSumQuery):
           stddev: of every node's noise, in the first state.
           seed: int64 `[2]`, secret.
           rounds_per_tree: after which the tree starts anew.
+          generator: of the noise.
         """
-        super().__init__(l2_norm_clip, stddev, seed)
+        super().__init__(l2_norm_clip, stddev, seed, generator)
         self._num_values, self._rounds_per_tree = num_values, rounds_per_tree
 
     def initial_global_state(self) -> TreeState:
@@ -280,7 +293,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         state, step = global_state, self.derive_sample_params(global_state).step
 
         def node(draws: tf.Tensor) -> tf.Tensor:
-            return seeded_noise(state.seed, draws, sample_state.shape, state.stddev, step)
+            return self.noise(state, draws, sample_state.shape)
 
         # A subtree that is complete with this round ends another one of the same height on its left, and so on.
         def is_joined(level: tf.Tensor, *_: Any) -> tf.Tensor:

@@ -13,6 +13,7 @@ from tff_pdp.privacy.accounting.accountants import Adjacency, next_float32
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
 from tff_pdp.privacy.accounting.calibration import rounds_within_budget
 from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
+from tff_pdp.privacy.facts import checked_generator, generator_condition
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, checked_promise
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import (
@@ -91,7 +92,7 @@ def build_contact_graph_plan(config: PrivacyConfig, training: PlannedTraining) -
         )
         mechanisms[client_id] = silo_mechanism(config.clip_norm, noise_multiplier, sampling_rate, size)
     check_some_silo_trains(config, last_rounds)
-    claim, reason = _claim(training, influence)
+    claim, reason = _claim(config, training, influence)
     return ContactGraphPlan(
         unit=influence.unit,
         adjacency=Adjacency(influence.adjacency),
@@ -104,6 +105,7 @@ def build_contact_graph_plan(config: PrivacyConfig, training: PlannedTraining) -
         rounds=training.rounds,
         last_rounds=last_rounds,
         drawn_noise=drawn_noise,
+        generator=checked_generator(config.generator),
         row_influence=influence,
     )
 
@@ -158,7 +160,7 @@ def _noise_and_last_round(
     return next_float32(calibrated), training.rounds
 
 
-def _claim(training: PlannedTraining, influence: RowInfluence) -> tuple[Claim, str]:
+def _claim(config: PrivacyConfig, training: PlannedTraining, influence: RowInfluence) -> tuple[Claim, str]:
     if training.unsound:
         return "none", training.unsound
     conditions = (
@@ -167,5 +169,6 @@ def _claim(training: PlannedTraining, influence: RowInfluence) -> tuple[Claim, s
         f"at most {influence.num_rows} rows differ: {influence.rule}",
         training.condition,
         _NOT_PROTECTED[influence.unit],
+        generator_condition(checked_generator(config.generator)),
     )
     return "formal-conditional", "; ".join(filter(None, conditions))

@@ -21,6 +21,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.search import Search
 
@@ -88,6 +89,7 @@ class PrivacyPlan(abc.ABC):
       rounds: planned number of rounds, for which the noise was calibrated.
       fixed_events: by scope, what it releases before training.
       drawn_noise: by scope, the noise that is drawn for it in place of ideal Gaussians; see `drawn_noise_event`.
+      generator: of random bits in computations: batches, noise and selections.
     """
 
     unit: str
@@ -98,6 +100,7 @@ class PrivacyPlan(abc.ABC):
     rounds: int
     fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
     drawn_noise: Mapping[str, GridNoiseDpEvent] = dataclasses.field(default_factory=dict)
+    generator: Generator = "philox"
 
     @abc.abstractmethod
     def scope_of(self, client_id: str) -> str:

@@ -29,6 +29,8 @@ class PrivacyConfig:
       users_per_round: of a user-level plan, the expected number of users in a round.
       num_users: of the population, a public constant; without it, the number of clients in the data counts as public.
       user_noise: what a user-level plan adds to sums of updates; forms in `tff_pdp.privacy.mechanisms.user_noise`.
+      generator: of random bits inside computations: `philox`, which is fast and no cryptographic generator, so that
+        claims are conditional on it; or `chacha20`, which is one.
       registry: folder of the registry that all runs on the same records are counted in, over all folders; without it
         the user's own, `$XDG_STATE_HOME/tff_pdp/registry`, by default in `~/.local/state`.
     """
@@ -47,4 +49,5 @@ class PrivacyConfig:
     users_per_round: float | None = None
     num_users: int | None = None
     user_noise: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "fixed_clip"})
+    generator: str = "philox"
     registry: str | None = None

@@ -26,6 +26,7 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hasha
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
+from tff_pdp.privacy.facts import checked_generator, generator_condition
 from tff_pdp.privacy.mechanisms.dp_sgd import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, check_suits_rows, drawn_noise_event
@@ -230,6 +231,7 @@ def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) ->
         selection_epsilons=selection_epsilons,
         fixed_events=training.fixed_events,
         drawn_noise=drawn_noise,
+        generator=checked_generator(config.generator),
         sampler=config.sampler,  # type: ignore[arg-type]
         num_examples_are_noised=training.num_examples_are_noised,
         search=training.search,
@@ -264,6 +266,7 @@ def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining
         rounds=training.rounds,
         last_rounds=dict.fromkeys(training.num_examples, training.rounds),
         selection_rounds=training.selection_rounds,
+        generator=checked_generator(config.generator),
         sampler=config.sampler,  # type: ignore[arg-type]
         search=training.search,
     )
@@ -326,12 +329,14 @@ def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -
         return "none", "batches are disjoint parts of a shuffled epoch, while epsilon assumes Poisson sampling"
     if unsound:
         return "none", unsound
+    condition = "the number of training examples of each silo is treated as public"
     if num_examples_are_noised:
-        return "formal-conditional", (
+        condition = (
             "which silos take part is treated as public; all else that depends on a silo's training examples, their "
             "number included, is in its ledger"
         )
-    return "formal-conditional", "the number of training examples of each silo is treated as public"
+    of_bits = generator_condition(checked_generator(config.generator))
+    return "formal-conditional", "; ".join(filter(None, [condition, of_bits]))
 
 
 def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:

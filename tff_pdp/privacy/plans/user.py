@@ -24,6 +24,7 @@ from tff_pdp.privacy.accounting.accountants import (
 )
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
+from tff_pdp.privacy.facts import checked_generator, generator_condition
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.user_noise import (
     AdaptiveClip,
@@ -124,7 +125,7 @@ class UserPlan(PrivacyPlan):
         if self.noise_on_own_support:
             # Shares of the noise arrive in the records, which are clipped already.
             mechanism = dataclasses.replace(mechanism, clip_norm=math.inf, noise_multiplier=0.0)
-        return self.noise.build_query(self.num_released, mechanism, seeds)
+        return self.noise.build_query(self.num_released, mechanism, seeds, self.generator)
 
     @property
     def noise_share(self) -> float:
@@ -251,6 +252,7 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
         num_released=training.num_released,
         num_noised=training.num_released if training.num_noised is None else training.num_noised,
         noise_on_own_support=training.noise_on_own_support,
+        generator=checked_generator(config.generator),
     )
 
 
@@ -302,7 +304,8 @@ def _claim(config: PrivacyConfig, training: PlannedTraining) -> tuple[Claim, str
     if training.unsound:
         return "none", training.unsound
     public_number = "the number of users is treated as public" if config.num_users is None else ""
-    conditions = [condition for condition in (training.condition, public_number) if condition]
+    of_bits = generator_condition(checked_generator(config.generator))
+    conditions = [condition for condition in (training.condition, public_number, of_bits) if condition]
     if conditions:
         return "formal-conditional", "; ".join(conditions)
     return "formal", (

@@ -15,6 +15,7 @@ import numpy as np
 
 from tff_pdp.errors import DataError
 from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
+from tff_pdp.privacy.facts import claim_of_several
 from tff_pdp.registry.entries import Entry, Registry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
@@ -93,6 +94,8 @@ class Composed:
         """
         if self.why_no_bound or not math.isfinite(self.epsilon):
             claim, claim_reason = "none", self.why_no_bound or claim_reason
+        elif self.releases > 1:
+            claim, claim_reason = claim_of_several(claim, claim_reason)
         return {
             "claim": claim,
             "claim_reason": claim_reason,

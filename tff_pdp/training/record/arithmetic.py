@@ -13,19 +13,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.privacy.facts import Generator
+
 # How bits of a key become cohorts, batches and noise. A change in the code by which the same key draws otherwise raises
 # it: rounds of runs that were begun before are then drawn anew, and charged. Runs of the first way have no such entry.
 DRAWS = 3
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
-def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[str, str | int]:
+def arithmetic_of(
+    engine: str, device: str, *, is_deterministic: bool, generator: Generator = "philox"
+) -> dict[str, str | int]:
     """What decides how sums are rounded here, as plain data.
 
     Args:
       engine: name of the engine.
       device: its device.
       is_deterministic: whether the device repeats its own sums to the bit; where not, nothing equals the result.
+      generator: of random bits in computations.
     """
     found: dict[str, str | int] = {
         "draws": DRAWS,
@@ -36,6 +41,9 @@ def arithmetic_of(engine: str, device: str, *, is_deterministic: bool) -> dict[s
         "numpy": metadata.version("numpy"),
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),
     }
+    # Runs of earlier versions, which have no such entry, drew from Philox.
+    if generator != "philox":
+        found["generator"] = generator
     return found if is_deterministic else {**found, "once": secrets.token_hex(8)}
 
 

@@ -1,0 +1,99 @@
+"""ChaCha20 as operations of TensorFlow on many blocks at once: a cryptographic generator inside of graphs.
+
+Computations run in engines that know nothing but TensorFlow's own operations, which have no cryptographic generator. So
+the cipher is written with additions, shifts and exclusive ors of uint32, all of which have kernels on CPUs and GPUs and
+converters for `tf.vectorized_map`; additions of int32 would go through the host's memory on a GPU.
+
+Source: Bernstein, "ChaCha, a variant of Salsa20", 2008, also for the form with keys of 128 bits; RFC 8439.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# The rows of a state of 4 x 4 words: constants, both halves of the key, and counter and nonce.
+Rows = Sequence[tf.Tensor]
+
+_DOUBLE_ROUNDS = 10
+_WORDS_OF_A_BLOCK = 16
+# The constants of keys of 128 bits, which fill both halves of a state's key.
+_CONSTANTS = np.frombuffer(b"expand 16-byte k", "<u4").astype(np.uint32)
+
+
+def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) -> tf.Tensor:
+    """The first words of each seed's key stream, uint32 `[seeds, size]`, in the order in which a cipher writes them.
+
+    Guarantee: row k is the key stream of ChaCha20 with the 128 bits of seed k as its key, the 64 bits of `nonce`, and a
+      counter of 64 bits that begins at zero; all numbers are little-endian. It depends on nothing else.
+    Assumes: `size` is below 2**31.
+
+    Args:
+      seeds: int64 `[seeds, 2]`, secret.
+      size: int32 scalar.
+      nonce: int, at least 0.
+    """
+    num_seeds, num_blocks = tf.shape(seeds)[0], -(-size // _WORDS_OF_A_BLOCK)
+    key = tf.transpose(tf.reshape(_halves(seeds), [num_seeds, 4]))[:, :, tf.newaxis]
+    nonces = _halves(tf.cast(nonce, tf.int64))
+    counter = tf.cast(tf.range(num_blocks), tf.uint32)
+    # The upper half of the counter: there are fewer than 2**32 blocks.
+    zeros = tf.bitwise.bitwise_xor(counter, counter)
+    place = tf.stack([counter, zeros, zeros + nonces[0], zeros + nonces[1]])
+    blocks = block_words([tf.constant(_CONSTANTS)[:, tf.newaxis, tf.newaxis], key, key, place[:, tf.newaxis]])
+    return tf.reshape(tf.transpose(blocks, [1, 2, 0]), [num_seeds, _WORDS_OF_A_BLOCK * num_blocks])[:, :size]
+
+
+def block_words(rows: Rows) -> tf.Tensor:
+    """ChaCha20's block function: uint32 `[16, ...]`, the words of each block.
+
+    Args:
+      rows: four times uint32 `[4, ...]`, the words of each block's state; behind the first axis they broadcast.
+    """
+
+    # The first double round is outside of the loop, whose variables then have the shape that rows broadcast to.
+    def is_begun(number: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        return number < _DOUBLE_ROUNDS
+
+    def double_round(number: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return number + 1, *_double_round(state)
+
+    _, *mixed = tf.while_loop(is_begun, double_round, (tf.constant(1), *_double_round(rows)), parallel_iterations=1)
+    return tf.concat([before + after for before, after in zip(rows, mixed, strict=True)], axis=0)
+
+
+def _halves(numbers: tf.Tensor) -> tf.Tensor:
+    """Both halves of int64 `[...]`, the lower one first: uint32 `[..., 2]`."""
+    # As a bitcast, for which vectorized_map has no converter.
+    shifted = tf.stack([numbers, tf.bitwise.right_shift(numbers, tf.constant(32, tf.int64))], axis=-1)
+    return tf.cast(tf.bitwise.bitwise_and(shifted, tf.constant(2**32 - 1, tf.int64)), tf.uint32)
+
+
+def _double_round(rows: Rows) -> Rows:
+    """A round on columns, and one on diagonals, which are columns once rows have been turned."""
+    a, b, c, d = _quarter_rounds(*rows)
+    a, b, c, d = _quarter_rounds(a, _turn(b, 1), _turn(c, 2), _turn(d, 3))
+    return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
+
+
+def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> Rows:
+    """Quarter rounds of all four columns."""
+    a = a + b
+    d = _rotate(tf.bitwise.bitwise_xor(d, a), 16)
+    c = c + d
+    b = _rotate(tf.bitwise.bitwise_xor(b, c), 12)
+    a = a + b
+    d = _rotate(tf.bitwise.bitwise_xor(d, a), 8)
+    c = c + d
+    b = _rotate(tf.bitwise.bitwise_xor(b, c), 7)
+    return a, b, c, d
+
+
+def _rotate(words: tf.Tensor, bits: int) -> tf.Tensor:
+    left = tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32))
+    return tf.bitwise.bitwise_or(left, tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)))
+
+
+def _turn(row: tf.Tensor, columns: int) -> tf.Tensor:
+    return tf.concat([row[columns:], row[:columns]], axis=0)
