@@ -28,7 +28,7 @@ import numpy as np
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import naming, remove_attempts, sync, write_atomically
-from tff_pdp.journal import Journal, read
+from tff_pdp.journal import Journal, head_path, read
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.registry.matching import RecordSet
 from tff_pdp.registry.records import (
@@ -281,7 +281,8 @@ class Registry:
             yield journal
 
     def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> None:
-        if not self.path.exists():
+        # Where the head alone is left, to open the journal says so.
+        if not self.path.exists() and not head_path(self.path).exists():
             return
         with self._open() as journal:
             entry = _entries(self.path, journal.content.lines).get(run_id)
