@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 # Those of experiments, from settings to served models.
-FOLDERS = [("tests", name) for name in ("experiment", "training", "personal_models", "e2e")]
+FOLDERS = [("tests", name) for name in ("experiment", "training", "personal_models", "e2e", "faults")]
 # Those that only calibrate noise.
 CALIBRATING = [("tests", "reproduce"), ("tests", "privacy", "plans")]
 
@@ -58,27 +58,33 @@ def kept_runs(request):
 @pytest.fixture(scope="session")
 def keep_calibrations(calibrations):
     """A function, by whose patches the accountants look up what they have computed before."""
-    from tff_pdp.privacy.accounting import accountants, repeated_runs
-
-    def keep(patch):
-        for module, name in (
-            (accountants, "_calibrate"),
-            (accountants, "_draft_epsilon"),
-            (accountants, "_bounds_of_parts"),
-            (repeated_runs, "_calibrate"),
-        ):
-            patch.setattr(module, name, _on_disk(getattr(module, name), calibrations))
-
-    return keep
+    return functools.partial(look_up_calibrations, calibrations)
 
 
 @pytest.fixture(scope="session")
 def keep_runs(kept_computations, lent_engines):
     """A context manager, in which experiments share what the whole run keeps."""
+    return functools.partial(keeping_runs, kept_computations, *lent_engines)
+
+
+def look_up_calibrations(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Makes the accountants look up in a folder what they have computed before, until the patch is undone."""
+    from tff_pdp.privacy.accounting import accountants, repeated_runs
+
+    for module, name in (
+        (accountants, "_calibrate"),
+        (accountants, "_draft_epsilon"),
+        (accountants, "_bounds_of_parts"),
+        (repeated_runs, "_calibrate"),
+    ):
+        patch.setattr(module, name, _on_disk(getattr(module, name), folder))
+
+
+@contextlib.contextmanager
+def keeping_runs(computations, stack: contextlib.ExitStack, engines, patch: pytest.MonkeyPatch):
+    """Lends experiments what is kept: computations, and engines, which the stack closes at its end."""
     from tff_pdp.engines.running import build_engine, running_engine
     from tff_pdp.experiment import build
-
-    stack, engines = lent_engines
 
     @contextlib.contextmanager
     def lent_engine(name="inprocess", device="auto", **options):
@@ -94,13 +100,9 @@ def keep_runs(kept_computations, lent_engines):
         with engines[key].install():
             yield engines[key]
 
-    @contextlib.contextmanager
-    def keep(patch):
-        patch.setattr(build, "running_engine", lent_engine)
-        with build.keep_computations(kept_computations):
-            yield
-
-    return keep
+    patch.setattr(build, "running_engine", lent_engine)
+    with build.keep_computations(computations):
+        yield
 
 
 def _on_disk(function, folder: Path):

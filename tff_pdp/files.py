@@ -4,6 +4,7 @@ A file is replaced in one move. It is flushed where a power cut must not undo a 
 """
 
 import contextlib
+import glob
 import os
 import re
 import shutil
@@ -39,6 +40,13 @@ def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 def is_attempt(path: Path) -> bool:
     """Whether a file is what a killed writer left of one."""
     return bool(_ATTEMPT.search(path.name))
+
+
+def remove_attempts(folder: Path, name: str = "") -> None:
+    """Removes what killed writers have left in a folder, or of one file; the caller alone writes there now."""
+    for path in folder.glob(f"{glob.escape(name)}*"):
+        if is_attempt(path):
+            path.unlink()
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:

@@ -8,6 +8,7 @@ A process that dies within `append` may leave a line beyond the head, whole or t
 anybody: readers pass over it, and the next writer cuts it off.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -166,7 +167,9 @@ class Journal:
             with naming(self._path):
                 _write(self._file, stored, before.num_bytes)
         except OSError:
-            os.ftruncate(self._file, before.num_bytes)
+            # Where not even that can be done, the line is torn, or beyond the head: readers know both.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, before.num_bytes)
             raise
         self._content = Content(
             [*before.lines, line], [*before.chains, chain], num_bytes=before.num_bytes + len(stored)

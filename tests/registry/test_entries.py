@@ -149,6 +149,44 @@ def test_two_processes_that_enter_at_once_are_both_there(tmp_path):
     assert found == {f"{name}{number}" for name in "ab" for number in range(20)}
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        {},
+        {"registry.head": b""},
+        {"registry.head": f"{journal.GENESIS}\n".encode()},
+        {"registry.head": f"{journal.GENESIS}\n".encode(), "registry.jsonl": b""},
+        {"registry.head": f"{journal.GENESIS}\n".encode(), "registry.jsonl": b"", "records.new": b"half"},
+        {"registry.head": f"{journal.GENESIS}\n".encode(), "registry.jsonl": b"", KEY_FILE: bytes(range(32))},
+        {
+            "registry.head": f"{journal.GENESIS}\n".encode(),
+            "registry.jsonl": b'{"kind":"op',
+            KEY_FILE: bytes(range(32)),
+        },
+    ],
+    ids=lambda left: " ".join(left) or "nothing",
+)
+def test_a_registry_whose_first_command_was_stopped_is_begun_by_the_next(tmp_path, left):
+    registry = Registry(tmp_path / "registry")
+    registry.folder.mkdir()
+    for name, content in left.items():
+        (registry.folder / name).write_bytes(content)
+    name = registry.keep_dataset(write_dataset(tmp_path / "data", {"x": records(0, 3)}), ("train",))
+    begin(registry, "a", records=name)
+    assert [entry.run_id for entry in registry.entries()] == ["a"]
+    registry.records(name)
+
+
+def test_files_of_digests_that_were_not_finished_are_removed(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a")
+    (registry.folder / "records").mkdir()
+    attempt = registry.folder / "records" / f"name.npz.{'0a' * 16}"
+    attempt.write_bytes(b"half")
+    name = registry.keep_dataset(write_dataset(tmp_path / "data", {"x": records(0, 3)}), ("train",))
+    assert [path.name for path in attempt.parent.iterdir()] == [f"{name}.npz"]
+
+
 def test_a_full_disk_is_one_line_and_leaves_the_registry_as_it_was(tmp_path, monkeypatch):
     registry = Registry(tmp_path / "registry")
     begin(registry, "a")

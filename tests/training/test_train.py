@@ -186,6 +186,20 @@ def test_a_half_written_line_of_metrics_does_not_stop_a_resume(experiment):
     assert [row["round"] for row in read_metrics(config.algorithm_folder("local_only"))] == [3, 6]
 
 
+def test_what_a_killed_command_left_goes_with_the_next_one(experiment):
+    config = experiment()
+    train(config, "local_only", progress=False)
+    folder = config.algorithm_folder("local_only")
+    before = sorted(folder.rglob("*"))
+    for name in ("round_000004.tmp", "round_000002.removed"):
+        (folder / "checkpoints" / f".{name}").mkdir()
+        (folder / "checkpoints" / f".{name}" / "run_key.json").write_text("{}")
+    for name in ("metrics.jsonl", "client_parallelism.json"):
+        (folder / f"{name}.{'0a' * 16}").touch()
+    train(config, "local_only", resume=True, progress=False)
+    assert sorted(folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "fast"])
 def test_a_learning_rate_that_is_none_is_refused(experiment, value):
     with pytest.raises(ConfigError, match=r"algorithms.fed_avg.learning_rate"):

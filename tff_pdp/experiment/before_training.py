@@ -13,6 +13,8 @@ from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.digests import read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
+from tff_pdp.files import remove_attempts
+from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import parse_budgets
 from tff_pdp.privacy.accounting.ledger import Ledger
@@ -84,7 +86,7 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
 
     Raises:
       ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
-      DataError: the stored releases cannot be read.
+      DataError: the stored releases cannot be read, or another process is releasing them.
     """
     scaling = parse_feature_scaling(config.privacy.feature_scaling, clients.manifest.features.shape)
     settings = StatisticsSettings(parse_num_examples(config.privacy.num_examples), scaling.moments)
@@ -105,21 +107,35 @@ def _released_once(
     config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings
 ) -> dict[str, SiloStatistics]:
     path = Path(config.output) / RELEASES_FILE
-    made_with = _made_with(config)
-    if path.exists():
-        stored = read_releases(path)
-        try:
-            statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
-            earlier = stored["made_with"]
-        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
-        if earlier != made_with:
-            raise ConfigError(
-                f"{path}: what silos released before training was made with other settings or other data. Releasing it "
-                "again costs again: name another output folder to do that. The registry "
-                f"{Registry(config.privacy.registry).folder} counts both on the same records"
-            )
-        return statistics
+    if not path.exists():
+        # Two methods of an experiment that are trained at once would release twice.
+        with only_writer(path):
+            if not path.exists():
+                return _release(config, clients, settings, path)
+    return _read(config, path)
+
+
+def _read(config: ExperimentConfig, path: Path) -> dict[str, SiloStatistics]:
+    """What has been released."""
+    stored = read_releases(path)
+    try:
+        statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
+        earlier = stored["made_with"]
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
+    if earlier != _made_with(config):
+        raise ConfigError(
+            f"{path}: what silos released before training was made with other settings or other data. Releasing it "
+            "again costs again: name another output folder to do that. The registry "
+            f"{Registry(config.privacy.registry).folder} counts both on the same records"
+        )
+    return statistics
+
+
+def _release(
+    config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings, path: Path
+) -> dict[str, SiloStatistics]:
+    """Releases them, and keeps what came out."""
     release_id = _enter(config, clients, settings)
     statistics = {
         client_id: release_silo_statistics(
@@ -129,8 +145,8 @@ def _released_once(
         )
         for client_id in clients.client_ids
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"made_with": made_with, "release_id": release_id, "silos": json.loads(_encode(statistics))}
+    remove_attempts(path.parent, path.name)
+    content = {"made_with": _made_with(config), "release_id": release_id, "silos": json.loads(_encode(statistics))}
     # On disk before anything is done with it: were it lost, the next command would release it a second time.
     write_json(path, {"format_version": FORMAT_VERSION, **content})
     return statistics

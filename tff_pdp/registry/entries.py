@@ -27,8 +27,8 @@ import numpy as np
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.files import naming, sync, write_atomically
-from tff_pdp.journal import Journal, read
+from tff_pdp.files import naming, remove_attempts, sync, write_atomically
+from tff_pdp.journal import Journal, head_path, read
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.registry.matching import RecordSet
 from tff_pdp.registry.records import (
@@ -281,7 +281,8 @@ class Registry:
             yield journal
 
     def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> None:
-        if not self.path.exists():
+        # Where the head alone is left, to open the journal says so.
+        if not self.path.exists() and not head_path(self.path).exists():
             return
         with self._open() as journal:
             entry = _entries(self.path, journal.content.lines).get(run_id)
@@ -289,18 +290,21 @@ class Registry:
                 journal.append({**line, "run_id": run_id})
 
     def _key_and_kept(self) -> tuple[RecordKey, dict[str, str]]:
-        if not self.path.exists():
+        # A process that was stopped may have begun the journal without a line, and without the key.
+        if not read(self.path).lines:
             with self._open():
                 pass
         return self.key(), _kept(read(self.path).lines)
 
     def _keep(self, name: str, records: Records) -> None:
         content, path = records.to_bytes(), self._records_path(name)
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        write_atomically(path, [content])
-        sync(path.parent)
         with self._open() as journal:
             if name not in _kept(journal.content.lines):
+                path.parent.mkdir(exist_ok=True, mode=0o700)
+                # Who holds the journal is the only one who writes here.
+                remove_attempts(path.parent)
+                write_atomically(path, [content])
+                sync(path.parent)
                 sha256 = hashlib.sha256(content).hexdigest()
                 journal.append({"kind": "records", "name": name, "sha256": sha256})
 

@@ -55,8 +55,7 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Writes a checkpoint and removes all but the newest few; a folder with a round's name is always complete."""
     final = folder / checkpoint_files.folder_name(checkpoint.round_number)
-    for leftover in folder.glob(".round_*"):
-        shutil.rmtree(leftover)
+    checkpoint_files.sweep(folder)
     staging = folder / f".{final.name}.tmp"
     staging.mkdir(parents=True)
     try:
@@ -92,7 +91,7 @@ def _write(staging: Path, checkpoint: Checkpoint) -> None:
             )
         },
     }
-    np.savez(staging / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
+    _write_arrays(staging / ARRAYS_FILE, arrays)
     checkpoint_files.write_files(
         staging,
         round_number=checkpoint.round_number,
@@ -106,6 +105,14 @@ def _write(staging: Path, checkpoint: Checkpoint) -> None:
         path.chmod(0o600)
         sync(path)
     sync(staging)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Does as `np.savez`, which on a full disk leaves its archive open, to fail once more, with a traceback."""
+    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:

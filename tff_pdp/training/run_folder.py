@@ -10,7 +10,7 @@ from typing import Any
 from tff_pdp.digests import as_line, from_line, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
-from tff_pdp.files import discard, naming, sync, write_atomically
+from tff_pdp.files import discard, naming, remove_attempts, sync, write_atomically
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
@@ -47,6 +47,13 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
     write_json(folder / CONFIG_FILE, {"format_version": FORMAT_VERSION, **_resolved(config, device)})
     write_atomically(folder / METRICS_FILE, [])
     sync(folder.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed commands have left in a run's folder beside the files that count; its writer calls this."""
+    remove_attempts(folder)
+    for part in (CHECKPOINTS, SEARCH):
+        checkpoint_files.sweep(folder / part)
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:

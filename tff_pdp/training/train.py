@@ -44,6 +44,7 @@ from tff_pdp.training.run_folder import (
     cut_metrics,
     read_choices,
     start_folder,
+    sweep,
 )
 from tff_pdp.training.spending import Spending, arithmetic_here, in_newest_attempt, open_run, take_over
 
@@ -147,6 +148,7 @@ def _start_or_resume(
     check_record(folder, saved, read_charges(folder))
     check_files(folder, saved)
     check_engine(config, folder, device)
+    sweep(folder)
     choices.keep_in(folder)
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:

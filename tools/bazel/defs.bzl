@@ -4,12 +4,13 @@ load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
 _PYTEST_MAIN = "//tools/bazel:pytest_main.py"
 
-def pytest_tests(files, deps = []):
+def pytest_tests(files, deps = [], data = []):
     """Declares a test target for each file, named after it, and `support`, what tests of other packages may read.
 
     Args:
       files: The test files of the package, usually from a glob.
       deps: What of other test packages they read.
+      data: Files that they read beside the experiments' settings.
     """
     py_library(
         name = "support",
@@ -24,7 +25,7 @@ def pytest_tests(files, deps = []):
             # With its neighbours: fixtures, helpers, and tests that another file builds upon.
             srcs = native.glob(["*.py"]) + [_PYTEST_MAIN],
             args = ["$(location {})".format(file)],
-            data = ["//:configs", "//:pyproject.toml"],
+            data = ["//:configs", "//:pyproject.toml"] + data,
             main = _PYTEST_MAIN,
             deps = ["//beam_pipelines", "//benchmarks", "//serving", "//tests:support", "//tff_pdp"] + deps,
         )

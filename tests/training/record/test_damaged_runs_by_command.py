@@ -58,7 +58,16 @@ def recorded(_: WholeRun, printed: Any) -> Any:
     return [(one["served_as"], one["epsilon"], one["recorded"]) for one in printed["clients"]]
 
 
-TRAINED = ("clients/", "/charges", "checkpoints/", "earlier_releases", "config.json", "metrics.jsonl", "parallelism")
+TRAINED = (
+    "clients/",
+    "registry/",
+    "/charges",
+    "checkpoints/",
+    "earlier_releases",
+    "config.json",
+    "metrics.jsonl",
+    "parallelism",
+)
 FIT = ("--examples", "ADDED", "--client-id", "newer", "--steps", "3", "--learning-rate", "0.5", "--epsilon", "4")
 CASES: Mapping[str, Case] = {
     "train": Case(
@@ -73,7 +82,10 @@ CASES: Mapping[str, Case] = {
         "tuned", ("tune", "--resume"), (*TRAINED, "selected", "releases"), lambda _, printed: {**printed, "folder": ""}
     ),
     "personalize": Case(
-        "silos", ("personalize", *FIT, "--delta", "1e-3"), ("digits", "client_id", "earlier", "/charges"), recorded
+        "silos",
+        ("personalize", *FIT, "--delta", "1e-3"),
+        ("digits", "client_id", "earlier", "/charges", "registry/"),
+        recorded,
     ),
     "predict": Case(
         "silos",

@@ -42,6 +42,7 @@ from tff_pdp.personal_models.model_card import (
 from tff_pdp.personal_models.new_clients.fit import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import personalize
 from tff_pdp.training.client_store.states import close_states
+from tff_pdp.training.counted import cost_of_all_runs
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import SEARCH, all_releases, check_files, check_record
@@ -51,6 +52,8 @@ from tff_pdp.training.search import runs as search_runs
 from tff_pdp.training.search import tune as tuning
 from tff_pdp.training.train import train
 
+# In the run's folder, so that it is copied and damaged with all the rest.
+REGISTRY = "registry"
 NAMES = ("east", "north", "south", "west")
 NUM_TRAIN = 36
 SILOS = {"plan": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"epsilon": 8.0, "delta": 1e-3}}
@@ -96,7 +99,8 @@ class WholeRun:
     def copied_to(self, output: Path) -> "WholeRun":
         """The run in another folder."""
         shutil.copytree(self.output, output, symlinks=True)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, output=str(output)))
+        privacy = dataclasses.replace(self.config.privacy, registry=str(output / REGISTRY))
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, output=str(output), privacy=privacy))
 
 
 def points(name: str, number: int) -> SiloArrays:
@@ -118,7 +122,7 @@ def config_of(folder: Path, privacy: Mapping[str, Any], algorithm: str, **overri
         "data.num_classes": 2,
         "data.exact_split": True,
         "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
-        "privacy": dict(privacy),
+        "privacy": {"registry": str(folder / "run" / REGISTRY), **privacy},
         "training.rounds": 4,
         "training.evaluate_every": 2,
         "training.checkpoint_every": 2,
@@ -267,6 +271,12 @@ def read_releases(run: WholeRun) -> Any:
     return [release._replace(ledger=release.ledger and release.ledger.to_json()) for release in releases]
 
 
+def read_all_runs(run: WholeRun) -> Any:
+    """What all runs on the same records cost together."""
+    cost = cost_of_all_runs(run.config, build_method(run.config, run.method))
+    return [dict(cost.by_scope), cost.notes]
+
+
 def read_clients(run: WholeRun) -> Any:
     """What training reads of the clients' examples."""
     clients = ClientDataset.open(run.config.clients_folder)
@@ -337,6 +347,7 @@ KINDS: Mapping[str, tuple[Reader, ...]] = {
     r"clients/(manifest\.json|_SUCCESS)": (read_clients, read_plan, read_run),
     r"clients/(index\.parquet|shards/.*)": (read_clients,),
     r"earlier_releases\.(jsonl|head)": (read_releases, read_run),
+    rf"{REGISTRY}/(registry\.(jsonl|head)|records\.key|records/.*)": (read_all_runs,),
     r"silo_releases\.json": (read_plan, read_run),
     r"client_id\.key": (read_key, read_documents),
     r"[^/]*/charges\.(jsonl|head)": (read_run, read_releases),

@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ class StoredCheckpoint:
 def complete(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest last."""
     return sorted(folder.glob("round_*"))
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a process left in a folder of checkpoints that was killed while it wrote or removed one."""
+    for leftover in folder.glob(".round_*"):
+        shutil.rmtree(leftover)
 
 
 def write_files(

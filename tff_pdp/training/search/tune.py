@@ -50,6 +50,7 @@ from tff_pdp.training.run_folder import (
     read_choices,
     read_selected,
     start_folder,
+    sweep,
     write_selected,
 )
 from tff_pdp.training.search import runs as search_states
@@ -170,6 +171,7 @@ def tune(
             if result is None:
                 started = _start_or_resume(config, method, folder, engine.device, choices, resume)
                 result = _search(method, search, folder, started, progress)
+        sweep(folder)
         with ChargesWriter(folder) as writer:
             close_run(writer, result)
         settle(config, folder)
