@@ -25,7 +25,6 @@ from tff_pdp.privacy.mechanisms.user_queries import (
     SeededGaussianSumQuery,
     TreeSumQuery,
     clip_record,
-    seeded_noise,
 )
 
 SEED = np.array([2**62 + 7, -(2**61)], np.int64)
@@ -428,8 +427,8 @@ def test_what_a_tree_releases_is_exactly_a_combination_of_noised_sums_of_nodes(l
     assert Fraction(float(params.step)) == step
 
     def node_noise():
-        noise = fractions(seeded_noise(run.state.seed, next(drawn), tf.TensorShape([3]), run.state.stddev, params.step))
-        assert all(value % step == 0 for value in noise)
+        noise = fractions(query.noise(run.state, next(drawn), tf.TensorShape([3])))
+        assert all(value.denominator == 1 for value in noise)
         return noise
 
     def add(first, second):
@@ -451,7 +450,7 @@ def test_what_a_tree_releases_is_exactly_a_combination_of_noised_sums_of_nodes(l
                 block = (height + 1, whole, add([own * value for value in add(whole, node_noise())], halves))
             blocks.append(block)
             running = [sum(estimates) for estimates in zip(*(estimate for _, _, estimate in blocks), strict=True)]
-            expected = [now - then for now, then in zip(running, before, strict=True)]
+            expected = [(now - then) * step for now, then in zip(running, before, strict=True)]
             # Float64 holds them in full.
             assert expected == fractions([float(value) for value in expected])
             np.testing.assert_array_equal(run.round(records), np.float32([float(value) for value in expected]))
