@@ -42,8 +42,7 @@ from tff_pdp.privacy.plans.contact_graph import build_contact_graph_plan
 from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
-from tff_pdp.privacy.plans.user import build_user_plan
+from tff_pdp.privacy.plans.user import build_no_privacy_plan, build_user_plan
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "local_only": build_local_only,

@@ -15,7 +15,7 @@ from tff_pdp.privacy.plans.contact_graph import build_contact_graph_plan
 from tff_pdp.privacy.plans.plan import PlannedTraining, check_suits_rows
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
+from tff_pdp.privacy.plans.user import build_no_privacy_plan
 
 SIZES = {"a": 100, "b": 40, "c": 3}
 NODE = RowInfluence("node", "replace_one", 5, "nobody has more than 2 contacts")

@@ -14,7 +14,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
+from tff_pdp.privacy.plans.user import build_no_privacy_plan
 
 SIZES = {"a": 100, "b": 40, "c": 10}
 CONFIG = PrivacyConfig(

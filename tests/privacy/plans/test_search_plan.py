@@ -21,7 +21,7 @@ from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.search import Search, parse_runs
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
+from tff_pdp.privacy.plans.user import build_no_privacy_plan
 from tff_pdp.training.search.tune import SearchCosts, search_costs, tune_text
 
 # The second silo's batches hold all of its examples.

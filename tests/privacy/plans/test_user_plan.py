@@ -25,8 +25,13 @@ from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeN
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.unprotected import build_no_privacy_plan
-from tff_pdp.privacy.plans.user import USERS, UserPlan, build_unprotected_user_plan, build_user_plan
+from tff_pdp.privacy.plans.user import (
+    USERS,
+    UserPlan,
+    build_no_privacy_plan,
+    build_unprotected_user_plan,
+    build_user_plan,
+)
 
 CONFIG = PrivacyConfig(
     plan="user", batch_size=10, clip_norm=0.5, budgets={"epsilon": 1.0, "delta": 1e-5}, users_per_round=20.0

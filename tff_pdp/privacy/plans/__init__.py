@@ -6,5 +6,4 @@ plan: `PrivacyPlan`, and which plan suits which rows
 silo_example: a silo's records
 contact_graph: people and pairs in rows
 user: users as wholes
-unprotected: without privacy, of silos or of users
 """

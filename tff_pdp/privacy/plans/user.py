@@ -1,6 +1,6 @@
 """Defines user-level DP as a plan, and builds it: a server that is trusted with single updates releases noised sums.
 
-The plan of the same training without privacy is built here as well.
+Plans of the same training without privacy are built here as well, of silos too.
 """
 
 import dataclasses
@@ -38,6 +38,7 @@ from tff_pdp.privacy.mechanisms.user_noise import (
 from tff_pdp.privacy.mechanisms.user_queries import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, drawn_noise_event
 from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.privacy.plans.silo_example import build_unprotected_silo_plan
 
 # The one scope of a user-level ledger.
 USERS = "all users"
@@ -216,6 +217,21 @@ def build_unprotected_user_plan(config: PrivacyConfig, training: PlannedTraining
     plan = _unprotected(config, training)
     # There is no norm to adapt where nothing is clipped.
     return dataclasses.replace(plan, noise=FixedClip()) if isinstance(plan.noise, AdaptiveClip) else plan
+
+
+def build_no_privacy_plan(config: PrivacyConfig, training: PlannedTraining) -> PrivacyPlan:
+    """Builds a plan without clipping and noise, for comparison.
+
+    Args:
+      config: with `users_per_round`, clients are users, some of whom take part in a round.
+      training: what is planned.
+
+    Raises:
+      ConfigError: a parameter is out of range.
+    """
+    if config.users_per_round is not None:
+        return build_unprotected_user_plan(config, training)
+    return build_unprotected_silo_plan(config, training)
 
 
 def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
