@@ -3,7 +3,6 @@
 events: releases as `DpEvent`s with a stable text form
 grid_distance: what noise on a grid costs more than ideal noise
 accountants: steps to epsilon, a budget to noise
-grid_distance: how far noise on a grid is from ideal noise
 row_influence: a person in several rows: event and privacy loss
 repeated_runs: a random number of runs, the best released
 budgets: who may spend how much
