@@ -375,7 +375,7 @@ def test_a_silo_chooses_its_cluster_privately(tmp_path, capsys):
     hparams = {"learning_rate": 1.0, "num_clusters": 2, "local_steps": 5}
     config, version = exported(
         tmp_path,
-        {**SILOS, "budgets": {"epsilon": 500.0, "delta": 1e-3}, "selection_share": 0.1},
+        {**SILOS, "budgets": {"epsilon": 30.0, "delta": 1e-3}, "selection_share": 0.1},
         "ifca",
         hparams,
         flipped,

@@ -10,7 +10,7 @@ from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.mechanisms.chacha20 import block_words, keystreams
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
-from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_on_grid
+from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_in_steps
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
 from tff_pdp.processes.vectorizable import map_stack, vectorizable
 
@@ -178,6 +178,6 @@ def test_the_noise_of_dp_sgd_is_made_of_these_bits(hidden):
                 bits = draw_bits(seed, steps * (3 + words), 0, "chacha20")[index * (3 + words) + 3 :][:words]
             else:
                 bits = draw_bits(seed, words, index + 1, "chacha20")
-            expected = noise_on_grid(gaussians(bits, num_parameters), stddev, step)
+            expected = noise_in_steps(gaussians(bits, num_parameters), stddev, step) * step
             flat = np.concatenate([np.ravel(value[client]) for value in found.values()])
             np.testing.assert_array_equal(flat, tf.cast(expected, tf.float32))

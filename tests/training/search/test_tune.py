@@ -22,6 +22,7 @@ from tff_pdp.models.dense import build_linear, build_linear_regression
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, whole_steps
+from tff_pdp.privacy.plans.plan import DRAWN_NOISE
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.releases import all_releases
 from tff_pdp.training.rounds import first_state
@@ -121,7 +122,8 @@ def test_the_ledger_holds_the_whole_search_within_the_budget_and_the_method_can_
     for client_id, budget in method.plan.budgets.items():
         training = dp_event.SelfComposedDpEvent(step_event(method, client_id), 3)
         run = dp_event.ComposedDpEvent([training, SCORE])
-        everything = dp_accounting.ComposedDpEvent([training, dp_event.RepeatAndSelectDpEvent(run, 3.0, 1.0)])
+        search = dp_event.RepeatAndSelectDpEvent(run, 3.0, 1.0)
+        everything = dp_accounting.ComposedDpEvent([training, search, method.plan.drawn_noise[client_id]])
         by_hand = epsilon_bounds(everything, budget.delta).best
         assert state.ledger.epsilon(client_id).best == pytest.approx(by_hand, rel=REPEATED, abs=0)
         assert 0.999 * budget.epsilon < by_hand <= budget.epsilon
@@ -277,7 +279,8 @@ def test_a_method_that_releases_nothing_trains_no_pivot_run(searched, monkeypatc
     assert_same(tuned.state.server_state, first.server_state)
     assert_same(tuned.state.client_states[0], first.client_states[0])
     reasons = {(entry.scope, entry.reason, entry.count) for entry in tuned.state.ledger.entries}
-    assert reasons == {(client_id, "private hyper-parameter search", 1) for client_id in tuned.state.client_ids}
+    expected = ("private hyper-parameter search", DRAWN_NOISE)
+    assert reasons == {(client_id, reason, 1) for client_id in tuned.state.client_ids for reason in expected}
 
 
 def test_a_fixed_grid_makes_and_charges_every_run(searched, watched):
@@ -288,7 +291,7 @@ def test_a_fixed_grid_makes_and_charges_every_run(searched, watched):
         # To the bit: equal events are counted together before anything is computed.
         assert costs.total == costs.fixed_grid
         steps = dp_event.SelfComposedDpEvent(step_event(tuned.method, client_id), 5 * 3)
-        released = [steps, dp_event.SelfComposedDpEvent(SCORE, 4)]
+        released = [steps, dp_event.SelfComposedDpEvent(SCORE, 4), tuned.method.plan.drawn_noise[client_id]]
         by_hand = epsilon_bounds(dp_event.ComposedDpEvent(released), 1e-4).best
         assert costs.total == by_hand
     summary = evaluate_experiment(config, ["mr_mtl"])

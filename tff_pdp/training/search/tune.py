@@ -92,6 +92,7 @@ def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str
     if plan.num_examples_are_noised:
         return SearchCosts(plan.guaranteed_epsilon(ledger, client_id).best, untuned=None, fixed_grid=None)
     before = [event for event, _ in plan.fixed_events.get(client_id, ())]
+    before += [plan.drawn_noise[client_id]] if client_id in plan.drawn_noise else []
     training = plan.training_event(client_id)
     run = dp_accounting.ComposedDpEvent([training, search.score_event])
     pivot = [training] if search.has_pivot else []
