@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_pdp.errors import BudgetError, DataError
 from tff_pdp.lock import only_writer
+from tff_pdp.privacy.plans.plan import DRAWN_NOISE
 from tff_pdp.training import spending
 from tff_pdp.training import train as training
 from tff_pdp.training.evaluate import evaluate_experiment
@@ -23,7 +24,7 @@ LOOP = {"training__client_parallelism": "loop"}
 
 
 def rounds_in(ledger, scope="silo_00"):
-    return sum(entry.count for entry in ledger.entries if entry.scope == scope)
+    return sum(entry.count for entry in ledger.entries if entry.scope == scope and entry.reason != DRAWN_NOISE)
 
 
 def stop_in(monkeypatch, number):
