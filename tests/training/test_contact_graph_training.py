@@ -54,7 +54,7 @@ def test_training_spends_each_silos_budget_on_people(of_contacts):
     assert stored.ledger.to_json() == state.ledger.to_json()
     assert (stored.ledger.unit, stored.ledger.adjacency) == ("node", Adjacency.REPLACE_SPECIAL)
     for client_id, mechanism in method.plan.mechanisms.items():
-        (entry,) = [entry for entry in stored.ledger.entries if entry.scope == client_id]
+        _, entry = [entry for entry in stored.ledger.entries if entry.scope == client_id]
         assert entry.event == PoissonRowsDpEvent(mechanism.noise_multiplier, mechanism.sampling_rate, 4)
         assert entry.count == 6 * 2
         budget = method.plan.budgets[client_id]
