@@ -6,8 +6,9 @@ import random
 import re
 import shutil
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -103,10 +104,14 @@ def calls_of(workers: Workers, trial: Trial, arguments: Sequence[str]) -> list[s
     return [kind_of(*line.split(" ", 1), str(trial.hurt)) for line in log.read_text().splitlines()]
 
 
-def happens(workers: Workers, trial: Trial, arguments: Sequence[str], at: int, kind: str, goes_on: str) -> str:
-    """Lets something happen to a command at one of its calls, and goes on: what became of the command."""
+def strike(workers: Workers, trial: Trial, arguments: Sequence[str], at: int, kind: str) -> int:
+    """Lets something happen to a command at one of its calls: its exit status."""
     fault = Fault(str(trial.hurt), at, kind)
-    status = workers.run(trial.job("1", *arguments, fault=dataclasses.asdict(fault)))
+    return workers.run(trial.job("1", *arguments, fault=dataclasses.asdict(fault)))
+
+
+def goes_on(trial: Trial, status: int, kind: str, how: str) -> str:
+    """Goes on with a run whose command something has happened to: what became of the command."""
     if kind in (DIES, DIES_HALFWAY):
         assert status == KILLED, (status, trial.said)
         outcome = "killed"
@@ -119,7 +124,7 @@ def happens(workers: Workers, trial: Trial, arguments: Sequence[str], at: int, k
             assert "Traceback" not in trial.said
     trial.assert_covered()
     assert trial.problems() == []
-    trial.here("2", goes_on)
+    trial.here("2", how)
     trial.assert_equal_to_whole(3, trial.folder.parent)
     trial.assert_covered()
     assert trial.problems() == []
@@ -151,7 +156,7 @@ def test_a_fault_at_a_call_loses_nothing(
 ):
     (at, *_) = [at for name, at in calls_of_silos.items() if name.startswith(call) and name.endswith(file)]
     trial = Trial(make_experiments("silos", **ROUNDS), tmp_path / "trial")
-    happens(workers_under_faults, trial, (), at, kind, "--resume")
+    goes_on(trial, strike(workers_under_faults, trial, (), at, kind), kind, "--resume")
 
 
 @pytest.fixture(scope="module")
@@ -186,18 +191,31 @@ def test_no_fault_at_any_kind_of_call_and_at_random_ones_loses_anything(
         places += [(at, kind) for kind in faults_at(calls[at - 1])]
     found: Counter[str] = Counter()
     wrong = []
-    for number, (at, kind) in enumerate(places):
-        is_killed = kind in (DIES, DIES_HALFWAY)
-        trial = Trial(experiment, tmp_path / str(number), template)
-        goes_on = ("--resume", "--overwrite")[number % 2]
+
+    def finish(number: int, trial: Trial, status: Future[int]) -> None:
+        at, kind = places[number]
+        how = ("--resume", "--overwrite")[number % 2]
         try:
-            outcome = happens(workers_under_faults if is_killed else full_disks, trial, arguments, at, kind, goes_on)
+            outcome = goes_on(trial, status.result(), kind, how)
         # All that goes wrong is told at the end.
         except Exception as error:
-            wrong.append(f"{kind} at {at}, {calls[at - 1]}, {goes_on}: {type(error).__name__}: {str(error)[:1000]}")
+            wrong.append(f"{kind} at {at}, {calls[at - 1]}, {how}: {type(error).__name__}: {str(error)[:1000]}")
             outcome = "wrong"
         found[f"{kind} {outcome}"] += 1
         shutil.rmtree(trial.folder)
+
+    # The next commands run while this process goes on with the runs of those before.
+    with ThreadPoolExecutor(1) as killing, ThreadPoolExecutor(1) as filling:
+        ahead: deque[tuple[int, Trial, Future[int]]] = deque()
+        for number, (at, kind) in enumerate(places):
+            trial = Trial(experiment, tmp_path / str(number), template)
+            is_killed = kind in (DIES, DIES_HALFWAY)
+            pool, workers = (killing, workers_under_faults) if is_killed else (filling, full_disks)
+            ahead.append((number, trial, pool.submit(strike, workers, trial, arguments, at, kind)))
+            if len(ahead) > 3:
+                finish(*ahead.popleft())
+        while ahead:
+            finish(*ahead.popleft())
     print(*wrong, sep="\n")
     print(f"{name}: {len(calls)} calls, {len(sites)} kinds of them, {len(places)} faults: {dict(found)}")
     assert wrong == []

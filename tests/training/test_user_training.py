@@ -14,7 +14,7 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.examples import Examples
-from tff_pdp.privacy.plans.user import USERS
+from tff_pdp.privacy.plans.user import USERS, UserPlan
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training import train as training
 from tff_pdp.training.client_store.store import ClientStore
@@ -22,6 +22,8 @@ from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.record import releases
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.train import train
+from tff_pdp.verification.experiment import verify
+from tff_pdp.verification.run_folder import Status
 
 NUM_USERS = 12
 ALGORITHMS = {
@@ -125,6 +127,21 @@ def test_an_empty_cohort_is_noised_like_any_other(experiment, monkeypatch):
     mechanism = method.plan.mechanism
     expected = mechanism.noise_multiplier * mechanism.clip_norm / mechanism.expected_cohort
     assert abs(draws.std() / expected - 1) < standard_errors() / math.sqrt(2 * len(draws))
+
+
+def test_a_run_whose_last_round_had_nobody_verifies(experiment, monkeypatch):
+    config = experiment(training__rounds=3, training__checkpoint_every=1)
+    real_cohort = UserPlan.cohort
+
+    def cohort(plan, round_number, *others):
+        return real_cohort(plan, round_number, *others)[: 0 if round_number == 3 else None]
+
+    monkeypatch.setattr(UserPlan, "cohort", cohort)
+    train(config, "fed_per", progress=False)
+    found = list(verify(config.algorithm_folder("fed_per")))
+    assert {one.status for one in found} == {Status.OK}, found
+    with ClientStore.open(config.algorithm_folder("fed_per") / releases.STORE) as store:
+        assert store.round_number == 3
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,9 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
             return dataclasses.replace(state, round_number=round_number)
         # A cohort without anyone is noised like any other.
         server_state = method.process.next_of_nobody(state.server_state, [], [], [])
+        if is_store(state.client_states):
+            # A store that is a round behind would look like an older copy.
+            state.client_states.write(round_number, [], state.client_states.read([]))
         return dataclasses.replace(state, round_number=round_number, server_state=server_state)
     changed = {"prox_weight": auto_prox.prox_weights(state.auto_prox)[cohort]} if method.auto_prox else {}
     params = method.client_params(state.run_key, round_number, cohort, changed=changed)
