@@ -36,7 +36,7 @@ def start_workers(calibrations, compiled):
 
 @pytest.fixture(scope="session")
 def workers(start_workers):
-    """What forks a process for each command."""
+    """Forks a process for each command."""
     return start_workers()
 
 

@@ -135,7 +135,7 @@ def goes_on(trial: Trial, status: int, kind: str, how: str) -> str:
 
 
 def faults_at(call: str) -> tuple[str, ...]:
-    """What can happen at a call: removing needs no room, and only what writes can be cut in two."""
+    """Lists faults of a call: removing needs no room, and only what writes can be cut in two."""
     fails = () if call.startswith(("unlink", "rmdir")) else (FULL_ONCE, FULL_FROM_HERE)
     # The system cuts no write within a page, such as that of a journal's head in its place.
     is_cut = "write" in call.split()[0] and not call.endswith(".head")
@@ -143,7 +143,7 @@ def faults_at(call: str) -> tuple[str, ...]:
 
 
 def sites_of(calls: Sequence[str]) -> dict[str, int]:
-    """Where each call of a kind is made first, from 1."""
+    """Numbers the first call of each kind, from 1."""
     found: dict[str, int] = {}
     for number, call in enumerate(calls, 1):
         found.setdefault(call, number)
@@ -222,7 +222,7 @@ def test_no_fault_at_any_kind_of_call_and_at_random_ones_loses_anything(
 
 
 def trains_on_a_full_disk(trial: Trial, disk: SmallDisk, kilobytes: int) -> bool:
-    """Whether a training was refused with so much room; it goes on, to the same end, once there is more."""
+    """Trains with so much room, and returns whether it was refused; with more it goes on, to the same end."""
     disk.leave(kilobytes)
     status = trial.try_here("0")
     said = trial.said

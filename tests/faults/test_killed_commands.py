@@ -38,7 +38,7 @@ def wait_for_draw(process: int, log: Path, size: int) -> None:
 
 
 def has_ended(process: int) -> bool:
-    """Whether a process of the workers has ended, and is not waited for yet."""
+    """Tells whether a process of the workers has ended, and is not waited for yet."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 

@@ -54,10 +54,13 @@ def assert_each_round_once(trial: Trial) -> None:
     assert draws.rounds(trial.log) == dict.fromkeys(range(1, rounds + 1), 1)
     charges = read_charges(trial.run)
     assert charges is not None and charges.is_closed and charges.ledger is not None
-    spent = {scope: collections.Counter() for scope in trial.experiment.method.plan.budgets}
+    plan = trial.experiment.method.plan
+    spent = {scope: collections.Counter() for scope in plan.budgets}
     for entry in charges.ledger.entries:
         spent[entry.scope][entry.event] += entry.count
-    assert spent == trial.drawn()
+    # Besides, once for all rounds, how far their noise is from an ideal one.
+    noise = {scope: collections.Counter([event]) for scope, event in plan.drawn_noise.items()}
+    assert spent == {scope: drawn + noise[scope] for scope, drawn in trial.drawn().items()}
     assert trial.problems() == []
 
 

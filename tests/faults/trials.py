@@ -48,7 +48,7 @@ FIT = {"steps": 3, "learning_rate": 0.5, "epsilon": 4.0, "delta": 1e-3}
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What the trials of one kind have in common.
+    """Holds all that the trials of one kind have in common.
 
     Attributes:
       kind: a name in `KINDS`.
@@ -71,7 +71,7 @@ class Experiment:
 
     @property
     def is_search(self) -> bool:
-        """Whether hyper-parameters are searched."""
+        """Tells whether hyper-parameters are searched."""
         return self.config.tuning.search is not None
 
 
@@ -160,7 +160,7 @@ class Trial:
 
     @property
     def said(self) -> str:
-        """What the last command said."""
+        """Reads the last command's output."""
         return self._said.read_text()
 
     def job(self, label: str, *arguments: str, command: str = "", **others: Any) -> Job:
@@ -238,7 +238,7 @@ class Trial:
         return [name for name in found if names.fullmatch(name)]
 
     def problems(self) -> list[Finding]:
-        """What `tff-pdp verify` calls a problem."""
+        """Finds the problems that `tff-pdp verify` names."""
         try:
             return [one for one in verify(self.output) if one.status is Status.PROBLEM]
         except ConfigError:
@@ -285,7 +285,7 @@ class Trial:
 
 
 def whole_end(experiment: Experiment, label: str, folder: Path, like: Trial | None = None) -> dict[str, Any]:
-    """What a command under a label leaves that nothing happens to.
+    """Returns all that a command under a label leaves if nothing happens to the command.
 
     Args:
       experiment: of the command.
@@ -311,9 +311,11 @@ def _added(experiment: Experiment) -> Path:
 
 
 def _events_of_a_fit(trial: Trial) -> dict[Any, int]:
-    """What one fit releases of the added client."""
+    """Counts the events that one fit releases of the added client."""
     budget = SiloBudget(FIT["epsilon"], FIT["delta"])
-    _, ledger = plan_gradients(trial.config.privacy, budget, int(FIT["steps"]), {ADDED: NUM_TRAIN})
+    model = trial.experiment.method.model
+    num_fitted = sum(np.size(value) for name, value in model.init(0).items() if name in model.head)
+    _, ledger = plan_gradients(trial.config.privacy, budget, int(FIT["steps"]), {ADDED: NUM_TRAIN}, num_fitted)
     return {entry.event: entry.count for entry in ledger.entries}
 
 

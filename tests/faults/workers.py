@@ -23,7 +23,7 @@ _SECONDS = 300
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to the calls of a process that change files below a folder.
+    """Describes faults of the calls of a process that change files below a folder.
 
     Attributes:
       folder: all other files are left alone.

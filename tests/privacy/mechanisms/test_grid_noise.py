@@ -77,10 +77,17 @@ def test_powers_of_two_are_steps_of_themselves_and_the_next_number_below_has_hal
 
 @pytest.mark.parametrize(
     ("clip_norm", "stddev"),
-    [(math.inf, 0.0), (math.inf, 3.0), (math.nan, 0.0), (math.nan, math.nan), (1.0, math.nan), (math.inf, math.nan)],
+    [(math.nan, 0.0), (math.nan, math.nan), (1.0, math.nan)],
 )
-def test_without_a_clip_norm_there_is_no_grid(clip_norm, stddev):
+def test_numbers_that_are_not_known_give_no_grid(clip_norm, stddev):
     assert step_of(clip_norm, stddev) == math.inf
+
+
+@pytest.mark.parametrize("stddev", [0.0, 3.0, math.nan])
+def test_without_a_clip_norm_steps_are_finer_than_any_float32_number(stddev):
+    step, smallest = step_of(math.inf, stddev), np.finfo(np.float32).smallest_subnormal
+    assert 0 < step < float(smallest) ** 2
+    assert math.frexp(step)[0] == 0.5
 
 
 def test_numbers_that_are_not_known_make_everything_nan():
@@ -93,8 +100,10 @@ def test_numbers_that_are_not_known_make_everything_nan():
 
 
 def test_an_infinite_clip_norm_without_noise_leaves_every_bit():
-    values = np.array([0.1, -0.0, 1e300, -math.inf, math.nan, 5e-324])
-    step = tf.constant(math.inf, tf.float64)
+    # Float32's numbers, and products of two.
+    largest, smallest = float(np.finfo(np.float32).max), float(np.finfo(np.float32).smallest_subnormal)
+    values = np.array([0.1, -0.0, largest**2, -math.inf, math.nan, smallest**2, smallest])
+    step = tf.constant(step_of(math.inf, 0.0), tf.float64)
     assert float(clip_norm_on_grid(tf.constant(math.inf), step, 7, MARGIN)) == math.inf
     np.testing.assert_array_equal(
         round_to_grid(tf.constant(values), step).numpy().view(np.int64), values.view(np.int64)
@@ -276,7 +285,7 @@ def test_sums_of_users_are_whole_steps(clip_norm, z):
     for _ in range(20):
         record = tf.constant(clip_norm * rng.normal(size=500), tf.float32)
         prepared = query.preprocess_record(params, record)
-        wholes = exact(prepared / step)
+        wholes = exact(prepared)
         assert all(whole.denominator == 1 for whole in wholes)
         assert squared_norm(wholes) * Fraction(step) ** 2 <= Fraction(float(np.float32(clip_norm))) ** 2
         sample = query.accumulate_preprocessed_record(sample, prepared)
