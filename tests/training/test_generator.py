@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.training.stopping import stop_before
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method
-from tff_pdp.training import train as training
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record.arithmetic import arithmetic_of
 from tff_pdp.training.train import train
@@ -56,15 +56,8 @@ def are_equal(first, second):
 def test_a_run_that_failed_midway_resumes_to_the_same_bits(build, monkeypatch, parallelism):
     whole = train(*build("whole", "chacha20", training__client_parallelism=parallelism), progress=False)
     config, name = build("stopped", "chacha20", training__client_parallelism=parallelism)
-    real_round = training.run_round
-
-    def failing_round(method, state, number, data):
-        if number == 4:
-            raise RuntimeError("the power went out")
-        return real_round(method, state, number, data)
-
     with monkeypatch.context() as patch:
-        patch.setattr(training, "run_round", failing_round)
+        stop_before(patch, 4)
         with pytest.raises(RuntimeError):
             train(config, name, progress=False)
     resumed = train(config, name, resume=True, progress=False)

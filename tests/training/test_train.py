@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.rounding import ELEMENTARY, network_roundings, probable_gamma
 from tests.tiers import parameters
+from tests.training.stopping import stop_before
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.training import checkpoint as checkpoints
@@ -41,17 +42,6 @@ def test_a_run_spends_within_every_budget_and_writes_its_metrics(experiment):
     assert [row["round"] for row in rows] == [3, 6]
     assert all(0 <= row["mean"] <= 1 for row in rows)
     assert {(row["metric"], row["higher_is_better"]) for row in rows} == {("accuracy", True)}
-
-
-def stop_before(monkeypatch, round_number):
-    real_round = training.run_round
-
-    def failing_round(method, state, number, data):
-        if number == round_number:
-            raise RuntimeError("the power went out")
-        return real_round(method, state, number, data)
-
-    monkeypatch.setattr(training, "run_round", failing_round)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import tensorflow as tf
 from tests.places import DEMO
 from tests.rounding import network_roundings, probable_gamma, standard_errors
 from tests.tiers import parameters
+from tests.training.stopping import stop_before
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.privacy.plans.user import USERS, UserPlan
 from tff_pdp.training import checkpoint as checkpoints
-from tff_pdp.training import train as training
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.record import releases
@@ -152,15 +152,8 @@ def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypat
     settings = {"training__client_parallelism": parallelism}
     whole_config, config = experiment("whole", **settings), experiment("stopped", **settings)
     whole = train(whole_config, name, progress=False)
-    real_round = training.run_round
-
-    def failing_round(method, state, number, data):
-        if number == 6:
-            raise RuntimeError("the power went out")
-        return real_round(method, state, number, data)
-
     with monkeypatch.context() as patch:
-        patch.setattr(training, "run_round", failing_round)
+        stop_before(patch, 6)
         with pytest.raises(RuntimeError):
             train(config, name, progress=False)
     # Round 5 is in the store, and in no checkpoint.

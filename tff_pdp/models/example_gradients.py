@@ -135,7 +135,7 @@ class OuterProducts:
         """As the protocol says."""
         a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
         weighted = tf.math.multiply_no_nan(g, _as_column(factors, g))
-        total = tf.matmul(_as_rows(_keep(factors, a)), _as_rows(weighted), transpose_a=True)
+        total = tf.matmul(_as_rows(keep(factors, a)), _as_rows(weighted), transpose_a=True)
         total = tf.reshape(total, self.shape)
         return total if self.pull is None else total + Repeated(self.pull).weighted_sum(factors)
 
@@ -273,6 +273,11 @@ def embedding_table(
     return TableRows(tf.reshape(tf.maximum(rows, 0), tf.shape(ids)), tf.reshape(sums, tf.shape(g)), shape)
 
 
+def keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Makes rows of a factor of zero zero, `values [batch, ...]`, as infinities and NaNs times zero are NaN."""
+    return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
+
+
 def _pulled(gradients: tf.Tensor, pull: tf.Tensor | None) -> tf.Tensor:
     return gradients if pull is None else gradients + pull
 
@@ -324,12 +329,7 @@ def _sum_of_rows(values: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """`sum_i factors_i values_i` of `values [batch, ...]`, flat, in float64."""
     sizes = _sizes(values)
     rows = tf.reshape(values, [tf.shape(values)[0], math.prod(sizes)])
-    return tf.linalg.matvec(tf.cast(_keep(factors, rows), tf.float64), factors, transpose_a=True)
-
-
-def _keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """`values [batch, ...]`, but zero for examples with a factor of zero: infinities and NaNs times zero are NaN."""
-    return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
+    return tf.linalg.matvec(tf.cast(keep(factors, rows), tf.float64), factors, transpose_a=True)
 
 
 def _as_column(per_example: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -116,12 +116,8 @@ def epsilon_bounds(
 @functools.lru_cache(maxsize=4096)
 def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
     """An upper bound on epsilon that takes less time than the best, and is seldom larger."""
-    draft, more = with_grid_noise(
-        parts,
-        delta,
-        lambda ideal, share: _rough_epsilon(ideal, share, adjacency),
-        lambda ideal, share: _ideal_draft(ideal, share, adjacency),
-    )
+    rough = functools.partial(_rough_epsilon, adjacency=adjacency)
+    draft, more = with_grid_noise(parts, delta, rough, functools.partial(_ideal_draft, adjacency=adjacency))
     return draft + more
 
 
@@ -144,12 +140,9 @@ def _rough_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _bounds_of_parts(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float | None) -> EpsilonBounds:
-    bounds, more = with_grid_noise(
-        parts,
-        delta,
-        lambda ideal, share: _rough_epsilon(ideal, share, adjacency),
-        lambda ideal, share: _ideal_bounds(ideal, share, adjacency, discretisation),
-    )
+    rough = functools.partial(_rough_epsilon, adjacency=adjacency)
+    ideal = functools.partial(_ideal_bounds, adjacency=adjacency, discretisation=discretisation)
+    bounds, more = with_grid_noise(parts, delta, rough, ideal)
     rdp, pld, exact = (None if bound is None else bound + more for bound in (bounds.rdp, bounds.pld, bounds.exact))
     return EpsilonBounds(rdp, pld, bounds.best + more, exact)
 

@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp.models.base import Model, Weights
-from tff_pdp.models.example_gradients import CANCELLATION, ExampleGradients, Held, Repeated
+from tff_pdp.models.example_gradients import CANCELLATION, ExampleGradients, Held, Repeated, keep
 from tff_pdp.models.layers import RecordingWeights, Use
 
 _logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def clipped_sum(
     """
     x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
     # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
-    y = _keep(included > 0, y)
+    y = keep(included, y)
     gradients, norms = _gradients_and_norms(model, weights, x, y, pull)
     factors = tf.cast(included, tf.float64) * _clip_factors(norms, tf.cast(clip_norm, tf.float64))
     return collections.OrderedDict(
@@ -223,13 +223,3 @@ def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     missing = _ROWS_OF_A_BLOCK * num_blocks - num_rows
     paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
     return tf.pad(values, paddings)
-
-
-def _keep(kept: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """`values [batch, ...]`, but zero for the examples that are not kept."""
-    return tf.where(_as_column(kept, values), values, tf.zeros([], values.dtype))
-
-
-def _as_column(per_example: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """`per_example [batch]` with the rank of `values [batch, ...]`."""
-    return tf.reshape(per_example, [-1] + [1] * (values.shape.rank - 1))
