@@ -194,7 +194,7 @@ def test_a_clipped_sum_is_that_of_records_clipped_over_all_names_jointly(server)
     assert (norms > 2.5).any()
     clipped = rows * np.minimum(1.0, 2.5 / norms)[:, np.newaxis]
     # Float32 once, and a quotient.
-    bounds = on_grid(2.5, 0.0, NUM_VALUES, len(rows)) / 5 + gamma(2) * np.abs(clipped.sum(axis=0)) / 5
+    bounds = on_grid(2.5, 0.0, len(rows)) / 5 + gamma(2) * np.abs(clipped.sum(axis=0)) / 5
     assert_within(flat(one.round([release(row) for row in rows])), clipped.sum(axis=0) / 5, bounds)
 
 
@@ -255,7 +255,7 @@ def test_noise_is_added_to_the_clipped_sum_and_does_not_depend_on_it(server):
     for number in range(2):
         # Grids are as coarse as the noise. Float32 in the end, and quotients.
         rounded = gamma(2) * (np.abs(noised).max() + np.abs(noise).max() + np.abs(clean).max())
-        bound = (on_grid(0.5, 1.5, NUM_VALUES, len(rows)) + on_grid(0.5, 0.0, NUM_VALUES, len(rows))) / 5 + rounded
+        bound = (on_grid(0.5, 1.5, len(rows)) + on_grid(0.5, 0.0, len(rows))) / 5 + rounded
         np.testing.assert_allclose(noised[number].astype(np.float64) - noise[number], clean, rtol=0, atol=bound)
     assert not np.isclose(noise[0], noise[1]).any()
 
@@ -318,7 +318,7 @@ def test_a_weight_multiplies_what_is_left_by_the_clip(server):
     weights = [0.25, 0.75]
     expected = 0.25 * short + 0.75 * 0.5 * long / np.linalg.norm(long)
     # Of records no longer than a half, that are clipped by themselves and with their weights.
-    bound = on_grid(0.5, 0.0, NUM_VALUES, 2) + 0.5 * gamma(6)
+    bound = on_grid(0.5, 0.0, 2) + 0.5 * gamma(6)
     found = flat(one.round([release(short), release(long)], weights))
     np.testing.assert_allclose(found, expected / 5, rtol=0, atol=bound / 5)
     alone = np.linalg.norm(flat(one.round([release(long)], [0.75]))) * 5

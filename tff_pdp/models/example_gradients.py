@@ -111,12 +111,12 @@ class OuterProducts:
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says."""
+        if self._has_one_position and self.pull is None:
+            return _squares(self.inputs) * _squares(self.cotangent)
         a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
         # Of non-negative terms: relative errors.
         lengths = _squared_lengths(a) * _squared_lengths(g)
         if self._has_one_position:
-            if self.pull is None:
-                return lengths
             squares, magnitudes = lengths, tf.sqrt(lengths)
         else:
             squares = tf.reduce_sum(tf.matmul(a, a, transpose_b=True) * tf.matmul(g, g, transpose_b=True), axis=[1, 2])
@@ -133,9 +133,9 @@ class OuterProducts:
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """As the protocol says."""
-        a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
-        weighted = tf.math.multiply_no_nan(g, _as_column(factors, g))
-        total = tf.matmul(_as_rows(keep(factors, a)), _as_rows(weighted), transpose_a=True)
+        a = tf.cast(keep(factors, self.inputs), tf.float64)
+        weighted = tf.math.multiply_no_nan(tf.cast(self.cotangent, tf.float64), _as_column(factors, self.cotangent))
+        total = tf.matmul(_as_rows(a), _as_rows(weighted), transpose_a=True)
         total = tf.reshape(total, self.shape)
         return total if self.pull is None else total + Repeated(self.pull).weighted_sum(factors)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.privacy.facts import Generator
-from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
+from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserMechanism, UserNoise
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
 from tff_pdp.privacy.plans.user import UserPlan
@@ -164,8 +164,7 @@ def at_server(**values: Any) -> Any:
 def _with_noise_share(record: tf.Tensor, params: Any) -> tf.Tensor:
     """A paper's noise: a user's share of it, only where the user's own record is not zero."""
     size = record.shape.num_elements()
-    bits = draw_bits(params["seed"], bits_for_gaussians(size), _NOISE_SHARE)
-    noise = params["noise_share"] * tf.cast(gaussians(bits, size), tf.float32)
+    noise = params["noise_share"] * tf.cast(draw_gaussians(params["seed"], size, _NOISE_SHARE), tf.float32)
     return record + tf.where(tf.equal(record, 0.0), 0.0, noise)
 
 

@@ -94,7 +94,8 @@ def map_stack(function: Callable[..., Any], elements: Any) -> Any:
 
 _spares_reshapes: ContextVar[bool] = ContextVar("spares reshapes", default=False)
 # The class that prepares the inputs of one operation; the package has a function of the module's name.
-_Inputs = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")._PforInput
+_pfor: Any = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
+_Inputs = _pfor._PforInput
 _expand = _Inputs.expanddim_inputs_for_broadcast
 
 
@@ -109,3 +110,9 @@ def _expand_where_ranks_differ(self: Any) -> None:
 
 
 _Inputs.expanddim_inputs_for_broadcast = _expand_where_ranks_differ
+
+
+@_pfor.RegisterPFor("Bitcast")
+def _bitcast_of_all(pfor_input: Any) -> Any:
+    """Numbers of one size as other numbers: TensorFlow 2.14 has a form for single ones only, and goes through all."""
+    return _pfor.wrap(tf.bitcast(pfor_input.stacked_input(0), pfor_input.get_attr("type")), True)

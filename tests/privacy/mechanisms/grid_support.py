@@ -14,37 +14,25 @@ ONES = 2**64 - 1
 
 
 def public_step(clip_norm: float | np.floating, stddev: float | np.floating) -> float:
-    """Returns the largest power of two that is at most 2**-20 of the larger of both.
+    """Returns the largest power of two that is at most 2**-18 of the larger of both.
 
-    >>> public_step(1.0, 0.0) == 2.0**-20, public_step(1.0, 3.99) == 2.0**-19
+    >>> public_step(1.0, 0.0) == 2.0**-18, public_step(1.0, 3.99) == 2.0**-17
     (True, True)
     """
-    return math.ldexp(0.5, math.frexp(max(float(clip_norm), float(stddev)))[1] - 20)
+    return math.ldexp(0.5, math.frexp(max(float(clip_norm), float(stddev)))[1] - 18)
 
 
-def shortening(clip_norm: float, stddev: float, size: int) -> float:
-    """Returns how far below its clip norm a record of so many values may end that is clipped, as a share of it.
+def on_grid(clip_norm: float, stddev: float, records: int = 1) -> float:
+    """Returns how far a value of a sum of clipped users may be from that of users clipped in real numbers.
 
-    By a margin of 2**-20 for floating point, and by what rounding to the grid may add to the distance of two sums.
+    Each ends short by a margin of 2**-20 for floating point, and each of its values is rounded by less than a step.
     """
-    return 2.0**-20 + math.sqrt(size) * public_step(clip_norm, stddev) / clip_norm
+    return records * (clip_norm * 2.0**-20 + public_step(clip_norm, stddev))
 
 
-def on_grid(clip_norm: float, stddev: float, size: int, records: int = 1) -> float:
-    """Returns how far a value of a sum of clipped records may be from that of records clipped in real numbers.
-
-    Each ends short, and each of its values is rounded by up to half a step.
-    """
-    return records * (clip_norm * shortening(clip_norm, stddev, size) + public_step(clip_norm, stddev) / 2)
-
-
-def signed(word: int) -> int:
-    """Returns a word of 64 bits as two's complement.
-
-    >>> signed(ONES)
-    -1
-    """
-    return word - 2**64 if word >> 63 else word
+def turn_of(angle: int):
+    """Returns the angle of a word of 64 bits, an `mpmath` number: a quarter of the circle, and where in it."""
+    return mpmath.pi * (angle - 2**61) / 2**63
 
 
 def exact_pair(high: int, low: int, angle: int) -> tuple:
@@ -56,14 +44,14 @@ def exact_pair(high: int, low: int, angle: int) -> tuple:
     near = ONES - high if high >> 63 else high
     distance = (mpmath.mpf(near * 2**64 + low) + 0.5) / mpmath.mpf(2) ** 128
     log = mpmath.log1p(-distance) if high >> 63 else mpmath.log(distance)
-    radius, turn = mpmath.sqrt(-2 * log), mpmath.pi * signed(angle) / 2**63
+    radius, turn = mpmath.sqrt(-2 * log), turn_of(angle)
     return radius * mpmath.cos(turn), radius * mpmath.sin(turn)
 
 
 def words_of_pairs(pairs: Iterable[tuple[int, int, int]]) -> np.ndarray:
     """Returns the words of 32 bits that these pairs' words of 64 are laid out in."""
     words = np.array(list(zip(*pairs, strict=True)), np.uint64)
-    return np.stack([words & np.uint64(2**32 - 1), words >> np.uint64(32)], axis=-1).astype(np.uint32).ravel()
+    return np.stack([words >> np.uint64(32), words & np.uint64(2**32 - 1)], axis=1).astype(np.uint32).ravel()
 
 
 def pairs_of_words(words: np.ndarray) -> list[tuple[int, int, int]]:
@@ -72,6 +60,6 @@ def pairs_of_words(words: np.ndarray) -> list[tuple[int, int, int]]:
     >>> pairs_of_words(words_of_pairs([(1, 2, 2**40), (ONES, 5, 6)]))
     [(1, 2, 1099511627776), (18446744073709551615, 5, 6)]
     """
-    low, high = (np.asarray(words, np.uint64)[place::2] for place in (0, 1))
-    high, low, angle = np.split(high << np.uint64(32) | low, 3)
+    words = np.asarray(words, np.uint64).reshape(3, 2, -1)
+    high, low, angle = words[:, 0] << np.uint64(32) | words[:, 1]
     return [(int(h), int(m), int(a)) for h, m, a in zip(high, low, angle, strict=True)]

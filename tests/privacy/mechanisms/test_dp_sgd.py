@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, on_grid, public_step
+from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, public_step
 from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
 from tests.tiers import amount
 from tff_pdp.algorithms.base import ClientData
@@ -140,11 +140,10 @@ def test_each_example_is_clipped_over_all_weights_jointly(weights, data, gradien
     clipped = rows * np.minimum(1.0, clip_norm / norms)[:, np.newaxis]
     expected = clipped.sum(axis=0) / NUM_EXAMPLES
     found = gradient(weights, data, clip_norm=clip_norm)
-    # Sums of clipped gradients have a wider margin for floating point than users' records.
-    short = on_grid(clip_norm, 0.0, MODEL.num_parameters()) + clip_norm * 2.0**-16
     step = public_step(clip_norm, 0.0)
-    # Each example ends short by a share of itself; the sum is rounded once.
-    bounds = (short - step / 2) / clip_norm * np.abs(clipped).sum(axis=0) / NUM_EXAMPLES + step / 2 / NUM_EXAMPLES
+    # Each example ends short by a share of itself, for floating point and for the sum, which is rounded once.
+    short = 2.0**-16 + math.sqrt(MODEL.num_parameters()) * step / clip_norm
+    bounds = short * np.abs(clipped).sum(axis=0) / NUM_EXAMPLES + step / 2 / NUM_EXAMPLES
     assert_within(found, expected, bounds + ROUNDING * np.abs(expected).max())
 
 

@@ -13,7 +13,13 @@ from tests.privacy.mechanisms.grid_support import public_step
 from tests.privacy.mechanisms.test_dp_sgd import LARGE, MODEL, NUM_EXAMPLES, Clients, weights_of
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.privacy.accounting.grid_distance import MOST_STEPS
-from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
+from tff_pdp.privacy.mechanisms.grid_noise import (
+    clip_norm_on_grid,
+    grid_step,
+    noise_in_steps,
+    whole_steps,
+    whole_steps_within,
+)
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 from tff_pdp.privacy.mechanisms.user_queries import SeededGaussianSumQuery
 
@@ -58,7 +64,7 @@ def squared_norm(values):
 def test_a_step_is_the_largest_power_of_two_up_to_a_share_of_the_public_numbers(clip_norm, stddev, shift):
     step = step_of(clip_norm, stddev)
     assert math.frexp(step)[0] == 0.5
-    share = max(clip_norm, stddev) * 2.0**-20
+    share = max(clip_norm, stddev) * 2.0**-18
     assert share / 2 < step <= share
     assert step == public_step(clip_norm, stddev)
     # A standard deviation has no more steps than are charged for.
@@ -70,9 +76,9 @@ def test_a_step_is_the_largest_power_of_two_up_to_a_share_of_the_public_numbers(
 def test_powers_of_two_are_steps_of_themselves_and_the_next_number_below_has_half_the_step():
     for exponent in (-60, -1, 0, 7):
         clip_norm = np.float32(2.0**exponent)
-        assert step_of(clip_norm, 0.0) == 2.0 ** (exponent - 20)
-        assert step_of(0.0, clip_norm) == 2.0 ** (exponent - 20)
-        assert step_of(np.nextafter(clip_norm, np.float32(0)), 0.0) == 2.0 ** (exponent - 21)
+        assert step_of(clip_norm, 0.0) == 2.0 ** (exponent - 18)
+        assert step_of(0.0, clip_norm) == 2.0 ** (exponent - 18)
+        assert step_of(np.nextafter(clip_norm, np.float32(0)), 0.0) == 2.0 ** (exponent - 19)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +193,9 @@ def test_a_clip_norm_is_shorter_by_no_more_than_it_has_to_be(clip_norm, noise_mu
     assert (shorter == 0) == (least <= 0) or abs(least) < Fraction(clip_norm) * Fraction(2) ** -49
 
 
-def test_where_rounding_takes_more_than_the_clip_norm_records_are_zero():
-    query = SeededGaussianSumQuery(1e-4, 7.0, SEED)
-    state = query.initial_global_state()
-    params = query.derive_sample_params(state)
-    assert float(clip_norm_on_grid(params.l2_norm_clip, params.step, 3000, MARGIN)) == 0.0
-    for scale in (1e-9, 1.0, 1e9):
-        np.testing.assert_array_equal(query.preprocess_record(params, tf.fill([3000], scale)), 0.0)
+def test_where_rounding_takes_more_than_the_clip_norm_nothing_is_released():
+    step = tf.constant(step_of(1e-4, 30.0), tf.float64)
+    assert float(clip_norm_on_grid(tf.constant(1e-4), step, 3000, MARGIN)) == 0.0
 
 
 # --- rounding, and noise
@@ -208,6 +210,18 @@ def test_rounding_gives_the_nearest_whole_steps(values, exponent):
     step = 2.0**exponent
     found = exact(round_to_grid(tf.constant(values, tf.float64), tf.constant(step, tf.float64)))
     assert found == rounded(exact(values), Fraction(step))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(st.floats(-(2.0**30), 2.0**30), min_size=1, max_size=20),
+    exponent=st.integers(-20, 3),
+)
+def test_rounding_of_a_record_is_toward_zero_and_no_value_grows(values, exponent):
+    step = 2.0**exponent
+    found = exact(whole_steps_within(tf.constant(values, tf.float64), tf.constant(step, tf.float64)) * step)
+    assert found == [math.trunc(value / Fraction(step)) * Fraction(step) for value in exact(values)]
+    assert squared_norm(found) <= squared_norm(exact(values))
 
 
 @pytest.mark.parametrize(("clip_norm", "stddev"), [(1.0, 1.0), (0.3, 7.7), (5.0, 0.011), (2e-20, 3e-20), (1e20, 3e19)])

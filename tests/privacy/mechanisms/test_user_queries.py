@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as numpy_strategies
 from scipy import stats
 from tensorflow_privacy.privacy.dp_query import restart_query
 
-from tests.privacy.mechanisms.grid_support import on_grid, public_step, shortening
+from tests.privacy.mechanisms.grid_support import on_grid, public_step
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tests.tiers import parameters
 from tff_pdp.privacy.mechanisms.user_queries import (
@@ -33,7 +33,7 @@ OTHER_KEY = np.array([2**62 + 8, -(2**61)], np.int64)
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 # How far below the clip norm a record may end that is clipped, by a margin of 2^-20: a norm, a factor and a product are
-# float64 numbers. On a grid it ends shorter, by `shortening`.
+# float64 numbers. On a grid each of its values ends up to a step nearer to zero.
 MARGIN = 2.0**-20 + gamma(8, np.float64)
 # Of a norm that is computed in float64 and rounded once, with room for the float64.
 NORM = gamma(2)
@@ -190,7 +190,7 @@ def test_the_noise_does_not_depend_on_the_records():
     clipped = np.array([0.3, 0.4, 0.0]) + np.array([0.6, 0.0, 0.8])
     without = Run(query, 3).round()
     # Both results are float32.
-    bound = on_grid(1.0, 2.0, 3, records=2) + gamma(1) * (np.abs(with_records).max() + np.abs(without).max())
+    bound = on_grid(1.0, 2.0, records=2) + gamma(1) * (np.abs(with_records).max() + np.abs(without).max())
     np.testing.assert_allclose(with_records.astype(np.float64) - without, clipped, rtol=0, atol=bound)
 
 
@@ -228,8 +228,8 @@ def test_without_noise_the_clip_norm_goes_to_the_quantile_by_geometric_steps(qua
         assert float(run.state.sum_state.l2_norm_clip) == pytest.approx(by_hand, rel=drifted)
         total = run.round(records)
         expected = np.minimum(norms, by_hand).sum() * np.array([0.6, 0.0, -0.8])
-        relative = drifted + MARGIN + shortening(by_hand, 0.0, 3) + gamma(4)
-        assert_within(total, expected, relative * np.abs(expected) + len(norms) * public_step(by_hand, 0.0) / 2)
+        relative = drifted + MARGIN + gamma(4)
+        assert_within(total, expected, relative * np.abs(expected) + len(norms) * public_step(by_hand, 0.0))
         by_hand *= math.exp(-0.2 * ((norms <= by_hand).mean() - quantile))
     below, above = math.floor(10 * quantile - 1e-9), math.ceil(10 * quantile + 1e-9)
     assert 0.85 * below <= by_hand <= 1.15 * above
@@ -274,7 +274,7 @@ def test_one_record_moves_sum_and_count_by_what_the_event_says():
     noised, noise = (one.astype(np.float64) for one in (run.round([[30.0, 40.0]]), empty.round()))
     # Both results are float32. The record itself is no longer than the clip norm.
     rounded = gamma(1) * (np.linalg.norm(noised) + np.linalg.norm(noise))
-    short = shortening(1.0, 3.0, 2) + MARGIN + math.sqrt(2) * public_step(1.0, 3.0) / 2
+    short = MARGIN + math.sqrt(2) * public_step(1.0, 3.0)
     assert 1.0 - short - rounded <= exact_norm(noised - noise) <= 1.0 + rounded
     # As a count: a record above the clip norm is minus one half, over 10 users.
     difference = np.log(float(run.state.sum_state.l2_norm_clip) / float(empty.state.sum_state.l2_norm_clip))
@@ -402,14 +402,14 @@ def test_without_noise_a_tree_is_the_librarys_own():
     runs = Run(ours, 3), Run(theirs, 3)
     # Up to three records a round, of norms up to the clip norm of one. One of the two takes differences of running sums
     # of three rounds, in float32, and rounds a norm and a factor.
-    bound = on_grid(1.0, 0.0, 3, records=3) + 3 * gamma(3 + 2) + 2 * gamma(3 * 3 + 1) * 3 * 3
+    bound = on_grid(1.0, 0.0, records=3) + 3 * gamma(3 + 2) + 2 * gamma(3 * 3 + 1) * 3 * 3
     for number in range(7):
         cohort = records[: number % 4]
         mine, library = (run.round(cohort) for run in runs)
         np.testing.assert_allclose(mine, library, atol=bound)
         norms = [max(1.0, exact_norm(record)) for record in cohort]
         by_hand = sum((np.array(r) / n for r, n in zip(cohort, norms, strict=True)), np.zeros(3))
-        own = on_grid(1.0, 0.0, 3, records=len(cohort)) + 3 * gamma(1)
+        own = on_grid(1.0, 0.0, records=len(cohort)) + 3 * gamma(1)
         np.testing.assert_allclose(mine, by_hand, rtol=0, atol=own)
 
 

@@ -9,8 +9,9 @@ over a cell, which is below 5 % for steps of 2**-9 and less, the logarithm of th
 
     4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
 
-where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end,
-and up to a length of 12, beyond which a mass of exp(-72) lies, logarithms are at most 0.03.
+where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end:
+half of the last, 2**-129, moves a pair of length r by 2**-129 exp(r^2 / 2) / r more, which is next to nothing for most
+of those that come at all. Of pairs beyond a length of 12, a mass of exp(-72), nothing is said.
 
 *Composition.* What was drawn before does not change the law of the next pair, so that the logarithms l of the ratios of
 all n pairs of a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at
@@ -32,13 +33,12 @@ import numpy as np
 from tff_pdp.privacy.accounting.events import CustomDpEvent
 
 # The bound of `random_bits.gaussians`, and the most steps in a standard deviation that `grid_noise` takes.
-ROUNDING = 20 * 2.0**-53
-MOST_STEPS = 2.0**21
+ROUNDING = 9 * 2.0**-53
+MOST_STEPS = 2.0**19
 _PER_LENGTH = 4.2 * ROUNDING * MOST_STEPS
 _LONGEST, _LONGER = 10.6, math.exp(-56.0)
-# Of large epsilons: how many pairs may be longer, what each of them may cost, and the mass of those that are not
-# covered.
-_LONG_PAIRS, _OF_A_LONG_PAIR, _LONGER_STILL = 2, 0.03, math.exp(-72.0)
+# Of large epsilons: how many pairs may be longer, up to which length, and half of the radius's last digit.
+_LONG_PAIRS, _LONGEST_STILL, _HALF_A_DIGIT = 2, 12.0, 2.0**-129
 _MEAN_SQUARE = 2.1
 # The share of delta that goes to the mass with larger ratios, and what of it is for pairs that are too long.
 _SHARE = 2.0**-9
@@ -102,12 +102,14 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
     exponent = rough(ideal, delta / 2) + 1.0
     log_mass = exponent + math.log(4 / (_SHARE * delta))
     distance = grid_distance(values, log_mass)
-    allowed = _SHARE * delta / 4 * math.exp(-min(exponent, 700.0))
+    allowed = _SHARE * delta / 4 * math.exp(-min(exponent, 500.0))
     if values * _LONGER > allowed:
-        distance += _LONG_PAIRS * _OF_A_LONG_PAIR
-        too_long = values * _LONGER_STILL + (values * _LONGER) ** (_LONG_PAIRS + 1)
-        if too_long > allowed:
+        # Half of the mass for longer pairs than this, half for more of them.
+        length = math.sqrt(2 * math.log(2 * values / allowed))
+        if length > _LONGEST_STILL or (values * _LONGER) ** (_LONG_PAIRS + 1) > allowed / 2:
             return bound(ideal, delta), math.inf
+        moved = ROUNDING * length + _HALF_A_DIGIT * math.exp(length**2 / 2) / length
+        distance += _LONG_PAIRS * 4.2 * MOST_STEPS * moved
     if distance > _LARGEST_DISTANCE:
         return bound(ideal, delta), math.inf
     # Both masses, in both directions, fit into the share.

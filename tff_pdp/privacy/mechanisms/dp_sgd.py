@@ -12,8 +12,14 @@ from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
-from tff_pdp.privacy.mechanisms.per_example import clipped_sum
-from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
+from tff_pdp.privacy.mechanisms.per_example import ROWS_OF_A_BLOCK, clipped_sum
+from tff_pdp.privacy.mechanisms.random_bits import (
+    are_compiled,
+    bits_for_gaussians,
+    draw_bits_of_all,
+    draw_gaussians,
+    gaussians,
+)
 from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
 
 Sampler = Literal["poisson", "paper_shuffled"]
@@ -65,7 +71,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
       z under add/remove of one example, over all of the model's weights jointly: the sum is rounded to a public grid,
       and so is the noise (`grid_noise`; the distance of its law is charged for by `accounting.grid_distance`). The clip
-      norm is shortened by what rounding may add, at most `2**-16 + sqrt(parameters) max(1, z) 2**-20` of it.
+      norm is shortened by what rounding may add, at most `2**-16 + sqrt(parameters) max(1, z) 2**-18` of it.
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
       new in each round; each index is asked for once; the generator's bits stand in for random ones; as `per_example`:
       what a model computes of one example does not depend, to the bit, on the other rows of a batch or on their number;
@@ -89,6 +95,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         else:
             batch_sizes = tf.maximum(tf.cast(tf.round(mechanism["expected_batch_size"]), tf.int32), 1)
             batches = paper_shuffled_batches(for_batches, num_examples, batch_sizes, num_steps)
+        # Up to whole blocks: to add numbers of examples once is cheaper than to add examples in every step.
+        paddings: Any = [[0, 0], [0, 0], [0, tf.math.floormod(-tf.shape(batches.indices)[2], ROWS_OF_A_BLOCK)]]
+        batches = batches._replace(indices=tf.pad(batches.indices, paddings))
         return DpSgdDraws(batches, gaussians(for_noise, num_parameters) if is_small else seeds)
 
     def gradient(
@@ -116,28 +125,25 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
         )
-        noise = draws.noise[index] if is_small else _gaussians(draws.noise, index, num_parameters, generator)
-        noised = _add(total, noise_in_steps(noise, stddev, step), step)
+        # Place 0 has been used for the batches.
+        noise = draws.noise[index] if is_small else draw_gaussians(draws.noise, num_parameters, index + 1, generator)
         factor = step * tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
+        noised = (_compiled_release if are_compiled(num_parameters) else _release)(total, noise, stddev, step, factor)
         # Of all weights clip and noise were; what is not asked for is not used.
-        return collections.OrderedDict(
-            (name, tf.cast(noised[name] * factor, tf.float32)) for name in trainable or noised
-        )
+        return collections.OrderedDict((name, noised[name]) for name in trainable or noised)
 
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
     )
 
 
-def _gaussians(seed: tf.Tensor, index: tf.Tensor, size: int, generator: Generator) -> tf.Tensor:
-    # Place 0 has been used for the batches.
-    return gaussians(draw_bits(seed, bits_for_gaussians(size), index + 1, generator), size)
-
-
-def _add(total: Weights, noise: tf.Tensor, step: tf.Tensor) -> Weights:
-    """Adds consecutive parts of a flat tensor, in steps, to weights that are rounded to whole steps."""
-    parts = tf.split(noise, [math.prod(value.shape) for value in total.values()])
+def _release(total: Weights, gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor, factor: tf.Tensor) -> Weights:
+    """Rounds a sum and its noise, which is flat, to whole steps, adds them up, and multiplies: float32."""
+    parts = tf.split(noise_in_steps(gaussians, stddev, step), [math.prod(value.shape) for value in total.values()])
     return collections.OrderedDict(
-        (name, whole_steps(value, step) + tf.reshape(part, value.shape))
+        (name, tf.cast((whole_steps(value, step) + tf.reshape(part, value.shape)) * factor, tf.float32))
         for (name, value), part in zip(total.items(), parts, strict=True)
     )
+
+
+_compiled_release = tf.function(_release, jit_compile=True, autograph=False)

@@ -7,10 +7,10 @@ plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mir
 significant bits for differential privacy", CCS 2012, on what happens otherwise).
 
 Two roundings are paid for. Sums that differ by no more than some length may differ by `sqrt(size) * step` more once
-they are rounded: clip norms are made shorter by that (`clip_norm_on_grid`; Casacuberta et al., "Widespread
-underestimation of sensitivity in differentially private libraries and how to fix it", CCS 2022). And the noise is made
-by floating-point functions, which move a few draws to a neighbouring step: `accounting.grid_distance` charges the
-difference of the laws.
+they are rounded: where single records cannot be rounded before they are added up, clip norms are made shorter by that
+(`clip_norm_on_grid`; Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries
+and how to fix it", CCS 2022). And the noise is made by floating-point functions, which move a few draws to a
+neighbouring step: `accounting.grid_distance` charges the difference of the laws.
 """
 
 import math
@@ -64,6 +64,15 @@ def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: 
 def whole_steps(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Rounds float64 values to the grid: the nearest whole numbers of steps, as float64."""
     return tf.round(values * (1.0 / step))
+
+
+def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Rounds float64 values to the grid toward zero, as float64: whole numbers of steps, none larger than the value.
+
+    So a record is no longer than before, and nothing is to be paid for.
+    """
+    scaled = values * (1.0 / step)
+    return tf.sign(scaled) * tf.floor(tf.abs(scaled))
 
 
 def noise_in_steps(gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

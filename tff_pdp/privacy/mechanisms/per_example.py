@@ -33,7 +33,7 @@ _models_logged: set[str] = set()
 
 # A processor computes tanh, exponentials and others for up to 16 numbers at once, by other steps than for the numbers
 # that are left over at the end of a tensor, and with other bits. Whole blocks of so many examples leave none over.
-_ROWS_OF_A_BLOCK = 16
+ROWS_OF_A_BLOCK = 16
 
 # Covers all roundings from the bounds of squared norms, which may be too small by 2**-25, to the factors.
 _NORM_ALLOWANCE = 1.0 + 2.0**-24
@@ -216,10 +216,10 @@ def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     """`values [batch, ...]` and rows of zeros up to the end of a block, of which there is at least one.
 
     So what an example contributes does not depend on how many others there are, and where among them it stands. And
-    oneDNN's convolutions give an empty batch a wrong shape.
+    oneDNN's convolutions give an empty batch a wrong shape. What is in whole blocks already is not copied.
     """
     num_rows = tf.shape(values)[0]
-    num_blocks = tf.maximum(tf.math.floordiv(num_rows + _ROWS_OF_A_BLOCK - 1, _ROWS_OF_A_BLOCK), 1)
-    missing = _ROWS_OF_A_BLOCK * num_blocks - num_rows
+    num_blocks = tf.maximum(tf.math.floordiv(num_rows + ROWS_OF_A_BLOCK - 1, ROWS_OF_A_BLOCK), 1)
+    missing = ROWS_OF_A_BLOCK * num_blocks - num_rows
     paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
     return tf.pad(values, paddings)

@@ -7,6 +7,7 @@ Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +18,9 @@ from tff_pdp.privacy.mechanisms import chacha20
 _PHILOX = 1
 # Draws of one seed lie 2**_PLACE_BITS blocks of 128 bits apart.
 _PLACE_BITS = 40
-# Three words of 64 bits, each of two of 32.
 _WORDS_OF_A_PAIR = 6
+# Steps on fewer values at once are not compiled.
+_MANY = 4096
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
 _UNROLLED = 32
 
@@ -36,9 +38,7 @@ def draw_bits(
     """
     if generator == "chacha20":
         return chacha20.keystreams(seed[tf.newaxis], size, place)[0]
-    words = tf.bitcast(seed, tf.uint64)
-    start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
-    return _philox(words[:1], tf.stack([start, words[1]]), size)
+    return _philox(*_key_and_counter(seed, place), size)
 
 
 def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generator = "philox") -> tf.Tensor:
@@ -65,6 +65,12 @@ def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generat
     return tf.reshape(blocks, [-1, size])[:num_clients]
 
 
+def _key_and_counter(seed: tf.Tensor, place: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
+    words = tf.bitcast(seed, tf.uint64)
+    start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
+    return words[:1], tf.stack([start, words[1]])
+
+
 def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[size], key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
@@ -83,28 +89,114 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     radius and an angle, of 128 and of 64 random bits that no other pair has. TensorFlow's own draws end at 5.68
     standard deviations; these end at 13.4.
 
+    Logarithm, sine and cosine are worked out here from sums, products, quotients and roots, for three reasons: IEEE 754
+    says how exact those are, while nothing says so of a library's functions; there are no special cases for arguments
+    that never come; and many at once are several times as fast once XLA has compiled the steps into one loop.
+
     Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
       made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
 
-      With u = 2**-53, the uniform number v of the radius has a relative error of 3 u at either end of (0, 1): its
+      With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): its
       distance from the nearer end is what is computed with, and what the bits are the digits of. The exponential
-      variable -log(v) then has one of 8.4 u, where TensorFlow's log and log1p are right to 4 u; the radius has 5.2 u,
-      the angle 3 u of at most pi, sine and cosine 4 u each, and products u. Along the radius and across it that makes
-      sqrt(5.2^2 + (3 pi)^2) + 6 < 17 times u |x|, to which the digits that are not drawn add less than 1 u |x| up to
-      there.
-    Assumes: bits are uniform and independent; TensorFlow's float64 `log`, `log1p`, `sin` and `cos` are right to 4 u.
+      variable -log(v) then has one of 2.9 u from v, 2 u from the logarithm's steps and u from the digits of 1 - v that
+      float64 has no room for; the radius has 4 u. The angle in its quarter, of at most pi / 4, has 3 u, 2.4 u at most;
+      sine and cosine 2 u each, products u. Along the radius and across it that makes sqrt(4^2 + 2.4^2) + 3 < 7.7 times
+      u |x|, to which the digits that are not drawn add less than 0.3 u |x| up to there. The last u is for a product
+      with a standard deviation.
+    Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without products and sums that are
+      rounded together; polynomials are right to 2 u of sine, cosine and logarithm, where tests compare them with exact
+      values.
     """
-    pairs = math.ceil(size / 2)
-    words = tf.reshape(bits, tf.concat([tf.shape(bits)[:-1], [3 * pairs, 2]], axis=0))
-    # As float64, in which lists are split on GPUs too. Signed: the sign says which end of (0, 1) is the nearer one.
-    numbers = tf.cast(tf.bitcast(words, tf.int64), tf.float64)
-    numbers = tf.ensure_shape(numbers, [*bits.shape[:-1], 3 * pairs])
-    high, low, angle = tf.split(numbers, 3, axis=-1)
-    # Both words count from zero up, so that no digit of a small distance is rounded away. The half of a last digit
-    # keeps it off zero.
-    low = tf.where(low < 0, low + 2.0**64, low) + 0.5
-    distance = tf.where(high < 0, -1.0 - high, high) * 2.0**-64 + low * 2.0**-128
-    logs = tf.where(high < 0, tf.math.log1p(-distance), tf.math.log(distance))
-    radius, angle = tf.sqrt(-2.0 * logs), angle * (math.pi * 2.0**-63)
-    draws = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    return draws if size == 2 * pairs else tf.split(draws, [size, 1], axis=-1)[0]
+    # A loop of its own for the radius: in one, it would be worked out for both of the parts.
+    is_compiled = bits.shape.rank == 1 and are_compiled(size)
+    radius_of, parts_of = (_compiled_radius, _compiled_parts) if is_compiled else (_radius, _parts)
+    draws = tf.concat(parts_of(bits, radius_of(bits)), axis=-1)
+    return tf.split(draws, [size, 1], axis=-1)[0] if size % 2 else draws
+
+
+def draw_gaussians(
+    seed: tf.Tensor, size: int, place: tf.Tensor | int = 0, generator: Generator = "philox"
+) -> tf.Tensor:
+    """Draws standard Gaussians, float64 `[size]`; arguments and guarantee as `draw_bits` and `gaussians` have them."""
+    return gaussians(draw_bits(seed, bits_for_gaussians(size), place, generator), size)
+
+
+def are_compiled(size: int) -> bool:
+    """Whether steps on so many values at once are left to XLA, which takes tenths of a second for each number of them.
+
+    With a GPU, XLA asks for more than TensorFlow brings along.
+    """
+    return size >= _MANY and not tf.config.list_physical_devices("GPU")
+
+
+def _words(bits: tf.Tensor) -> list[tf.Tensor]:
+    """All pairs' first words, all their second words, and so on, as float64: GPUs do not split lists of integers."""
+    return tf.split(tf.cast(bits, tf.float64), _WORDS_OF_A_PAIR, axis=-1)
+
+
+def _radius(bits: tf.Tensor) -> tf.Tensor:
+    """Lengths of pairs, roots of twice an exponential variable, from the digits of a uniform number."""
+    first, second, third, fourth, *_ = _words(bits)
+    # The first bit says which end of (0, 1) is the nearer one: the distance from there keeps all its digits. The half
+    # of a last digit keeps it off zero.
+    is_upper = first >= 2.0**31
+    high, following = (tf.where(is_upper, (2.0**32 - 1) - word, word) for word in (first, second))
+    distance = (high + following * 2.0**-32) * 2.0**-32 + (third + (fourth + 0.5) * 2.0**-32) * 2.0**-96
+    uniform = tf.where(is_upper, 1.0 - distance, distance)
+    # What that rounds away is known exactly, and so short that it is the change of the logarithm times the number.
+    lost = tf.where(is_upper, distance - (1.0 - uniform), tf.zeros_like(distance))
+    return tf.sqrt(2.0 * (_negative_log(uniform) + lost / uniform))
+
+
+def _parts(bits: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Both values of pairs, from the digits of their angles and from their lengths."""
+    *_, high, low = _words(bits)
+    # Two bits say which quarter of the circle it is, the others how far it is from the quarter's middle.
+    quarter = tf.floor(high * 2.0**-30)
+    angle = ((high - quarter * 2.0**30 - 2.0**29) + low * 2.0**-32) * (math.pi * 2.0**-31)
+    square = angle * angle
+    sine = angle + angle * square * _polynomial(_SINE, square)
+    cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
+    is_odd = tf.logical_or(tf.equal(quarter, 1.0), tf.equal(quarter, 3.0))
+    signed = tf.where(quarter >= 2.0, -radius, radius)
+    return signed * tf.where(is_odd, -sine, cosine), signed * tf.where(is_odd, cosine, sine)
+
+
+_compiled_radius = tf.function(_radius, jit_compile=True, autograph=False)
+_compiled_parts = tf.function(_parts, jit_compile=True, autograph=False)
+
+
+# 2 / 3, 2 / 5, ... of log((1 + x) / (1 - x)) = 2 x + x^3 * these, -1 / 3!, 1 / 5!, ... of the sine, and 1 / 4!,
+# -1 / 6!, ... of the cosine, as far as what follows is below a thirtieth of 2**-53 of the result, for all that come.
+_LOGARITHM = [2 / (2 * k + 1) for k in range(1, 11)]
+_SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
+_COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(2, 9)]
+# The logarithm of 2 in two parts, of which whole numbers below 2**8 times the first are exact.
+_LOG_2 = float.fromhex("0x1.62e42fefa39p-1"), float.fromhex("0x0.ef35793c7673007e5ed5e8p-45")
+_ROOT_OF_A_HALF = 0x3FE6A09E667F3BCD
+
+
+def _negative_log(values: tf.Tensor) -> tf.Tensor:
+    """Returns `-log(values)` of float64 values from 2**-200 to 1."""
+    # As a fraction times 2**exponent, with a fraction between the roots of a half and of two: from the digits that say
+    # which float64 it is.
+    shifted = tf.bitcast(values, tf.int64) + ((1023 << 52) - _ROOT_OF_A_HALF)
+    exponent = tf.bitwise.right_shift(tf.bitcast(shifted, tf.uint64), tf.constant(52, tf.uint64))
+    # A small whole number below the digits of 2**52: a cast that takes no time.
+    exponent = tf.bitcast(tf.bitwise.bitwise_or(exponent, tf.constant(1075 << 52, tf.uint64)), tf.float64)
+    exponent -= 2.0**52 + 1023
+    digits = tf.bitwise.bitwise_and(shifted, (1 << 52) - 1) + _ROOT_OF_A_HALF
+    part = tf.bitcast(digits, tf.float64) - 1.0
+    # log(1 + part) = part - part^2 / 2 + ratio (part^2 / 2 + ...): the largest terms are known to the last digit.
+    ratio = part / (2.0 + part)
+    square, half = ratio * ratio, 0.5 * part * part
+    small = ratio * (half + square * _polynomial(_LOGARITHM, square)) + exponent * _LOG_2[1]
+    return ((half - small) - part) - exponent * _LOG_2[0]
+
+
+def _polynomial(coefficients: Sequence[float], argument: tf.Tensor) -> tf.Tensor:
+    """The sum of coefficients times powers from zero up, by Horner's rule."""
+    total = tf.constant(coefficients[-1], tf.float64)
+    for coefficient in coefficients[-2::-1]:
+        total = total * argument + coefficient
+    return total

@@ -11,8 +11,8 @@ from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, TreeSumQuery
 from tff_pdp.settings import number, require_keys
 
-# Halves, which a count is a sum of, are whole steps of the grid for noise below 2**20.
-_MOST_COUNT_NOISE = 1e6
+# Halves, which a count is a sum of, are whole steps of the grid for noise up to 2**17.
+_MOST_COUNT_NOISE = 1e5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class AdaptiveClip:
         """That of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
 
         Raises:
-          BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above a million.
+          BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above 1e5.
         """
         total, count_stddev = mechanism.noise_multiplier, self.count_stddev * mechanism.expected_cohort
         if total == 0:

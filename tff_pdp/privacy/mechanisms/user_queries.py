@@ -16,8 +16,8 @@ import tensorflow as tf
 import tensorflow_privacy
 
 from tff_pdp.privacy.facts import Generator
-from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
-from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
+from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_in_steps, whole_steps_within
+from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 
 # Clip norms that float32 represents in full, and noise and squares of such lengths as well.
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
@@ -112,10 +112,9 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return tf.zeros(template.shape, tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Clips a record and rounds it to whole steps, float64; returns it and the norm that it had."""
-        clip_norm = clip_norm_on_grid(params.l2_norm_clip, params.step, record.shape.num_elements(), _ROUNDING)
-        clipped, norm = clip_record(record, clip_norm)
-        return whole_steps(clipped, params.step), norm
+        """Clips a record and rounds it to whole steps toward zero, float64; returns it and the norm that it had."""
+        clipped, norm = clip_record(record, params.l2_norm_clip)
+        return whole_steps_within(clipped, params.step), norm
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: SeededGaussianState) -> tuple[Any, Any, Any]:
         """The noised sum, float32, the state after it, and the event of the release."""
@@ -128,9 +127,9 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
     def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
         """Noise of one place of the seed in whole steps, float64; zeros where the standard deviation is zero."""
         size = max(shape.num_elements() or 1, 1)
-        bits = draw_bits(global_state.seed, bits_for_gaussians(size), place, self._generator)
+        draws = draw_gaussians(global_state.seed, size, place, self._generator)
         step = self.derive_sample_params(global_state).step
-        return tf.reshape(noise_in_steps(gaussians(bits, size), global_state.stddev, step), shape)
+        return tf.reshape(noise_in_steps(draws, global_state.stddev, step), shape)
 
 
 class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
@@ -159,7 +158,7 @@ class _SeededCountQuery(SeededGaussianSumQuery):
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Whole steps, for a half is a power of two.
-        return whole_steps(tf.cast(record, tf.float64), params.step), tf.abs(record)
+        return whole_steps_within(tf.cast(record, tf.float64), params.step), tf.abs(record)
 
 
 class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery):

@@ -17,7 +17,7 @@ from tff_pdp.privacy.facts import Generator
 
 # How bits of a key become cohorts, batches and noise. A change in the code by which the same key draws otherwise raises
 # it: rounds of runs that were begun before are then drawn anew, and charged. Runs of the first way have no such entry.
-DRAWS = 3
+DRAWS = 4
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
