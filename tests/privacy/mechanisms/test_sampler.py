@@ -168,17 +168,30 @@ def test_another_program_draws_the_same_whole_numbers_of_steps(clip_norm, stddev
 # --- single functions and pairs, in many digits
 
 
-def test_the_logarithm_is_as_exact_as_the_proof_assumes():
-    rng, size = np.random.default_rng(0), amount(test=20_000, all=100_000)
+def arguments_of(name, size, rng):
+    """Random ones, of all magnitudes that the sampler has, and edges."""
+    if name in ("sin", "cos"):
+        quarter = math.pi / 4
+        ends = [side * end for side in (-1, 1) for end in (quarter, np.nextafter(quarter, 0), math.pi * 2.0**-63, 0.5)]
+        small = rng.choice([-1, 1], size // 4) * np.exp2(-rng.uniform(1, 62, size // 4))
+        return np.concatenate([rng.uniform(-quarter, quarter, size - len(small) - len(ends)), ends, quarter * small])
     ends = [0.5 * 2.0**-128, 1.5 * 2.0**-128, 2.0**-127, 2.0**-64, 0.5, math.exp(-56), 0.25, 1 - 2.0**-53, 1 - 2.0**-52]
     root = math.sqrt(0.5)
     ends += [np.nextafter(end, side) for end in (0.5, root, root / 2, 0.25) for side in (0, 1)] + [root, root / 2]
     few = np.exp2(-rng.uniform(0, 129, size // 2))
-    arguments = np.concatenate([rng.uniform(0, 1, size // 4), 1 - np.exp2(-rng.uniform(1, 53, size // 4)), few, ends])
-    found = random_bits._negative_log(tf.constant(arguments)).numpy()  # pyright: ignore[reportPrivateUsage]
-    exact = [-mpmath.log(mpmath.mpf(float(argument))) for argument in arguments]
-    for value, wanted in zip(found, exact, strict=True):
-        assert abs(mpmath.mpf(float(value)) - wanted) <= 2 * U * wanted
+    return np.concatenate([rng.uniform(0, 1, size // 4), 1 - np.exp2(-rng.uniform(1, 53, size // 4)), few, ends])
+
+
+@pytest.mark.parametrize("form", ["tensorflow", "series", "compiled series"])
+@pytest.mark.parametrize("name", ["log", "sin", "cos"])
+def test_functions_are_as_exact_as_the_proof_assumes(name, form):
+    rng = np.random.default_rng(0)
+    arguments = arguments_of(name, amount(test=10_000, all=100_000), rng)
+    function = getattr(tf.math, name) if form == "tensorflow" else getattr(random_bits, f"_{name}")
+    found = tf.function(function, jit_compile=form.startswith("compiled"))(tf.constant(arguments)).numpy()
+    for value, argument in zip(found, arguments, strict=True):
+        exact = getattr(mpmath, name)(mpmath.mpf(float(argument)))
+        assert abs(mpmath.mpf(float(value)) - exact) <= (2.5 if name == "log" else 1.6) * U * abs(exact)
 
 
 def test_what_series_leave_out_is_far_below_a_digit():
@@ -250,8 +263,8 @@ def test_pairs_are_as_near_to_ideal_ones_as_is_charged_for():
     words = [*random_words(size, rng), *far_words(size, rng, LONGEST), *near_words(size, rng)]
     drawn = gaussians(tf.constant(words_of_pairs(words)), 2 * len(words)).numpy().reshape(2, -1).T
     in_the_middle = [displacement(*pair) for pair in zip(words, drawn, strict=True)]
-    # Less than 7.7 u, and 1.3 for what is not drawn and for the product with a standard deviation.
-    assert max(in_the_middle) <= 7.7 * U
+    # Less than 7.5 u, and 1.3 for what is not drawn and for the product with a standard deviation.
+    assert max(in_the_middle) <= 7.5 * U
     # Whatever digits follow those that are drawn.
     far = slice(size, 2 * size)
     for below, beside in ((-1, 0), (1, 1)):

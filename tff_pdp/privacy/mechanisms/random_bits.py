@@ -7,7 +7,7 @@ Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms import chacha20
 
+_Function = Callable[[tf.Tensor], tf.Tensor]
 _PHILOX = 1
 # Draws of one seed lie 2**_PLACE_BITS blocks of 128 bits apart.
 _PLACE_BITS = 40
@@ -89,28 +90,31 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     radius and an angle, of 128 and of 64 random bits that no other pair has. TensorFlow's own draws end at 5.68
     standard deviations; these end at 13.4.
 
-    Logarithm, sine and cosine are worked out here from sums, products, quotients and roots, for three reasons: IEEE 754
-    says how exact those are, while nothing says so of a library's functions; there are no special cases for arguments
-    that never come; and many at once are several times as fast once XLA has compiled the steps into one loop.
+    Many at once are left to XLA, with series for logarithm, sine and cosine, of which it makes one loop: several times
+    as fast as TensorFlow's own functions, which it would call value by value. Few at once take those functions, one
+    operation each. Last digits differ.
 
     Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
       made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
 
       With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): its
       distance from the nearer end is what is computed with, and what the bits are the digits of. The exponential
-      variable -log(v) then has one of 2.9 u from v, 2 u from the logarithm's steps and u from the digits of 1 - v that
-      float64 has no room for; the radius has 4 u. The angle in its quarter, of at most pi / 4, has 3 u, 2.4 u at most;
-      sine and cosine 2 u each, products u. Along the radius and across it that makes sqrt(4^2 + 2.4^2) + 3 < 7.7 times
-      u |x|, to which the digits that are not drawn add less than 0.3 u |x| up to there. The last u is for a product
-      with a standard deviation.
+      variable -log(v) then has one of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that
+      float64 has no room for; the radius has 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u;
+      sine and cosine have 1.6 u, products u. Along the radius and across it that makes sqrt(4.2^2 + 2.4^2) + 2.6 < 7.5
+      times u |x|, to which the digits that are not drawn add less than 0.3 u |x| up to there. The last u is for a
+      product with a standard deviation.
     Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without products and sums that are
-      rounded together; polynomials are right to 2 u of sine, cosine and logarithm, where tests compare them with exact
-      values.
+      rounded together; the logarithm is right to 2.5 u, sine and cosine of up to pi / 4 to 1.6 u, TensorFlow's and
+      those of the series: tests compare a hundred thousand values with exact ones.
     """
-    # A loop of its own for the radius: in one, it would be worked out for both of the parts.
-    is_compiled = bits.shape.rank == 1 and are_compiled(size)
-    radius_of, parts_of = (_compiled_radius, _compiled_parts) if is_compiled else (_radius, _parts)
-    draws = tf.concat(parts_of(bits, radius_of(bits)), axis=-1)
+    if bits.shape.rank == 1 and are_compiled(size):
+        # A loop of its own for the radius: in one, it would be worked out for both of the parts.
+        parts = _compiled_parts(bits, _compiled_radius(bits))
+    else:
+        words = _words(bits)
+        parts = _parts(words, _radius(words, tf.math.log), tf.math.sin, tf.math.cos)
+    draws = tf.concat(parts, axis=-1)
     return tf.split(draws, [size, 1], axis=-1)[0] if size % 2 else draws
 
 
@@ -118,7 +122,8 @@ def draw_gaussians(
     seed: tf.Tensor, size: int, place: tf.Tensor | int = 0, generator: Generator = "philox"
 ) -> tf.Tensor:
     """Draws standard Gaussians, float64 `[size]`; arguments and guarantee as `draw_bits` and `gaussians` have them."""
-    return gaussians(draw_bits(seed, bits_for_gaussians(size), place, generator), size)
+    draw = _compiled_bits if generator == "philox" and are_compiled(size) else draw_bits
+    return gaussians(draw(seed, bits_for_gaussians(size), tf.cast(place, tf.int32), generator), size)
 
 
 def are_compiled(size: int) -> bool:
@@ -134,9 +139,22 @@ def _words(bits: tf.Tensor) -> list[tf.Tensor]:
     return tf.split(tf.cast(bits, tf.float64), _WORDS_OF_A_PAIR, axis=-1)
 
 
-def _radius(bits: tf.Tensor) -> tf.Tensor:
+_compiled_bits = tf.function(draw_bits, jit_compile=True, autograph=False)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _compiled_radius(bits: tf.Tensor) -> tf.Tensor:
+    return _radius(_words(bits), _log)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _compiled_parts(bits: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return _parts(_words(bits), radius, _sin, _cos)
+
+
+def _radius(words: Sequence[tf.Tensor], log: _Function) -> tf.Tensor:
     """Lengths of pairs, roots of twice an exponential variable, from the digits of a uniform number."""
-    first, second, third, fourth, *_ = _words(bits)
+    first, second, third, fourth, *_ = words
     # The first bit says which end of (0, 1) is the nearer one: the distance from there keeps all its digits. The half
     # of a last digit keeps it off zero.
     is_upper = first >= 2.0**31
@@ -145,25 +163,21 @@ def _radius(bits: tf.Tensor) -> tf.Tensor:
     uniform = tf.where(is_upper, 1.0 - distance, distance)
     # What that rounds away is known exactly, and so short that it is the change of the logarithm times the number.
     lost = tf.where(is_upper, distance - (1.0 - uniform), tf.zeros_like(distance))
-    return tf.sqrt(2.0 * (_negative_log(uniform) + lost / uniform))
+    return tf.sqrt(2.0 * (lost / uniform - log(uniform)))
 
 
-def _parts(bits: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _parts(
+    words: Sequence[tf.Tensor], radius: tf.Tensor, sin: _Function, cos: _Function
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Both values of pairs, from the digits of their angles and from their lengths."""
-    *_, high, low = _words(bits)
+    *_, high, low = words
     # Two bits say which quarter of the circle it is, the others how far it is from the quarter's middle.
     quarter = tf.floor(high * 2.0**-30)
     angle = ((high - quarter * 2.0**30 - 2.0**29) + low * 2.0**-32) * (math.pi * 2.0**-31)
-    square = angle * angle
-    sine = angle + angle * square * _polynomial(_SINE, square)
-    cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
-    is_odd = tf.logical_or(tf.equal(quarter, 1.0), tf.equal(quarter, 3.0))
-    signed = tf.where(quarter >= 2.0, -radius, radius)
+    sine, cosine = sin(angle), cos(angle)
+    is_odd = tf.equal(tf.abs(quarter - 2.0), 1.0)
+    signed = tf.where(quarter > 1.0, -radius, radius)
     return signed * tf.where(is_odd, -sine, cosine), signed * tf.where(is_odd, cosine, sine)
-
-
-_compiled_radius = tf.function(_radius, jit_compile=True, autograph=False)
-_compiled_parts = tf.function(_parts, jit_compile=True, autograph=False)
 
 
 # 2 / 3, 2 / 5, ... of log((1 + x) / (1 - x)) = 2 x + x^3 * these, -1 / 3!, 1 / 5!, ... of the sine, and 1 / 4!,
@@ -176,8 +190,20 @@ _LOG_2 = float.fromhex("0x1.62e42fefa39p-1"), float.fromhex("0x0.ef35793c7673007
 _ROOT_OF_A_HALF = 0x3FE6A09E667F3BCD
 
 
-def _negative_log(values: tf.Tensor) -> tf.Tensor:
-    """Returns `-log(values)` of float64 values from 2**-200 to 1."""
+def _sin(angles: tf.Tensor) -> tf.Tensor:
+    """The sine of float64 angles up to pi / 4."""
+    square = angles * angles
+    return angles + angles * square * _polynomial(_SINE, square)
+
+
+def _cos(angles: tf.Tensor) -> tf.Tensor:
+    """The cosine of float64 angles up to pi / 4."""
+    square = angles * angles
+    return 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
+
+
+def _log(values: tf.Tensor) -> tf.Tensor:
+    """The logarithm of float64 values from 2**-200 to 1."""
     # As a fraction times 2**exponent, with a fraction between the roots of a half and of two: from the digits that say
     # which float64 it is.
     shifted = tf.bitcast(values, tf.int64) + ((1023 << 52) - _ROOT_OF_A_HALF)
@@ -191,7 +217,7 @@ def _negative_log(values: tf.Tensor) -> tf.Tensor:
     ratio = part / (2.0 + part)
     square, half = ratio * ratio, 0.5 * part * part
     small = ratio * (half + square * _polynomial(_LOGARITHM, square)) + exponent * _LOG_2[1]
-    return ((half - small) - part) - exponent * _LOG_2[0]
+    return exponent * _LOG_2[0] - ((half - small) - part)
 
 
 def _polynomial(coefficients: Sequence[float], argument: tf.Tensor) -> tf.Tensor:
