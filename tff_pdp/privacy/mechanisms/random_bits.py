@@ -101,12 +101,12 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
       distance from the nearer end is what is computed with, and what the bits are the digits of. The exponential
       variable -log(v) then has one of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that
       float64 has no room for; the radius has 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u;
-      sine and cosine have 1.6 u, products u. Along the radius and across it that makes sqrt(4.2^2 + 2.4^2) + 2.6 < 7.5
+      sine and cosine are off by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7
       times u |x|, to which the digits that are not drawn add less than 0.3 u |x| up to there. The last u is for a
       product with a standard deviation.
     Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without products and sums that are
-      rounded together; the logarithm is right to 2.5 u, sine and cosine of up to pi / 4 to 1.6 u, TensorFlow's and
-      those of the series: tests compare a hundred thousand values with exact ones.
+      rounded together; the logarithm is right to 2.5 u of itself, sines of up to pi / 4 to 1.6 u of themselves, cosines
+      to 1.4 u, TensorFlow's and those of the series: tests compare a hundred thousand values with exact ones.
     """
     if bits.shape.rank == 1 and are_compiled(size):
         # A loop of its own for the radius: in one, it would be worked out for both of the parts.
