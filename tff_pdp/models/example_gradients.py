@@ -12,8 +12,8 @@ With a `pull`, which is added to the gradient of every example, all of this is o
 
 Norm and weighted sum are of the same float32 numbers, whose outer products and sums are meant as real ones. What is
 computed from them is in float64, where no product of four float32 numbers overflows or underflows; squares of gradients
-that are held anyway are summed in float32 with an allowance. So a norm is never too small, and the errors of a sum are
-bounded by multiples of 2**-53 of a length that the norm bounds:
+that are held anyway, and of both vectors of a single outer product, are summed in float32 with an allowance. So a norm
+is never too small, and the errors of a sum are bounded by multiples of 2**-53 of a length that the norm bounds:
 
 Guarantee: with G_i the gradient of example i, pull included, for a weight of fewer than 2**27 values and a layer with
   fewer than 2**20 inputs and outputs at one position:
@@ -56,7 +56,16 @@ _LONGEST_FLOAT32_SUM = 1024
 
 
 class ExampleGradients(Protocol):
-    """The gradients of a batch's examples by one weight; the module says what holds of both methods."""
+    """The gradients of a batch's examples by one weight; the module says what holds of both methods.
+
+    Attributes:
+      positions: how many terms of each example weighted sums add up, at most.
+    """
+
+    @property
+    def positions(self) -> int:
+        """As the class says."""
+        ...
 
     def squared_norms(self) -> tf.Tensor:
         """Returns an upper bound, close up to rounding, of each squared L2 norm: float64 `[batch]`."""
@@ -80,6 +89,7 @@ class Held:
 
     values: tuple[tf.Tensor, ...]
     shape: Sequence[int]
+    positions = 1
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says."""
@@ -108,6 +118,11 @@ class OuterProducts:
     cotangent: tf.Tensor
     shape: Sequence[int]
     pull: tf.Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """T, which is known of products that are not held."""
+        return 1 if self._has_one_position else int(self.inputs.shape[1])  # type: ignore[arg-type]
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says."""
@@ -159,6 +174,7 @@ class TableRows:
     rows: tf.Tensor
     values: tf.Tensor
     shape: Sequence[int]
+    positions = 1
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says."""
@@ -182,6 +198,7 @@ class Repeated:
     """
 
     pull: tf.Tensor
+    positions = 1
 
     def squared_norms(self) -> tf.Tensor:
         """As the protocol says, but a scalar."""

@@ -17,6 +17,7 @@ FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subt
 Generator = Literal["philox", "chacha20"]
 GENERATORS: tuple[Generator, ...] = get_args(Generator)
 _PHILOX = "random bits are Philox's, which is no cryptographic generator"
+_EXAMPLES = "an example's gradient is taken not to depend, to the last bit, on the others in its batch"
 
 
 def checked_generator(name: str) -> Generator:
@@ -34,6 +35,11 @@ def checked_generator(name: str) -> Generator:
 def generator_condition(generator: Generator) -> str:
     """Under which condition a guarantee holds that draws from a generator; empty for a cryptographic one."""
     return _PHILOX if generator == "philox" else ""
+
+
+def condition_of_examples(generator: Generator) -> str:
+    """Under which conditions of floating point and random bits a guarantee holds that sums up examples' gradients."""
+    return "; ".join(filter(None, [_EXAMPLES, generator_condition(generator)]))
 
 
 def claim_of_several(claim: str, reason: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, public_step
 from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
@@ -12,7 +13,7 @@ from tests.tiers import amount
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting import grid_distance
-from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism, build_dp_sgd
+from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism, build_dp_sgd, most_examples
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 
 MODEL = build_mlp((3, 3, 1), 4, (5,))
@@ -228,6 +229,15 @@ def test_one_example_more_changes_neither_the_noise_nor_who_else_is_sampled(weig
         takes_part.append(moved > rounded(more, less))
     # In some steps, and in others it does not.
     assert 0 < np.count_nonzero(takes_part) < steps
+
+
+@pytest.mark.parametrize("expected", [0.01, 1.0, 64.0, 1000.0, 1e5])
+def test_a_poisson_batch_is_larger_than_is_taken_into_account_with_next_to_no_probability(expected):
+    most = most_examples(expected)
+    for rate in (0.999, 0.5, 0.1, 1e-6):
+        size = math.ceil(expected / rate)
+        assert stats.binom(size, expected / size).logsf(most) <= -80
+    assert most < 2 * expected + 150
 
 
 def test_an_empty_batch_is_noised_like_any_other(weights, data, gradient):

@@ -18,7 +18,7 @@ from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn
 from tff_pdp.models.dense import build_linear, build_linear_regression, build_mlp
-from tff_pdp.models.example_gradients import Held, TableRows
+from tff_pdp.models.example_gradients import Held, TableRows, dense_kernel
 from tff_pdp.privacy.mechanisms import per_example
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms, sum_error
 
@@ -504,6 +504,36 @@ def test_no_example_moves_the_sum_by_more_than_the_clip(included, clip_norm, exp
         # The difference and its length are rounded here, in float64.
         allowance = gamma(MLP.num_parameters() + 4, np.float64) * np.linalg.norm(np.abs(total) + np.abs(difference))
         assert np.linalg.norm(difference) <= largest + allowance
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn, strided"])
+def test_what_the_sum_may_lose_is_taken_from_the_clip(name):
+    model = MODELS[name]
+    weights = weights_of(model)
+    x, y = draw_examples(model)
+    included = tf.ones([NUM_EXAMPLES])
+    most = 3e4
+    gradients, norms = per_example._gradients_and_norms(model, weights, x, y, None)
+    positions = max(form.positions for form in gradients.values())
+    left = 1 - 2 * sum_error(most, positions)
+    assert 0 < left < 1
+    for clip_norm in (float(np.median(norms)), math.inf):
+        given = tf.constant(clip_norm, tf.float64)
+        found = clipped_sum(model, weights, x, y, clip_norm=given, included=included, most_examples=tf.constant(most))
+        shorter = clipped_sum(model, weights, x, y, clip_norm=given * left, included=included)
+        for one, other in zip(found.values(), shorter.values(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=gamma(4, np.float64))
+    # With more examples than a float64 sum is good for nothing is left, rather than a sum that tells.
+    nothing = clipped_sum(model, weights, x, y, clip_norm=tf.constant(1.0), included=included, most_examples=1e9)
+    assert not any(np.any(value) for value in nothing.values())
+
+
+def test_sums_have_as_many_terms_of_an_example_as_forms_say():
+    a, g = tf.ones([2, 5, 30]), tf.ones([2, 5, 40])
+    assert dense_kernel(a, g).positions == 5
+    assert dense_kernel(a[:, 0], g[:, 0]).positions == 1
+    # Cheaper to hold.
+    assert dense_kernel(a[..., :2], g[..., :2]).positions == 1
 
 
 def exact_squares(form):

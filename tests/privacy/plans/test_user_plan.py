@@ -106,7 +106,7 @@ def noise_on_grid(epsilon, delta, rounds, num_released):
     rough = tree_epsilon(ideal_noise(epsilon, delta, rounds), rounds, delta / 2)
     share = 2.0**-9 * delta
     # Twice the rounds, each with at most two values for each that is released, and for a count.
-    distance = grid_distance(2 * 2 * (num_released + 1) * rounds, rough + 1 + math.log(4 / share))
+    distance = grid_distance(2 * 2 * (num_released + 1) * rounds, rough + 1 + math.log(4.04 / share))
     return ideal_noise(epsilon - 2 * distance, (delta - share) * math.exp(-distance), rounds)
 
 

@@ -16,7 +16,7 @@ from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.facts import Generator, generator_condition
+from tff_pdp.privacy.facts import Generator, condition_of_examples
 from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
@@ -30,7 +30,7 @@ _PUBLIC_NUMBER = "the number of examples of each silo that is added is treated a
 
 def claim_of_fit(generator: Generator) -> tuple[str, str]:
     """The claim of a fit of new silos, and why it is no stronger."""
-    return "formal-conditional", "; ".join(filter(None, [_PUBLIC_NUMBER, generator_condition(generator)]))
+    return "formal-conditional", f"{_PUBLIC_NUMBER}; {condition_of_examples(generator)}"
 
 
 def plan_gradients(

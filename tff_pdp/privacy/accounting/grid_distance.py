@@ -40,8 +40,9 @@ _LONGEST, _LONGER = 10.6, math.exp(-56.0)
 # Of large epsilons: how many pairs may be longer, up to which length, and half of the radius's last digit.
 _LONG_PAIRS, _LONGEST_STILL, _HALF_A_DIGIT = 2, 12.0, 2.0**-129
 _MEAN_SQUARE = 2.1
-# The share of delta that goes to the mass with larger ratios, and what of it is for pairs that are too long.
-_SHARE = 2.0**-9
+# The share of delta that goes to the mass with larger ratios, twice, and of pairs that are too long, twice. A hundredth
+# of each is for batches that are larger than `dp_sgd.most_examples`, which comes with a probability of exp(-80).
+_SHARE, _PARTS = 2.0**-9, 4.04
 # Up to here exp(-epsilon) + exp(a) is below e, and exp(-a) takes less than half of delta.
 _LARGEST_DISTANCE = 0.5
 
@@ -100,9 +101,9 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
         return bound(ideal, delta), 0.0
     # 1 + exp(epsilon + a) is at most the exponential of this, which is known before epsilon is.
     exponent = rough(ideal, delta / 2) + 1.0
-    log_mass = exponent + math.log(4 / (_SHARE * delta))
+    log_mass = exponent + math.log(_PARTS / (_SHARE * delta))
     distance = grid_distance(values, log_mass)
-    allowed = _SHARE * delta / 4 * math.exp(-min(exponent, 500.0))
+    allowed = _SHARE * delta / _PARTS * math.exp(-min(exponent, 500.0))
     if values * _LONGER > allowed:
         # Half of the mass for longer pairs than this, half for more of them.
         length = math.sqrt(2 * math.log(2 * values / allowed))

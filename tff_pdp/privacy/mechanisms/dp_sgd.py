@@ -44,9 +44,8 @@ class SiloMechanism:
     expected_batch_size: float
 
 
-# A share of the clip norm, at least twice what float64 loses in adding up clipped gradients: `per_example.sum_error` of
-# 11,000 examples at one position, 2,900 at 16, 360 at 1,000.
-_SUM_MARGIN = 2.0**-16
+# A share of the clip norm for what float64 loses in shortening it.
+_MARGIN = 2.0**-40
 # Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
 # step, which saves memory.
 _SMALL_MODEL = 4096
@@ -71,11 +70,12 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
       z under add/remove of one example, over all of the model's weights jointly: the sum is rounded to a public grid,
       and so is the noise (`grid_noise`; the distance of its law is charged for by `accounting.grid_distance`). The clip
-      norm is shortened by what rounding may add, at most `2**-16 + sqrt(parameters) max(1, z) 2**-18` of it.
+      norm is shortened by what rounding may add: `sqrt(parameters) max(1, z) 2**-18` of it at most, and for the sum
+      `2 per_example.sum_error` of `most_examples` of the batch, less than a millionth for hundreds of examples.
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
       new in each round; each index is asked for once; the generator's bits stand in for random ones; as `per_example`:
       what a model computes of one example does not depend, to the bit, on the other rows of a batch or on their number;
-      batches are no larger than `_SUM_MARGIN` says.
+      batches are no larger than `most_examples` says, which `accounting.grid_distance` charges for.
 
     Its mechanism is a `SiloMechanism`. With the sampler `paper_shuffled` the batches are those of
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
@@ -121,9 +121,10 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
             weights,
             tf.gather(data.x, indices),
             tf.gather(data.y, indices),
-            clip_norm=clip_norm_on_grid(clip_norm, step, num_parameters, _SUM_MARGIN),
+            clip_norm=clip_norm_on_grid(clip_norm, step, num_parameters, _MARGIN),
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
+            most_examples=most_examples(mechanism["expected_batch_size"]),
         )
         # Place 0 has been used for the batches.
         noise = draws.noise[index] if is_small else draw_gaussians(draws.noise, num_parameters, index + 1, generator)
@@ -135,6 +136,17 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
     )
+
+
+def most_examples(expected_batch_size: Any) -> Any:
+    """Returns how many examples a Poisson batch has, but for a mass of exp(-80): `b + 13 sqrt(b) + 60` of b expected.
+
+    By Bernstein's inequality: t more than b are there with a probability of at most `exp(-t^2 / (2 (b + t / 3)))`.
+
+    Args:
+      expected_batch_size: b, positive; a number, or a float scalar.
+    """
+    return expected_batch_size + 13.0 * expected_batch_size**0.5 + 60.0
 
 
 def _release(total: Weights, gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor, factor: tf.Tensor) -> Weights:

@@ -48,6 +48,7 @@ def clipped_sum(
     clip_norm: tf.Tensor,
     included: tf.Tensor,
     pull: Weights | None = None,
+    most_examples: tf.Tensor | None = None,
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
@@ -57,9 +58,10 @@ def clipped_sum(
       norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2 norm
       over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n included
       examples and layers of that many positions. So one example that comes or goes moves the sum by at most
-      `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n those of the larger batch. An example that is not
-      included moves it by exactly nothing, whatever its x and y hold; neither does one whose gradient is not finite,
-      unless the clip is infinite too (then it must show).
+      `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n those of the larger batch; or by `clip_norm`, if
+      `most_examples` is given and n is no larger. An example that is not included moves it by exactly nothing, whatever
+      its x and y hold; neither does one whose gradient is not finite, unless the clip is infinite too (then it must
+      show).
     Assumes: as the module; weights are finite; the pull is no function of these examples, except through what has been
       released of them; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one
       position, and there are fewer than 1000 of each.
@@ -73,6 +75,8 @@ def clipped_sum(
       included: float32 `[batch]`, each 0 or 1.
       pull: of the structure of the weights; added to each example's gradient before it is clipped, as the gradient of a
         penalty would be that is part of every example's loss. `g_i` is then the sum.
+      most_examples: float scalar, public; gradients are clipped to what the sum's error leaves of the clip norm for so
+        many that are included. Nothing may be left for hundreds of thousands.
 
     Returns:
       float64 tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
@@ -81,7 +85,12 @@ def clipped_sum(
     # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
     y = keep(included, y)
     gradients, norms = _gradients_and_norms(model, weights, x, y, pull)
-    factors = tf.cast(included, tf.float64) * _clip_factors(norms, tf.cast(clip_norm, tf.float64))
+    clip_norm = tf.cast(clip_norm, tf.float64)
+    if most_examples is not None:
+        positions = max(of_weight.positions for of_weight in gradients.values())
+        left = tf.maximum(1.0 - 2.0 * sum_error(tf.cast(most_examples, tf.float64), positions), 0.0)
+        clip_norm = tf.where(tf.math.is_inf(clip_norm), clip_norm, clip_norm * left)
+    factors = tf.cast(included, tf.float64) * _clip_factors(norms, clip_norm)
     return collections.OrderedDict(
         (
             name,
@@ -103,14 +112,14 @@ def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor
     return norms[:num_examples]
 
 
-def sum_error(num_examples: int, positions: int = 1) -> float:
+def sum_error(num_examples: Any, positions: int = 1) -> Any:
     """Returns the bound on the error of `clipped_sum`, in units of the clip norm.
 
     It is `2**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION`, and one percent more: below 2**-16
     for 16384 examples at one position, 4096 at 16 of them, or 2048 at 64.
 
     Args:
-      num_examples: at most, that are included.
+      num_examples: at most, that are included; a number, or a float64 scalar.
       positions: at most, that a dense layer or a convolution is applied at; 1 for layers over flat examples, and for
         those in the form that holds each example's gradient.
     """

@@ -13,7 +13,7 @@ from tff_pdp.privacy.accounting.accountants import Adjacency, next_float32
 from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
 from tff_pdp.privacy.accounting.calibration import rounds_within_budget
 from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
-from tff_pdp.privacy.facts import checked_generator, generator_condition
+from tff_pdp.privacy.facts import checked_generator, condition_of_examples
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, checked_promise
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import (
@@ -169,6 +169,6 @@ def _claim(config: PrivacyConfig, training: PlannedTraining, influence: RowInflu
         f"at most {influence.num_rows} rows differ: {influence.rule}",
         training.condition,
         _NOT_PROTECTED[influence.unit],
-        generator_condition(checked_generator(config.generator)),
+        condition_of_examples(checked_generator(config.generator)),
     )
     return "formal-conditional", "; ".join(filter(None, conditions))

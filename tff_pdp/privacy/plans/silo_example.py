@@ -26,7 +26,7 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hasha
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
-from tff_pdp.privacy.facts import checked_generator, generator_condition
+from tff_pdp.privacy.facts import checked_generator, condition_of_examples
 from tff_pdp.privacy.mechanisms.dp_sgd import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, check_suits_rows, drawn_noise_event
@@ -335,8 +335,7 @@ def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -
             "which silos take part is treated as public; all else that depends on a silo's training examples, their "
             "number included, is in its ledger"
         )
-    of_bits = generator_condition(checked_generator(config.generator))
-    return "formal-conditional", "; ".join(filter(None, [condition, of_bits]))
+    return "formal-conditional", f"{condition}; {condition_of_examples(checked_generator(config.generator))}"
 
 
 def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:
