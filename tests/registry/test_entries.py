@@ -44,7 +44,7 @@ def test_the_users_own_registry_lies_with_their_state(monkeypatch, tmp_path):
 
 def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
     registry = Registry(tmp_path / "registry")
-    registry.close("nobody", 3, None)
+    registry.close("nobody", (0, 3), None)
     assert registry.entries() == []
     begin(registry, "a", includes="s")
     begin(registry, "a", rounds=99)
@@ -56,8 +56,8 @@ def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
     assert Path(first.folder) == Path("runs/mr_mtl").absolute()
     assert (second.upper, second.non_private, second.record_set) == (None, "privacy is switched off", {"x": "north"})
     for _ in range(2):
-        registry.close("a", 7, ledger_of(7))
-    registry.close("nobody", 3, None)
+        registry.close("a", (0, 7), ledger_of(7))
+    registry.close("nobody", (0, 3), None)
     assert (registry.find("a").rounds, registry.find("a").is_closed) == (7, True)
     assert [line["kind"] for line in journal.read(registry.path).lines] == [
         "opened",
@@ -71,7 +71,7 @@ def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
 def test_a_closed_run_may_go_on(tmp_path):
     registry = Registry(tmp_path / "registry")
     begin(registry, "a", ledger=None, non_private="privacy is switched off")
-    registry.close("a", 0, None)
+    registry.close("a", (0, 0), None)
     for _ in range(2):
         registry.raise_to("a", 10, None)
     assert (registry.find("a").rounds, registry.find("a").is_closed) == (10, False)
@@ -101,7 +101,7 @@ def test_one_damaged_byte_is_refused_and_named(tmp_path):
     dataset = write_dataset(tmp_path / "data", {"x": records(0, 5)})
     name = registry.keep_dataset(dataset, ("train",))
     begin(registry, "a", records=name)
-    registry.close("a", 7, ledger_of(7))
+    registry.close("a", (0, 7), ledger_of(7))
 
     def use():
         registry.entries()

@@ -112,10 +112,10 @@ def _released_once(
         with only_writer(path):
             if not path.exists():
                 return _release(config, clients, settings, path)
-    return _read(config, path)
+    return _read(config, clients, path)
 
 
-def _read(config: ExperimentConfig, path: Path) -> dict[str, SiloStatistics]:
+def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[str, SiloStatistics]:
     """What has been released."""
     stored = read_releases(path)
     try:
@@ -123,7 +123,9 @@ def _read(config: ExperimentConfig, path: Path) -> dict[str, SiloStatistics]:
         earlier = stored["made_with"]
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
-    if earlier != _made_with(config):
+    # The first version had a digest without a key.
+    plain = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
+    if earlier != _made_with(config, plain) and earlier != _made_with(config, _name_of(config, clients)):
         raise ConfigError(
             f"{path}: what silos released before training was made with other settings or other data. Releasing it "
             "again costs again: name another output folder to do that. The registry "
@@ -146,7 +148,8 @@ def _release(
         for client_id in clients.client_ids
     }
     remove_attempts(path.parent, path.name)
-    content = {"made_with": _made_with(config), "release_id": release_id, "silos": json.loads(_encode(statistics))}
+    made_with = _made_with(config, _name_of(config, clients))
+    content = {"made_with": made_with, "release_id": release_id, "silos": json.loads(_encode(statistics))}
     # On disk before anything is done with it: were it lost, the next command would release it a second time.
     write_json(path, {"format_version": FORMAT_VERSION, **content})
     return statistics
@@ -199,12 +202,17 @@ def _enter(config: ExperimentConfig, clients: ClientDataset, settings: Statistic
     return release_id
 
 
-def _made_with(config: ExperimentConfig) -> dict[str, Any]:
+def _name_of(config: ExperimentConfig, clients: ClientDataset) -> str:
+    """A keyed digest of the data: another one would tell whether some record is among others that are known."""
+    return Registry(config.privacy.registry).keep_dataset(clients, ("train",))
+
+
+def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
     return {
         "num_examples": dict(config.privacy.num_examples),
         "feature_scaling": dict(config.privacy.feature_scaling),
         "test_only_seed": config.training.test_only_seed,
-        "data": hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest(),
+        "data": data,
     }
 
 

@@ -44,6 +44,17 @@ class RunKey:
         """Returns 32 hexadecimal digits that tell this secret from others, and nothing else of it."""
         return hashlib.blake2b(b"", key=self.secret, digest_size=16, person=b"fingerprint").hexdigest()
 
+    def keyed(self, digest: str) -> str:
+        """Returns 32 hexadecimal digits that tell settings and data from others, to whom has the secret.
+
+        A digest of records by itself would tell whether some record is among others that are known.
+
+        Args:
+          digest: of settings and data, as text.
+        """
+        message = digest.encode()
+        return hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"settings, data").hexdigest()
+
     def client_seed(self, round_number: int, client_id: str, run: int = 0) -> np.ndarray:
         """Returns the int64 `[2]` seed of one client in one round.
 

@@ -6,11 +6,13 @@
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
                    raised: what a run may spend until its end, once that has become more, or the run goes on
+                   reserved: how far a run may have come by now
                    closed: what a run has spent at most, once it has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
 
-A run that was moved or deleted still counts. A folder that is there says itself what its run has spent so far.
+A run that was moved or deleted still counts. A folder that is there says itself what its run has spent so far, unless
+the registry knows that the run has come further: such a folder is an older copy.
 """
 
 import contextlib
@@ -62,6 +64,7 @@ class Entry:
       rounds: how many rounds the ledger covers; 0 of a run that was closed without having released anything.
       is_closed: whether the run has ended, or was replaced.
       includes: run id of a release that this run's ledger has in it; empty where there is none.
+      reached: how far the run may have come: how often rounds had been drawn anew, and the last round reserved.
     """
 
     run_id: str
@@ -74,6 +77,7 @@ class Entry:
     rounds: int
     is_closed: bool = False
     includes: str = ""
+    reached: tuple[int, int] = (0, 0)
 
     @functools.cached_property
     def upper(self) -> Ledger | None:
@@ -151,7 +155,7 @@ class Registry:
                     includes=includes,
                 )
                 line = dataclasses.asdict(entry)
-                del line["is_closed"]
+                del line["is_closed"], line["reached"]
                 journal.append({"kind": "began", **line})
 
     def raise_to(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
@@ -172,22 +176,42 @@ class Registry:
             unless=lambda entry: (entry.rounds, entry.ledger, entry.is_closed) == (rounds, text, False),
         )
 
-    def close(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
-        """Enters what a run has spent at most, once it has ended or is about to be removed.
+    def reserve(self, run_id: str, reached: tuple[int, int]) -> None:
+        """Enters, before rounds are run, how far the run may have come after them.
 
         Args:
           run_id: of the run; one that was never entered is left alone.
-          rounds: how many rounds that are.
+          reached: as of `Entry`.
+
+        Raises:
+          DataError, OSError: as `begin`.
+        """
+        self._add(run_id, {"kind": "reserved", "reached": list(reached)}, unless=lambda entry: entry.reached >= reached)
+
+    def close(self, run_id: str, reached: tuple[int, int], ledger: Ledger | None) -> None:
+        """Enters what a run has spent at most, once it has ended or is about to be removed.
+
+        Guarantee: of an older copy of a run, which has not come as far as is entered, nothing is believed: what is
+          entered stays.
+
+        Args:
+          run_id: of the run; one that was never entered is left alone.
+          reached: as of `Entry`, with the last round that may have been run.
           ledger: what has been spent; None without privacy.
 
         Raises:
           DataError, OSError: as `begin`.
         """
         text = None if ledger is None else ledger.to_json()
+
+        def line(entry: Entry) -> dict[str, Any]:
+            rounds, spent = (entry.rounds, entry.ledger) if entry.reached > reached else (reached[1], text)
+            return {"kind": "closed", "rounds": rounds, "ledger": spent, "reached": list(max(entry.reached, reached))}
+
         self._add(
             run_id,
-            {"kind": "closed", "rounds": rounds, "ledger": text},
-            unless=lambda entry: entry.is_closed and (entry.rounds, entry.ledger) == (rounds, text),
+            line,
+            unless=lambda entry: entry.is_closed and dataclasses.replace(entry, **_changes(line(entry))) == entry,
         )
 
     def entries(self) -> list[Entry]:
@@ -280,14 +304,19 @@ class Registry:
                 journal.append({"kind": "opened", "format_version": FORMAT_VERSION, "key_fingerprint": fingerprint})
             yield journal
 
-    def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> None:
+    def _add(
+        self,
+        run_id: str,
+        line: Mapping[str, Any] | Callable[[Entry], Mapping[str, Any]],
+        unless: Callable[[Entry], bool],
+    ) -> None:
         # Where the head alone is left, to open the journal says so.
         if not self.path.exists() and not head_path(self.path).exists():
             return
         with self._open() as journal:
             entry = _entries(self.path, journal.content.lines).get(run_id)
             if entry is not None and not unless(entry):
-                journal.append({**line, "run_id": run_id})
+                journal.append({**(line(entry) if callable(line) else line), "run_id": run_id})
 
     def _key_and_kept(self) -> tuple[RecordKey, dict[str, str]]:
         # A process that was stopped may have begun the journal without a line, and without the key.
@@ -328,10 +357,18 @@ def _kept(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {line["name"]: line["sha256"] for line in lines if line["kind"] == "records"}
 
 
+def _changes(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an entry that a line changes."""
+    reached = {"reached": (line["reached"][0], line["reached"][1])} if "reached" in line else {}
+    if line["kind"] == "reserved":
+        return reached
+    return {"ledger": line["ledger"], "rounds": line["rounds"], "is_closed": line["kind"] == "closed", **reached}
+
+
 def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
     """By run id, what the registry holds."""
     found: dict[str, Entry] = {}
-    names = [field.name for field in dataclasses.fields(Entry) if field.name != "is_closed"]
+    names = [field.name for field in dataclasses.fields(Entry) if field.name not in ("is_closed", "reached")]
     try:
         if lines and lines[0]["format_version"] != FORMAT_VERSION:
             version = lines[0]["format_version"]
@@ -340,10 +377,8 @@ def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]
             kind = line["kind"]
             if kind == "began":
                 found[line["run_id"]] = Entry(**{name: line[name] for name in names})
-            elif kind in ("raised", "closed"):
-                found[line["run_id"]] = dataclasses.replace(
-                    found[line["run_id"]], ledger=line["ledger"], rounds=line["rounds"], is_closed=kind == "closed"
-                )
+            elif kind in ("raised", "reserved", "closed"):
+                found[line["run_id"]] = dataclasses.replace(found[line["run_id"]], **_changes(line))
             elif kind not in ("opened", "records"):
                 raise ValueError(f"kind {kind!r}")
     except (KeyError, TypeError, ValueError, ConfigError) as error:

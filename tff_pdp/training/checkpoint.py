@@ -34,7 +34,7 @@ class Checkpoint:
       client_states: nests of arrays, in this order; or a store of users' states, which is saved by itself.
       ledger: what has been spent; None without privacy.
       run_key: the run's secret.
-      config_hash: of the settings the run was started with.
+      config_hash: of the settings and data the run was started with, `run_key.keyed`.
       auto_prox: nest of arrays, what is known for setting lambda (`tff_pdp.algorithms.auto_prox.lambdas`); empty where
         it is given.
       surroundings: what lay beside it when it was saved, to be compared when it is loaded; None of checkpoints from
@@ -50,6 +50,13 @@ class Checkpoint:
     config_hash: str
     auto_prox: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     surroundings: Surroundings | None = None
+
+    def was_made_with(self, config_hash: str) -> bool:
+        """Whether the run was started with settings and data of this digest.
+
+        Runs of the first version have the digest itself.
+        """
+        return self.config_hash in (self.run_key.keyed(config_hash), config_hash)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:

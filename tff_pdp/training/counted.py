@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tff_pdp.errors import DataError
 from tff_pdp.experiment.before_training import released_id
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
@@ -62,6 +63,20 @@ def enter_run(
         registry.raise_to(charges.run_id, method.plan.rounds, upper)
 
 
+def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None) -> None:
+    """Checks that a run's folder is no older copy, from which rounds would be run that the run has made already.
+
+    Raises:
+      DataError: the registry knows that the run has come further; or it is damaged.
+    """
+    known = None if charges is None else Registry(config.privacy.registry).find(charges.run_id)
+    if charges is not None and known is not None and known.reached > charges.reached:
+        raise DataError(
+            f"{folder} is an older copy of its run, which may have come to round {known.reached[1]} and not only to "
+            f"round {charges.through_round}: restore the newest copy, or give --overwrite"
+        )
+
+
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
     """Enters a run that has ended, such as one from before there was a registry, or from another computer.
 
@@ -85,7 +100,7 @@ def settle(config: ExperimentConfig, folder: Path) -> None:
     """
     charges = read_charges(folder)
     if charges is not None:
-        Registry(config.privacy.registry).close(charges.run_id, charges.through_round, charges.ledger)
+        Registry(config.privacy.registry).close(charges.run_id, charges.reached, charges.ledger)
 
 
 def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:

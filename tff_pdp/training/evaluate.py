@@ -70,7 +70,7 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     check_record(folder, state, charges)
     check_files(folder, state)
     method = build_method(config, name)
-    if state.config_hash != method.config_hash:
+    if not state.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
     enter_finished(config, method, folder, charges)
     if method.user_plan is not None:

@@ -59,7 +59,7 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
         client_states=client_states,
         ledger=method.plan.build_ledger(),
         run_key=run_key,
-        config_hash=method.config_hash,
+        config_hash=run_key.keyed(method.config_hash),
         auto_prox=auto_prox.init(method.auto_prox, method.model.num_parameters()) if method.auto_prox else {},
     )
 

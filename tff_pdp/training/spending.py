@@ -11,6 +11,7 @@ from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import checked_generator
 from tff_pdp.privacy.plans.plan import PrivacyPlan
+from tff_pdp.registry.entries import Registry
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, RunIdentity
@@ -35,6 +36,7 @@ class Spending:
         plan: PrivacyPlan,
         state: Checkpoint,
         arithmetic: Mapping[str, Any],
+        registry: Registry | None = None,
     ):
         """Takes over what is on record beyond a state.
 
@@ -43,12 +45,13 @@ class Spending:
           plan: of the run.
           state: where the run starts or goes on, in the newest attempt on record; its ledger is not changed.
           arithmetic: what the bits of a round depend on.
+          registry: that the run is in, if it is in any; it is told of each reservation.
 
         Raises:
           DataError: the reservation does not follow from the state's ledger.
           BudgetError: what is left of the plan would overspend.
         """
-        self._writer, self._plan, self._arithmetic = writer, plan, arithmetic
+        self._writer, self._plan, self._arithmetic, self._registry = writer, plan, arithmetic, registry
         self._through_round = state.round_number
         charges = writer.charges
         if charges is None:
@@ -80,6 +83,9 @@ class Spending:
         size = max(1, self._plan.rounds // _SHARE)
         self._charge_through(max(round_number, min(self._plan.rounds, round_number + size - 1)))
         self._writer.reserve(self._through_round, self._ledger, self._arithmetic)
+        # After the folder's own record, which is never behind but in an older copy.
+        if self._registry is not None and self._writer.charges is not None:
+            self._registry.reserve(self._writer.charges.run_id, self._writer.charges.reached)
 
     def end(self, state: Checkpoint) -> None:
         """Closes the record after a run's last round."""
@@ -194,5 +200,7 @@ def in_newest_attempt(
         check_redrawn(method, saved)
         if charges.ledger is not None:
             check_rest(method.plan, charges.ledger, saved.round_number)
-        attempt = writer.redraw(saved.round_number + 1)
+        attempt = writer.redraw(
+            saved.round_number + 1, method.plan.with_noise_drawn_anew(charges.ledger, attempt.number + 1)
+        )
     return redrawn(method, saved, attempt)

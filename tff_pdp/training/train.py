@@ -16,13 +16,14 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.lock import only_writer
+from tff_pdp.registry.entries import Registry
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, is_store
 from tff_pdp.training.client_store.store import ClientStore
-from tff_pdp.training.counted import enter_run, planned_ledger, say_cost_so_far, settle
+from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
@@ -140,10 +141,10 @@ def _start_or_resume(
         enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, first))
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         save(folder, first)
-        return first, Spending(writer, method.plan, first, arithmetic)
+        return first, Spending(writer, method.plan, first, arithmetic, Registry(config.privacy.registry))
     if not resume:
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
-    if saved.config_hash != method.config_hash:
+    if not saved.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
     check_record(folder, saved, read_charges(folder))
     check_files(folder, saved)
@@ -153,6 +154,7 @@ def _start_or_resume(
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:
         take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))
+    check_newest(config, folder, writer.charges)
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, saved))
     if method.user_plan is not None:
@@ -163,7 +165,7 @@ def _start_or_resume(
         saved = checkpoints.with_store(saved, method.clients.client_ids, store)
     # Rounds after the checkpoint are run again, and write their metrics again.
     cut_metrics(folder, saved.round_number)
-    return saved, Spending(writer, method.plan, saved, arithmetic)
+    return saved, Spending(writer, method.plan, saved, arithmetic, Registry(config.privacy.registry))
 
 
 def warn(method: Method) -> None:

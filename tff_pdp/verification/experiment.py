@@ -81,7 +81,9 @@ def _check_epsilons(output: Path, recomputed: Recomputed, *, only: str | None) -
     if releases:
         why = recomputed.why_no_bound
         text = f"no bound, as {why}" if why else f"epsilon at most {max(recomputed.composed.values()):.6g}"
-        yield Finding(output, Status.OK, f"everything on record together (runs and fits: {len(releases)}): {text}")
+        yield Finding(
+            output, Status.OK, f"everything on record in this folder together (runs and fits: {len(releases)}): {text}"
+        )
 
 
 def _words(release: Release) -> str:

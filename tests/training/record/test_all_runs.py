@@ -167,7 +167,7 @@ def test_a_run_counts_as_its_folder_says_and_by_the_plan_once_that_is_gone(regis
 
 def test_a_folder_that_was_restored_from_an_older_copy_does_not_lower_what_was_spent(registry, tmp_path):
     run_id = start(registry, tmp_path / "one" / "mr_mtl", ledger_of(a=4), ledger_of(a=10))
-    registry.close(run_id, 10, ledger_of(a=9))
+    registry.close(run_id, (0, 10), ledger_of(a=9))
     for output in ("one", "two"):
         assert spent(registry, tmp_path / output) == [9]
 
@@ -175,6 +175,6 @@ def test_a_folder_that_was_restored_from_an_older_copy_does_not_lower_what_was_s
 def test_a_run_that_released_nothing_does_not_count(registry, tmp_path):
     run_id = start(registry, tmp_path / "one" / "mr_mtl", None, ledger_of(a=10))
     assert spent(registry, tmp_path / "two") == []
-    registry.close(run_id, 0, None)
+    registry.close(run_id, (0, 0), None)
     (tmp_path / "one").rename(tmp_path / "moved")
     assert spent(registry, tmp_path / "two") == []

@@ -67,7 +67,7 @@ def test_rounds_that_are_drawn_anew_are_charged_beside_all_before(tmp_path):
         assert (first.number, first.first_round, first.can_be_repeated(2, ARITHMETIC)) == (0, 1, True)
         assert not first.can_be_repeated(3, other)
         assert first.can_be_repeated(4, other), "no round after the fourth has been run"
-        writer.redraw(3)
+        writer.redraw(3, writer.charges.ledger)
         assert (writer.charges.through_round, rounds_charged(tmp_path)) == (4, 4)
         writer.reserve(3, ledger_after(5), other)
     second = read_charges(tmp_path).attempt

@@ -22,7 +22,7 @@ from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExamplePlan, build_silo_example_plan, check_delta
 from tff_pdp.registry.entries import Registry
-from tff_pdp.training.record.all_runs import Composed, OnRecord, Own, compose, releases_on_record
+from tff_pdp.training.record.all_runs import Composed, Own, compose, releases_on_record
 from tff_pdp.training.record.releases import NO_PRIVACY, PERSONALIZE, Release, enter
 
 _PUBLIC_NUMBER = "the number of examples of each silo that is added is treated as public"
@@ -114,17 +114,14 @@ def put_on_record(
       By client id, what is on record of its records, this fit included.
 
     Raises:
-      DataError: what is on record cannot be read; nothing was entered.
+      DataError: what is on record cannot be read; nothing was entered, or the fit counts although it is not made.
       OSError: the record or the registry cannot be written; the fit must not begin.
     """
     registry, output, sets = Registry(config.privacy.registry), Path(config.output), config.data.record_set
     fit = Release(ledger, None if ledger else NO_PRIVACY, run_id=secrets.token_hex(16))
     records = registry.keep_examples(list(features), list(features.values()))
-    found = [
-        *releases_on_record(registry, output),
-        OnRecord(fit, str(output.absolute()), records, sets, is_here=True),
-    ]
-    cost = compose(registry, found, Own(records, sets, list(features)))
+    # Before anything is entered: what is on record can be read.
+    releases_on_record(registry, output)
     registry.begin(
         fit.run_id,
         PERSONALIZE,
@@ -136,6 +133,8 @@ def put_on_record(
         rounds=fit.rounds,
     )
     enter(output, fit)
+    # With this fit, and with others that began at the same time.
+    cost = compose(registry, releases_on_record(registry, output), Own(records, sets, list(features)))
     return dict(cost.by_scope)
 
 

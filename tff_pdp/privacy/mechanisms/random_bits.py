@@ -7,6 +7,7 @@ Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter.
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -129,9 +130,11 @@ def draw_gaussians(
 def are_compiled(size: int) -> bool:
     """Whether steps on so many values at once are left to XLA, which takes tenths of a second for each number of them.
 
-    With a GPU, XLA asks for more than TensorFlow brings along.
+    With a GPU, XLA asks for more than TensorFlow brings along. Under its flags for fast mathematics, sums are no longer
+    those of IEEE 754.
     """
-    return size >= _MANY and not tf.config.list_physical_devices("GPU")
+    is_exact = "fast_m" not in os.environ.get("XLA_FLAGS", "")
+    return size >= _MANY and is_exact and not tf.config.list_physical_devices("GPU")
 
 
 def _words(bits: tf.Tensor) -> list[tf.Tensor]:

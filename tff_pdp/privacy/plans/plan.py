@@ -6,6 +6,7 @@ accounted cannot drift apart.
 """
 
 import abc
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -171,6 +172,24 @@ class PrivacyPlan(abc.ABC):
         for scope, event in self.drawn_noise.items():
             if scope not in charged and scope in ledger.budgets:
                 ledger.append(scope, event, 1, DRAWN_NOISE)
+
+    def with_noise_drawn_anew(self, ledger: Ledger | None, attempt: int) -> Ledger | None:
+        """Returns a ledger, or a copy with the distance of one more whole training's noise, if it is not in there yet.
+
+        Args:
+          ledger: what has been spent.
+          attempt: how often rounds will have been drawn anew.
+
+        Raises:
+          BudgetError: a scope would overspend.
+        """
+        if ledger is None or 1 + attempt <= _TIMES_DRAWN:
+            return ledger
+        ledger = copy.deepcopy(ledger)
+        for scope, event in self.drawn_noise.items():
+            if scope in ledger.budgets:
+                ledger.append(scope, GridNoiseDpEvent(-(-event.values // _TIMES_DRAWN)), 1, DRAWN_NOISE)
+        return ledger
 
     def precheck_rest(self, ledger: Ledger) -> None:
         """Checks that what is left of the plan fits into the budgets; entering it then takes no more accounting.

@@ -20,7 +20,7 @@ from tff_pdp.registry.entries import Entry, Registry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import Release, all_releases, why_without_bound
+from tff_pdp.training.record.releases import Release, all_releases, release_of, why_without_bound
 
 # Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
@@ -164,7 +164,9 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
 def _newest(entry: Entry, here: Release | None) -> Release | None:
     """The most that a run has spent: as its folder says or, where that says less, as the registry does."""
     stated = here or _stated_in_folder(entry)
-    if stated is not None and (not entry.is_closed or stated.rounds >= entry.rounds):
+    # Of an older copy, which the registry knows to be one, nothing is believed.
+    is_newest = stated is not None and (stated.attempt, stated.rounds) >= entry.reached
+    if stated is not None and is_newest and (not entry.is_closed or stated.rounds >= entry.rounds):
         return stated if stated.rounds else None
     if not entry.rounds:
         return None
@@ -176,7 +178,7 @@ def _stated_in_folder(entry: Entry) -> Release | None:
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
-            return Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)
+            return release_of(charges)
     return None
 
 

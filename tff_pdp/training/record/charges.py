@@ -33,7 +33,7 @@ class RunIdentity:
       method: name of the method.
       non_private: why no epsilon is claimed of this run, whatever its ledger says; None where one is.
       key_fingerprint: of the run key; it tells nothing of the key.
-      config_hash: of the settings and data of the run.
+      config_hash: of the settings and data of the run, under its key.
       earlier_head: head of the record of earlier releases when the run began.
     """
 
@@ -106,6 +106,11 @@ class Charges:
     def method(self) -> str:
         """The method's name."""
         return self.identity.method
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """How far the run may have come: how often rounds had been drawn anew, and the last round."""
+        return self.attempt.number, self.through_round
 
     @property
     def non_private(self) -> str | None:
@@ -199,8 +204,12 @@ class ChargesWriter:
             }
         )
 
-    def redraw(self, first_round: int) -> Attempt:
+    def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
         """Begins another attempt: rounds from `first_round` on are run with other noise, beside all on record.
+
+        Args:
+          first_round: the first of them.
+          ledger: what is on record, and what the attempt itself costs; None without privacy.
 
         Raises:
           DataError: no run has begun.
@@ -211,7 +220,7 @@ class ChargesWriter:
             {
                 "kind": "redrawn",
                 "first_round": first_round,
-                "ledger": _text(self._charges.ledger),
+                "ledger": _text(ledger),
             }
         )
         return self._charges.attempt

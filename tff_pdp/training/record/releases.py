@@ -64,6 +64,7 @@ class Release(NamedTuple):
       run: name of the method, or `PERSONALIZE`.
       rounds: how many rounds the ledger covers.
       run_id: of the run; empty of fits, and of runs from before runs had one.
+      attempt: how often rounds of the run had been drawn anew, as far as its own folder says.
     """
 
     ledger: Ledger | None
@@ -71,6 +72,13 @@ class Release(NamedTuple):
     run: str = PERSONALIZE
     rounds: int = 1
     run_id: str = ""
+    attempt: int = 0
+
+
+def release_of(charges: Charges) -> Release:
+    """What a run has spent, as its charges have it."""
+    attempt, rounds = charges.reached
+    return Release(charges.ledger, charges.non_private, charges.method, rounds, charges.run_id, attempt)
 
 
 def set_aside(output: Path, folder: Path) -> None:
@@ -218,7 +226,7 @@ def _runs_in(folder: Path) -> list[Release]:
         check_record(folder, in_rounds(stored), charges)
     if charges is not None and charges.through_round:
         _check_earlier(folder.parent, charges.identity.earlier_head)
-        return [Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)]
+        return [release_of(charges)]
     # A run of the first version. A search that was stopped while its result was saved is there twice, under one key.
     started = {stored.run_key: stored for stored in saved if stored.round_number > 0}
     return [_of_first_version(folder, stored) for stored in started.values()]

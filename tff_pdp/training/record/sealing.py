@@ -93,11 +93,14 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
       is_unfinished_too: whether to seal a run that has not been run to its end, which then never can be.
 
     Raises:
-      ConfigError: the run has not been run to its end, or there is none; nothing was changed.
+      ConfigError: the run has not been run to its end, there is none, or a file of it is a link; nothing was changed.
       DataError: a file of the run's record is damaged, or another process writes to the folder; nothing was changed.
       OSError: a file cannot be written or removed; sealing again goes on.
     """
     with only_writer(folder):
+        for path in unsealed_files(folder):
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a link: put what it leads to in its place, which then can be destroyed")
         is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
         # To open the record mends what a kill has left of it.
         with ChargesWriter(folder) as writer:
@@ -121,7 +124,9 @@ def unsealed_files(folder: Path) -> Iterator[Path]:
     newest = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
     kept = [path / CONTENT_FILE for path in newest]
     for place in places:
-        yield from (path for path in sorted(place.rglob("*")) if not path.is_dir() and path not in kept)
+        # A link counts as a file, whatever it leads to.
+        found = (path for path in sorted(place.rglob("*")) if path.is_symlink() or not path.is_dir())
+        yield from (path for path in found if path not in kept)
 
 
 def _newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
@@ -161,9 +166,6 @@ def _destroyed(folder: Path) -> Sealed:
     num_bytes = 0
     # Keys first: without them, what is left of the rest tells least.
     for path in sorted(files, key=lambda one: one.name != checkpoint_files.KEY_FILE):
-        if path.is_symlink():
-            path.unlink()
-            continue
         num_bytes += path.stat().st_size
         overwrite_and_remove(path)
     _remove_empty_folders(folder)

@@ -25,11 +25,12 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
+from tff_pdp.registry.entries import Registry
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.counted import enter_run, say_cost_so_far, settle
+from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, settle
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
@@ -232,7 +233,7 @@ def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
     """The result of a search that has ended already."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     if saved is not None:
-        _check_resume(method, folder, resume, saved.config_hash)
+        _check_resume(method, folder, resume, saved)
         check_record(folder, saved, read_charges(folder))
         check_files(folder, saved)
     return saved
@@ -245,7 +246,7 @@ def _start_or_resume(
     saved = search_states.load(folder / SEARCH, first)
     arithmetic = arithmetic_here(config, device)
     if saved is not None:
-        _check_resume(method, folder, resume, saved.first.config_hash)
+        _check_resume(method, folder, resume, saved.first)
         check_record(folder, saved.first, read_charges(folder))
         check_files(folder, saved.first)
         check_engine(config, folder, device)
@@ -264,7 +265,14 @@ def _start_or_resume(
         search_states.save(folder / SEARCH, started)
         enter_run(config, method, folder, writer.charges, first.ledger)
         writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
+        _tell(config, writer)
     return started
+
+
+def _tell(config: ExperimentConfig, writer: ChargesWriter) -> None:
+    """Tells the registry how far a search may have come."""
+    if writer.charges is not None:
+        Registry(config.privacy.registry).reserve(writer.charges.run_id, writer.charges.reached)
 
 
 def _check_repeated(
@@ -282,9 +290,11 @@ def _check_repeated(
             # A search of the first version, which had no record: it may have run with its draws.
             open_run(writer, method, saved)
             writer.reserve(method.silo_plan.rounds, saved.ledger, of_first_version(arithmetic))
+        check_newest(config, folder, writer.charges)
         enter_run(config, method, folder, writer.charges, saved.ledger)
         if writer.charges and not writer.charges.through_round:
             writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
+        _tell(config, writer)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
                 f"{folder}: the search was started on another processor or a GPU, with another version of this "
@@ -294,10 +304,10 @@ def _check_repeated(
             )
 
 
-def _check_resume(method: Method, folder: Path, resume: bool, config_hash: str) -> None:
+def _check_resume(method: Method, folder: Path, resume: bool, saved: Checkpoint) -> None:
     if not resume:
         raise ConfigError(f"{folder} holds a run already: give --resume or --overwrite")
-    if config_hash != method.config_hash:
+    if not saved.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was made with other settings or other data: give --overwrite to start again")
 
 
