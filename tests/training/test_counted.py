@@ -1,6 +1,8 @@
 """All runs on the same records count, in whichever folders they are, and whatever has become of these."""
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import shutil
 
@@ -19,7 +21,7 @@ from tff_pdp.privacy.plans.plan import DRAWN_NOISE
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training import train as training
-from tff_pdp.training.counted import enter_finished, enter_run, planned_ledger
+from tff_pdp.training.counted import cost_of_all_runs, enter_finished, enter_run, planned_ledger
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.train import train
@@ -198,6 +200,63 @@ def test_a_run_that_goes_on_after_all_counts_to_its_end(run, experiment, monkeyp
     shutil.rmtree(tmp_path / "one")
     two = run("two")
     assert composed(two)["epsilon"] == max(by_hand(two, two, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_folder_that_is_restored_from_an_older_copy_counts_with_all_that_the_run_may_have_spent(
+    run, experiment, monkeypatch, tmp_path, is_done
+):
+    class Stopped(Exception):
+        pass
+
+    def stopping_before(last):
+        def stopped(method, state, number, data):
+            if number == last:
+                raise Stopped
+            return run_round(method, state, number, data)
+
+        return stopped
+
+    run_round = training.run_round
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run_round", stopping_before(2))
+        patch.setattr("tff_pdp.training.spending._SHARE", 4)
+        with pytest.raises(Stopped):
+            run("one", training__rounds=4)
+        config = experiment("one", **{**ONE, "training__rounds": 4})
+        folder = config.algorithm_folder(NAME)
+        shutil.copytree(folder, tmp_path / "older")
+        patch.setattr(training, "run_round", run_round if is_done else stopping_before(4))
+        with contextlib.suppress(Stopped):
+            train(config, NAME, resume=True, progress=False)
+    whole = max(by_hand(config, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "older", folder)
+    older = max(by_hand(config, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
+    assert older < whole
+    method = build_method(config, NAME)
+    assert cost_of_all_runs(config, method).worst.epsilon == pytest.approx(whole, rel=1e-6)
+    # Nor does it go on: on another machine the same noise would be added to other last bits.
+    with pytest.raises(DataError, match="is an older copy of its run, which may have come to round 4 and not only to"):
+        train(config, NAME, resume=True, progress=False)
+    train(config, NAME, overwrite=True, progress=False)
+    cost = cost_of_all_runs(config, method)
+    assert cost.runs == 2
+    assert cost.worst.epsilon > whole
+    first, second = Registry().entries()
+    assert first.upper is not None and second.upper is not None
+    assert first.upper.epsilon("silo_00").best == pytest.approx(second.upper.epsilon("silo_00").best, rel=1e-6)
+
+
+def test_no_digest_of_records_that_anyone_could_work_out_is_in_a_runs_folder(run):
+    """Who knows all records but one could try candidates for that one."""
+    config = run("one")
+    digests = [build_method(config, NAME).config_hash]
+    digests.append(hashlib.sha256((config.clients_folder / "manifest.json").read_bytes()).hexdigest())
+    for path in config.algorithm_folder(NAME).rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not [digest for digest in digests if digest.encode() in content], path
 
 
 def test_rounds_that_are_drawn_anew_raise_what_the_registry_has(run):

@@ -16,6 +16,7 @@ from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gauss
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.registry.entries import Registry
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.releases import EARLIER, all_releases
@@ -120,6 +121,23 @@ def test_fits_on_record_add_up(tmp_path):
     assert both.keys() == {"a"}
     # Where `tff-pdp evaluate` looks for what was ever spent.
     assert [sorted(release.ledger.budgets) for release in all_releases(tmp_path)] == [["a", "b"], ["a"]]
+
+
+def test_of_two_fits_that_begin_at_once_one_counts_the_other(tmp_path, monkeypatch):
+    _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320})
+    begin, inner = Registry.begin, []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+
+    def begin_both(registry, *arguments, **named):
+        if not inner:
+            inner.append(None)
+            inner[0] = put(tmp_path / "other", ledger)
+        begin(registry, *arguments, **named)
+
+    monkeypatch.setattr(Registry, "begin", begin_both)
+    outer = put(tmp_path / "one", ledger)
+    assert sorted([inner[0]["a"].releases, outer["a"].releases]) == [1, 2]
 
 
 def test_a_training_whose_noise_anyone_can_work_out_leaves_no_bound(tmp_path):

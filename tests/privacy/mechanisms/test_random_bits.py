@@ -11,7 +11,13 @@ import tensorflow as tf
 from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, ONES, exact_pair, pairs_of_words, words_of_pairs
 from tests.rounding import assert_within, half_a_digit
 from tff_pdp.privacy.accounting.grid_distance import ROUNDING
-from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians
+from tff_pdp.privacy.mechanisms.random_bits import (
+    are_compiled,
+    bits_for_gaussians,
+    draw_bits,
+    draw_bits_of_all,
+    gaussians,
+)
 
 LARGEST_WORD = 2**32 - 1
 
@@ -109,6 +115,15 @@ def test_gaussians_are_box_mullers_in_many_digits(size):
 
 # The angle of zero, in the middle of a quarter.
 AHEAD = 2**61
+
+
+def test_flags_that_make_sums_inexact_leave_gaussians_to_tensorflow(monkeypatch):
+    bits = draw_bits(seeds_of((3, 4))[0], bits_for_gaussians(5000))
+    before = gaussians(bits, 5000)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert not are_compiled(10**6)
+    after = gaussians(bits, 5000)
+    np.testing.assert_allclose(after, before, rtol=0, atol=2 * ROUNDING * LARGEST_RADIUS)
 
 
 def pair_of(*words):

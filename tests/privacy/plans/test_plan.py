@@ -186,6 +186,20 @@ def test_claims():
         build({"generator": "aes"})
 
 
+def test_noise_that_is_drawn_a_third_time_costs_once_more():
+    """Planned is that all rounds are run twice."""
+    training = PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10, num_parameters=1001)
+    plan = build_silo_example_plan(CONFIG, training)
+    ledger = plan.build_ledger()
+    assert plan.with_noise_drawn_anew(ledger, 1) is ledger
+    assert plan.with_noise_drawn_anew(None, 2) is None
+    more = plan.with_noise_drawn_anew(ledger, 2)
+    for scope, event in plan.drawn_noise.items():
+        drawn = [one.event.values for one in more.entries if one.scope == scope and one.reason == DRAWN_NOISE]
+        assert drawn == [event.values, event.values / 2]
+    assert len(ledger.entries) < len(more.entries)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("sampler", "shuffled"), ("selection_share", 1.0), ("noise_multiplier", 0.0), ("selection_loss_bound", -1.0)],

@@ -58,6 +58,23 @@ def test_key_seeds_and_states_are_gone_and_the_record_stays(tmp_path):
     assert seal_run(folder, ROUNDS).num_files == 0
 
 
+@pytest.mark.parametrize("place", ["checkpoints/round_000003", "checkpoints/round_000003/run_key.json"])
+def test_a_link_to_what_would_stay_is_refused(tmp_path, place):
+    folder = tmp_path / "mr_mtl"
+    make_run(folder)
+    path = folder / place
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=f"{path.name} is a link: put what it leads to in its place"):
+        seal_run(folder, ROUNDS)
+    assert not read_charges(folder).is_sealed
+    assert path in list(unsealed_files(folder))
+    path.unlink()
+    (tmp_path / "elsewhere").rename(path)
+    seal_run(folder, ROUNDS)
+    assert secrets_in(tmp_path) == []
+
+
 def test_a_sealed_run_is_neither_loaded_nor_charged_but_can_be_replaced(tmp_path):
     folder = tmp_path / "mr_mtl"
     make_run(folder)
