@@ -45,7 +45,8 @@ gives epsilon 6.6. To ask the other way round, which noise keeps epsilon within 
   tff-pdp account --unit silo_example --sampling-rate 0.032 --epsilon 2 --steps 1000 --delta 1e-5
 
 Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
-Two bounds are computed, RDP and PLD; each holds, so the smaller one may be claimed.
+Two bounds are computed, RDP and PLD; each holds, so the smaller one may be claimed. They are for ideal Gaussian noise:
+the ledger of a training adds the distance of drawn noise from it, below 1 % of epsilon in every shipped configuration.
 A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
 
 Rows made of a contact graph, in up to 20 of which one person is, in Poisson batches:
