@@ -252,7 +252,7 @@ def test_noise_on_a_grid_is_charged_once_and_paid_for_by_more_noise(plan, num_pa
         mechanism, ideal = drawn.mechanisms[client_id], plan.mechanisms[client_id]
         assert ideal.noise_multiplier < mechanism.noise_multiplier < 1.005 * ideal.noise_multiplier
         # What the distance leaves of the budget, for a rough epsilon that is at most a half above it.
-        share = 2.0**-9 * budget.delta
+        share = 2.0**-10 * budget.delta
         masses = (1.0 + epsilon + math.log(4.04 / share) for epsilon in (0.95 * budget.epsilon, 1.5 * budget.epsilon))
         wanted = [
             calibrate_noise_multiplier(

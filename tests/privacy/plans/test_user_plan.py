@@ -104,9 +104,9 @@ def ideal_noise(epsilon, delta, rounds):
 def noise_on_grid(epsilon, delta, rounds, num_released):
     """The same, where noise is drawn on a grid: of what the distance of the laws leaves of epsilon and delta."""
     rough = tree_epsilon(ideal_noise(epsilon, delta, rounds), rounds, delta / 2)
-    share = 2.0**-9 * delta
-    # Twice the rounds, each with at most two values for each that is released, and for a count.
-    distance = grid_distance(2 * 2 * (num_released + 1) * rounds, rough + 1 + math.log(4.04 / share))
+    share = 2.0**-10 * delta
+    # Twice the rounds, each with pairs for all values that are released, and one for a count.
+    distance = grid_distance(2 * (num_released + 3) * rounds, rough + 1 + math.log(4.04 / share))
     return ideal_noise(epsilon - 2 * distance, (delta - share) * math.exp(-distance), rounds)
 
 
@@ -125,7 +125,7 @@ def test_the_noise_of_full_participation(rounds, noise_multipliers):
         wanted = noise_on_grid(epsilon, 1e-5, rounds, 1000)
         assert ideal < wanted < 1.001 * ideal
         assert plan.mechanism.noise_multiplier == pytest.approx(wanted, rel=CALIBRATED)
-        assert plan.drawn_noise == {USERS: GridNoiseDpEvent(4 * 1001 * rounds)}
+        assert plan.drawn_noise == {USERS: GridNoiseDpEvent(2 * 1003 * rounds)}
 
 
 @pytest.mark.parametrize(
@@ -572,7 +572,8 @@ def test_a_count_with_so_much_noise_that_its_halves_lie_between_steps_is_refused
 @pytest.mark.parametrize("noise", [{"kind": "fixed_clip"}, {"kind": "adaptive_clip", "count_stddev": 0.4}, TREE])
 def test_the_distance_of_drawn_noise_is_charged_once_for_all_rounds(noise):
     plan = build(user_noise=noise)
-    event = GridNoiseDpEvent(4 * 1001 * 100)
+    nodes = 2 if noise == TREE else 1
+    event = GridNoiseDpEvent(2 * (nodes * 1001 + 2) * 100)
     ledger = charged(plan)
     drawn = [(entry.scope, entry.event, entry.count) for entry in ledger.entries if entry.reason == DRAWN_NOISE]
     assert drawn == [(USERS, event, 1)]

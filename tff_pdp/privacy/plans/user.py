@@ -312,8 +312,12 @@ def _noise_multiplier(config: PrivacyConfig, plan: UserPlan, budget: SiloBudget)
 
 
 def _drawn_noise(plan: UserPlan, training: PlannedTraining) -> GridNoiseDpEvent:
-    """Noise of every round's sum, and of a count of norms; trees have fewer than two nodes a round."""
-    return drawn_noise_event(2 * (training.num_released + 1) * plan.rounds)
+    """Noise of every round's sum, and of a count of norms; trees have fewer than two nodes a round.
+
+    Each is drawn in pairs, the last of which may be for one value.
+    """
+    sums = 2 if isinstance(plan.noise, TreeNoise) else 1
+    return drawn_noise_event((sums * (training.num_released + 1) + 2) * plan.rounds)
 
 
 def _claim(config: PrivacyConfig, training: PlannedTraining) -> tuple[Claim, str]:
