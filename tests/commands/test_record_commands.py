@@ -71,7 +71,8 @@ def test_a_line_for_each_thing_and_a_total(capsys, output):
     epsilon = next(release for release in all_releases(output) if release.run == "mr_mtl").ledger.epsilon("a").best
     assert f"epsilon {epsilon:.6g}, computed anew" in spent
     assert any(
-        "everything on record together (runs and fits: 3): no bound, as a run on record (local_only)" in line
+        "everything on record in this folder together (runs and fits: 3): no bound, as a run on record (local_only)"
+        in line
         for line in lines
     )
 

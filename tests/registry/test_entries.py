@@ -81,23 +81,28 @@ def test_a_closed_run_may_go_on(tmp_path):
 def test_an_older_copy_of_a_run_takes_nothing_back(tmp_path):
     registry = Registry(tmp_path / "registry")
     begin(registry, "a")
-    for reached in ((0, 3), (0, 7), (0, 7), (0, 5)):
-        registry.reserve("a", reached)
-    registry.reserve("nobody", (0, 9))
-    assert registry.find("a").reached == (0, 7)
+    registry.reserve("a", (2, 3))
+    registry.reserve("a", (3, 7))
+    registry.reserve("a", (3, 7), goes_on=True)
+    registry.reserve("nobody", (9, 9))
+    assert registry.find("a").reached == (3, 7)
+    # A copy that goes on beside it is told before its noise is drawn, also where it has come just as far.
+    for reached, goes_on in (((2, 5), False), ((2, 5), True), ((3, 7), False)):
+        with pytest.raises(DataError, match="another copy of this run has gone on, and may have come to round 7"):
+            registry.reserve("a", reached, goes_on=goes_on)
     # The copy knows of three rounds: all that was planned stays, and so it does once the run has ended.
-    registry.close("a", (0, 3), ledger_of(3))
+    registry.close("a", (2, 3), ledger_of(3))
     assert (registry.find("a").upper.to_json(), registry.find("a").is_closed) == (ledger_of(10).to_json(), True)
-    registry.close("a", (0, 7), ledger_of(7))
-    registry.close("a", (0, 3), ledger_of(3))
+    registry.close("a", (4, 7), ledger_of(7))
+    registry.close("a", (2, 3), ledger_of(3))
     assert (registry.find("a").upper.to_json(), registry.find("a").rounds) == (ledger_of(7).to_json(), 7)
     # Rounds that were drawn anew are later ones, whatever their numbers.
     registry.raise_to("a", 10, ledger_of(17))
-    registry.reserve("a", (1, 4))
-    registry.close("a", (0, 7), ledger_of(7))
+    registry.reserve("a", (6, 7))
+    registry.close("a", (4, 7), ledger_of(7))
     assert registry.find("a").upper.to_json() == ledger_of(17).to_json()
-    registry.close("a", (1, 10), ledger_of(13))
-    assert (registry.find("a").reached, registry.find("a").rounds) == ((1, 10), 10)
+    registry.close("a", (7, 10), ledger_of(13))
+    assert (registry.find("a").reached, registry.find("a").rounds) == ((7, 10), 10)
     assert [line["kind"] for line in journal.read(registry.path).lines[2:]] == [
         *("reserved", "reserved"),
         *("closed", "closed"),

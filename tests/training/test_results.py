@@ -52,7 +52,9 @@ def test_a_run_with_a_known_seed_is_never_called_private(experiment):
 def test_the_key_in_the_checkpoint_decides_not_the_configuration(experiment):
     config = experiment(**ONE)
     state = train(config, "fed_avg", progress=False)
-    guessed = dataclasses.replace(state, run_key=RunKey.from_test_seed(1))
+    key = RunKey.from_test_seed(1)
+    made_with = key.keyed(build_method(config, "fed_avg").config_hash)
+    guessed = dataclasses.replace(state, run_key=key, config_hash=made_with)
     checkpoints.save(config.algorithm_folder("fed_avg") / "checkpoints", guessed)
     with pytest.raises(DataError, match=r"charges\.jsonl"):
         evaluate_experiment(config)

@@ -64,7 +64,7 @@ class Entry:
       rounds: how many rounds the ledger covers; 0 of a run that was closed without having released anything.
       is_closed: whether the run has ended, or was replaced.
       includes: run id of a release that this run's ledger has in it; empty where there is none.
-      reached: how far the run may have come: how often rounds had been drawn anew, and the last round reserved.
+      reached: how far the run may have come: how many lines its own record has, and the last round reserved.
     """
 
     run_id: str
@@ -176,17 +176,30 @@ class Registry:
             unless=lambda entry: (entry.rounds, entry.ledger, entry.is_closed) == (rounds, text, False),
         )
 
-    def reserve(self, run_id: str, reached: tuple[int, int]) -> None:
+    def reserve(self, run_id: str, reached: tuple[int, int], *, goes_on: bool = False) -> None:
         """Enters, before rounds are run, how far the run may have come after them.
+
+        Guarantee: of several copies of a run one goes on: where this returns, no other may have come as far.
 
         Args:
           run_id: of the run; one that was never entered is left alone.
           reached: as of `Entry`.
+          goes_on: whether this may be known already: no round has been reserved, the run goes on.
 
         Raises:
-          DataError, OSError: as `begin`.
+          DataError: another copy of the run has come as far, or further; or as `begin`.
+          OSError: as `begin`.
         """
-        self._add(run_id, {"kind": "reserved", "reached": list(reached)}, unless=lambda entry: entry.reached >= reached)
+
+        def is_known(entry: Entry) -> bool:
+            if entry.reached > reached or (entry.reached == reached and not goes_on):
+                raise DataError(
+                    f"{entry.folder}: another copy of this run has gone on, and may have come to round "
+                    f"{entry.reached[1]}: go on with that one, or give --overwrite"
+                )
+            return entry.reached == reached
+
+        self._add(run_id, {"kind": "reserved", "reached": list(reached)}, unless=is_known)
 
     def close(self, run_id: str, reached: tuple[int, int], ledger: Ledger | None) -> None:
         """Enters what a run has spent at most, once it has ended or is about to be removed.

@@ -77,6 +77,17 @@ def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None
         )
 
 
+def tell_registry(config: ExperimentConfig, charges: Charges | None) -> None:
+    """Tells the registry how far a run that goes on may have come, as a kill may have kept it from doing so.
+
+    Raises:
+      DataError: another copy of the run has come further, or the registry is damaged.
+      OSError: the registry cannot be written.
+    """
+    if charges is not None:
+        Registry(config.privacy.registry).reserve(charges.run_id, charges.reached, goes_on=True)
+
+
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
     """Enters a run that has ended, such as one from before there was a registry, or from another computer.
 

@@ -23,7 +23,7 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, is_store
 from tff_pdp.training.client_store.store import ClientStore
-from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle
+from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle, tell_registry
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
@@ -139,6 +139,7 @@ def _start_or_resume(
         writer = stack.enter_context(ChargesWriter(folder))
         open_run(writer, method, first)
         enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, first))
+        tell_registry(config, writer.charges)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         save(folder, first)
         return first, Spending(writer, method.plan, first, arithmetic, Registry(config.privacy.registry))
@@ -157,6 +158,7 @@ def _start_or_resume(
     check_newest(config, folder, writer.charges)
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, saved))
+    tell_registry(config, writer.charges)
     if method.user_plan is not None:
         store = stack.enter_context(ClientStore.open(folder / STORE))
         store.rewind(saved.round_number)

@@ -91,7 +91,7 @@ def test_a_canary_and_its_promotion_on_a_running_server(models, roll):
 
 def _wait_for(condition):
     waiting = threading.Event()
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         waiting.wait(0.01)

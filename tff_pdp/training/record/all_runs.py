@@ -20,7 +20,7 @@ from tff_pdp.registry.entries import Entry, Registry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import Release, all_releases, release_of, why_without_bound
+from tff_pdp.training.record.releases import Release, all_releases, reached_in, release_of, why_without_bound
 
 # Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
@@ -149,11 +149,11 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     """
     here = {release.run_id or str(place): release for place, release in enumerate(all_releases(output))}
     found: list[OnRecord] = []
-    entries = registry.entries()
+    entries, reached = registry.entries(), reached_in(output)
     included: set[str] = set()
     for entry in entries:
         is_here = entry.run_id in here or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
-        release = _newest(entry, here.pop(entry.run_id, None))
+        release = _newest(entry, here.pop(entry.run_id, None), reached.get(entry.run_id, (0, 0)))
         if release is not None:
             included.add(entry.includes)
             found.append(OnRecord(release, entry.folder, entry.records, entry.record_set, is_here))
@@ -161,25 +161,25 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     return [one for one in found if not one.release.run_id or one.release.run_id not in included]
 
 
-def _newest(entry: Entry, here: Release | None) -> Release | None:
+def _newest(entry: Entry, here: Release | None, reached: tuple[int, int]) -> Release | None:
     """The most that a run has spent: as its folder says or, where that says less, as the registry does."""
-    stated = here or _stated_in_folder(entry)
+    if here is None:
+        here, reached = _stated_in_folder(entry)
     # Of an older copy, which the registry knows to be one, nothing is believed.
-    is_newest = stated is not None and (stated.attempt, stated.rounds) >= entry.reached
-    if stated is not None and is_newest and (not entry.is_closed or stated.rounds >= entry.rounds):
-        return stated if stated.rounds else None
+    if here is not None and reached >= entry.reached and (not entry.is_closed or here.rounds >= entry.rounds):
+        return here if here.rounds else None
     if not entry.rounds:
         return None
     return Release(entry.upper, entry.non_private, entry.method, entry.rounds, entry.run_id)
 
 
-def _stated_in_folder(entry: Entry) -> Release | None:
-    """The statement of the run's own folder; None where it is not there any more, or cannot be read."""
+def _stated_in_folder(entry: Entry) -> tuple[Release | None, tuple[int, int]]:
+    """The statement of the run's own folder, None where that cannot be read, and how far the run has come there."""
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
-            return release_of(charges)
-    return None
+            return release_of(charges), charges.reached
+    return None, (0, 0)
 
 
 def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_budgets_hold: bool = False) -> AllRuns:

@@ -109,8 +109,8 @@ class Charges:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """How far the run may have come: how often rounds had been drawn anew, and the last round."""
-        return self.attempt.number, self.through_round
+        """How far the run may have come: how many lines its record has, which only grow, and the last round."""
+        return len(self.chains), self.through_round
 
     @property
     def non_private(self) -> str | None:

@@ -64,7 +64,6 @@ class Release(NamedTuple):
       run: name of the method, or `PERSONALIZE`.
       rounds: how many rounds the ledger covers.
       run_id: of the run; empty of fits, and of runs from before runs had one.
-      attempt: how often rounds of the run had been drawn anew, as far as its own folder says.
     """
 
     ledger: Ledger | None
@@ -72,13 +71,11 @@ class Release(NamedTuple):
     run: str = PERSONALIZE
     rounds: int = 1
     run_id: str = ""
-    attempt: int = 0
 
 
 def release_of(charges: Charges) -> Release:
     """What a run has spent, as its charges have it."""
-    attempt, rounds = charges.reached
-    return Release(charges.ledger, charges.non_private, charges.method, rounds, charges.run_id, attempt)
+    return Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)
 
 
 def set_aside(output: Path, folder: Path) -> None:
@@ -155,6 +152,16 @@ def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Relea
         or release.run != PERSONALIZE
         or any(release.ledger and scope in release.ledger.budgets for scope in about)
     ]
+
+
+def reached_in(output: Path) -> dict[str, tuple[int, int]]:
+    """By run id, how far the runs in an experiment's folder have come, as their own records have it.
+
+    Raises:
+      DataError: the record of a run cannot be read.
+    """
+    found = (read_charges(path.parent) for path in sorted(output.glob(f"*/{CHARGES_FILE}")))
+    return {charges.run_id: charges.reached for charges in found if charges is not None}
 
 
 def why_without_bound(releases: Sequence[Release]) -> str:

@@ -25,12 +25,11 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
-from tff_pdp.registry.entries import Registry
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, settle
+from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, settle, tell_registry
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
@@ -265,14 +264,8 @@ def _start_or_resume(
         search_states.save(folder / SEARCH, started)
         enter_run(config, method, folder, writer.charges, first.ledger)
         writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
-        _tell(config, writer)
+        tell_registry(config, writer.charges)
     return started
-
-
-def _tell(config: ExperimentConfig, writer: ChargesWriter) -> None:
-    """Tells the registry how far a search may have come."""
-    if writer.charges is not None:
-        Registry(config.privacy.registry).reserve(writer.charges.run_id, writer.charges.reached)
 
 
 def _check_repeated(
@@ -294,7 +287,7 @@ def _check_repeated(
         enter_run(config, method, folder, writer.charges, saved.ledger)
         if writer.charges and not writer.charges.through_round:
             writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
-        _tell(config, writer)
+        tell_registry(config, writer.charges)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
                 f"{folder}: the search was started on another processor or a GPU, with another version of this "
