@@ -249,7 +249,7 @@ def test_a_folder_that_is_restored_from_an_older_copy_counts_with_all_that_the_r
 
 
 def test_no_digest_of_records_that_anyone_could_work_out_is_in_a_runs_folder(run):
-    """Who knows all records but one could try candidates for that one."""
+    """Candidates for one record could be tried by somebody with all others."""
     config = run("one")
     digests = [build_method(config, NAME).config_hash]
     digests.append(hashlib.sha256((config.clients_folder / "manifest.json").read_bytes()).hexdigest())

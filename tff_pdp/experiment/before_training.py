@@ -123,9 +123,7 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
         earlier = stored["made_with"]
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
-    # The first version had a digest without a key.
-    plain = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
-    if earlier != _made_with(config, plain) and earlier != _made_with(config, _name_of(config, clients)):
+    if earlier not in (_made_with(config, name(config, clients)) for name in (_name_of, _first_name_of)):
         raise ConfigError(
             f"{path}: what silos released before training was made with other settings or other data. Releasing it "
             "again costs again: name another output folder to do that. The registry "
@@ -205,6 +203,12 @@ def _enter(config: ExperimentConfig, clients: ClientDataset, settings: Statistic
 def _name_of(config: ExperimentConfig, clients: ClientDataset) -> str:
     """A keyed digest of the data: another one would tell whether some record is among others that are known."""
     return Registry(config.privacy.registry).keep_dataset(clients, ("train",))
+
+
+def _first_name_of(config: ExperimentConfig, clients: ClientDataset) -> str:
+    """The digest without a key that the first version had."""
+    del clients
+    return hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
 
 
 def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:

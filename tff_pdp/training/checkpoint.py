@@ -52,7 +52,7 @@ class Checkpoint:
     surroundings: Surroundings | None = None
 
     def was_made_with(self, config_hash: str) -> bool:
-        """Whether the run was started with settings and data of this digest.
+        """Tells if the run was started with settings and data of this digest.
 
         Runs of the first version have the digest itself.
         """

@@ -161,7 +161,7 @@ def test_what_is_claimed_follows_from_the_ideal_guarantee_and_the_distance(epsil
 
 @pytest.mark.parametrize(("values", "largest"), [(1000, 43.6), (10**6, 36.7), (10**9, 29.7)])
 def test_an_epsilon_that_is_too_large_for_the_digits_becomes_infinite(values, largest):
-    """Of delta = 1e-5 a part of 2^-13 exp(-epsilon - 1) has to hold the mass of values beyond a length of 12."""
+    """The mass of values beyond a length of 12 has to fit into 2^-13 exp(-epsilon - 1) of delta = 1e-5."""
     assert largest == pytest.approx(72 - math.log(values) - math.log(2**13 / 1e-5) - 1, abs=0.1)
     for epsilon, is_finite in ((1.0, True), (largest - 0.2, True), (largest + 0.2, False), (800.0, False)):
         parts = ((dp_accounting.GaussianDpEvent(1.0), 1), (GridNoiseDpEvent(values), 1))

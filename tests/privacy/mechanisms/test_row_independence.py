@@ -168,7 +168,7 @@ def differing(one, other, places):
 
 
 def assert_same_parts(case, parts, others, message):
-    """Of one row: to the bit, but for the order in which float64 adds up products that nobody holds."""
+    """Compares parts of one row: to the bit, but for the order in which float64 adds up products that nobody holds."""
     for name, part in parts.items():
         if case in POSITIONS and name.endswith("/kernel"):
             bound = 2 * per_example.sum_error(1, POSITIONS[case]) * CLIP_NORM

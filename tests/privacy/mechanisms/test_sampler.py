@@ -197,7 +197,7 @@ def test_functions_are_as_exact_as_the_proof_assumes(name, form):
 
 
 def test_what_series_leave_out_is_far_below_a_digit():
-    """Of the largest argument there is: a quarter's half, and the root of two, where terms shrink most slowly."""
+    """Terms shrink most slowly at the largest arguments there are: half of a quarter turn, and the root of two."""
     quarter, ratio = mpmath.pi / 4, (mpmath.sqrt(2) - 1) / (mpmath.sqrt(2) + 1)
     # Of the sine, the cosine and the logarithm in terms of (1 + x) / (1 - x), their first terms left out as well.
     sine = sum((-1) ** k * quarter ** (2 * k + 1) / mpmath.factorial(2 * k + 1) for k in range(9))

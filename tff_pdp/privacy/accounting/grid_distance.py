@@ -35,7 +35,9 @@ from tff_pdp.privacy.accounting.events import CustomDpEvent
 # The bound of `random_bits.gaussians`, and the most steps in a standard deviation that `grid_noise` takes.
 ROUNDING = 9 * 2.0**-53
 MOST_STEPS = 2.0**19
-_PER_LENGTH = 4.2 * ROUNDING * MOST_STEPS
+# Of a logarithm, per unit that a pair is moved, in standard deviations; and per unit of its length.
+_PER_UNIT = 4.2 * MOST_STEPS
+_PER_LENGTH = _PER_UNIT * ROUNDING
 _LONGEST, _LONGER = 10.6, math.exp(-56.0)
 # Of large epsilons: how many pairs may be longer, up to which length, and half of the radius's last digit.
 _LONG_PAIRS, _LONGEST_STILL, _HALF_A_DIGIT = 2, 12.0, 2.0**-129
@@ -110,7 +112,7 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
         if length > _LONGEST_STILL or (values * _LONGER) ** (_LONG_PAIRS + 1) > allowed / 2:
             return bound(ideal, delta), math.inf
         moved = ROUNDING * length + _HALF_A_DIGIT * math.exp(length**2 / 2) / length
-        distance += _LONG_PAIRS * 4.2 * MOST_STEPS * moved
+        distance += _LONG_PAIRS * _PER_UNIT * moved
     if distance > _LARGEST_DISTANCE:
         return bound(ideal, delta), math.inf
     # Both masses, in both directions, fit into the share.

@@ -128,7 +128,7 @@ def draw_gaussians(
 
 
 def are_compiled(size: int) -> bool:
-    """Whether steps on so many values at once are left to XLA, which takes tenths of a second for each number of them.
+    """Decides if steps on so many values are left to XLA, which takes tenths of a second for each number of them.
 
     With a GPU, XLA asks for more than TensorFlow brings along. Under its flags for fast mathematics, sums are no longer
     those of IEEE 754.

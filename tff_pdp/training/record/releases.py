@@ -74,7 +74,7 @@ class Release(NamedTuple):
 
 
 def release_of(charges: Charges) -> Release:
-    """What a run has spent, as its charges have it."""
+    """Returns all that a run has spent, as its charges have it."""
     return Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)
 
 
