@@ -1,7 +1,9 @@
 """What several test folders share: started engines, and one small client dataset written through the real job."""
 
+import collections
 import contextlib
 import gc
+import hashlib
 import os
 import signal
 
@@ -35,6 +37,27 @@ def _own_registry(scope):
 
 # Fixtures of modules train, too, before any test begins.
 registry_of_session, registry_of_module, registry_of_function = map(_own_registry, ("session", "module", "function"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keys_of_tests():
+    """Derives runs' keys from the running test's name: noise, and what is learned under it, is the same each time.
+
+    Gives what draws them outside tests.
+    """
+    from tff_pdp.experiment.run_key import KEY_BYTES, RunKey
+
+    drawn = collections.Counter()
+
+    def from_name(key_class):
+        test, _, _ = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")
+        drawn[test] += 1
+        return key_class(hashlib.blake2b(f"{test} {drawn[test]}".encode(), digest_size=KEY_BYTES).digest())
+
+    shipped = RunKey.from_entropy
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunKey, "from_entropy", classmethod(from_name))
+        yield shipped
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ def test_seeds_differ_by_round_and_client_and_key():
     assert tuple(RunKey.from_test_seed(2).client_seed(0, "a")) != tuple(key.client_seed(0, "a"))
 
 
-def test_entropy_gives_a_new_key_each_time_and_never_shows_it():
-    first, second = RunKey.from_entropy(), RunKey.from_entropy()
+def test_entropy_gives_a_new_key_each_time_and_never_shows_it(keys_of_tests):
+    first, second = keys_of_tests(), keys_of_tests()
     assert first.secret != second.secret
     assert not first.is_test_only
     assert first.secret.hex() not in repr(first)
