@@ -43,7 +43,8 @@ _LONGEST, _LONGER = 10.6, math.exp(-56.0)
 _LONG_PAIRS, _LONGEST_STILL, _HALF_A_DIGIT = 2, 12.0, 2.0**-129
 _MEAN_SQUARE = 2.1
 # The share of delta that goes to the mass with larger ratios, twice, and of pairs that are too long, twice. A hundredth
-# of each is for batches that are larger than `dp_sgd.most_examples`, which comes with a probability of exp(-80).
+# of each is for batches that are larger than `dp_sgd.most_examples`, each with a probability of exp(-80): there are
+# fewer of them than values, and a distance is given only where this share is at least 2 exp(-72) a value.
 _SHARE, _PARTS = 2.0**-10, 4.04
 # Up to here exp(-epsilon) + exp(a) is below e, and exp(-a) takes less than half of delta.
 _LARGEST_DISTANCE = 0.5
