@@ -23,8 +23,11 @@ def only_writer(folder: Path) -> Iterator[None]:
       folder: need not exist.
 
     Raises:
-      DataError: another process writes to it; the message has its number and the folder.
+      DataError: another process writes to it; the message has its number and the folder. Or the folder is a link, so
+        that others may hold the lock beside the folder itself.
     """
+    if folder.is_symlink():
+        raise DataError(f"{folder} is a link to {folder.readlink()}: name the folder itself, or move it here")
     folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
     try:

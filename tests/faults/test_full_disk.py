@@ -107,7 +107,7 @@ def test_a_run_does_not_begin_where_the_registry_has_no_room(small_disk, leaf, t
         small_disk.make_room()
     assert cli.main(["train", *settings]) == 0
     registry = Registry(small_disk.path / "registry")
-    assert registry.find(read_charges(output / "mr_mtl").run_id).is_closed
+    assert registry.find(read_charges(output / "mr_mtl").run_id).closed
     assert len(registry.entries()) == 1
 
 

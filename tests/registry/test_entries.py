@@ -37,78 +37,76 @@ def begin(registry, run_id, **changed):
 def test_the_users_own_registry_lies_with_their_state(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "tff_pdp" / "registry"
-    monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".local" / "state" / "tff_pdp" / "registry"
+    # A relative path would be another place in each working directory.
+    for value in ("state", None):
+        monkeypatch.setenv("XDG_STATE_HOME", value) if value else monkeypatch.delenv("XDG_STATE_HOME")
+        assert default_folder() == tmp_path / ".local" / "state" / "tff_pdp" / "registry"
+
+
+def kinds_of_lines(registry):
+    return [line["kind"] for line in journal.read(registry.path).lines]
 
 
 def test_a_run_is_entered_once_and_may_be_raised_and_closed(tmp_path):
     registry = Registry(tmp_path / "registry")
-    registry.close("nobody", (0, 3), None)
+    registry.close("nobody", ["1"], 3, None)
     assert registry.entries() == []
     begin(registry, "a", includes="s")
     begin(registry, "a", rounds=99)
     begin(registry, "b", ledger=None, non_private="privacy is switched off", record_set={"x": "north"})
-    registry.raise_to("a", 10, ledger_of(20))
+    registry.raise_to("a", ["1"], 10, ledger_of(20))
     first, second = registry.entries()
-    assert (first.run_id, first.rounds, first.is_closed, first.includes) == ("a", 10, False, "s")
-    assert first.upper.to_json() == ledger_of(20).to_json()
+    assert (first.run_id, first.upper.rounds, first.closed, first.includes) == ("a", 10, None, "s")
+    assert first.upper.ledger.to_json() == ledger_of(20).to_json()
     assert Path(first.folder) == Path("runs/mr_mtl").absolute()
-    assert (second.upper, second.non_private, second.record_set) == (None, "privacy is switched off", {"x": "north"})
+    assert second.upper.ledger is None
+    assert (second.non_private, second.record_set) == ("privacy is switched off", {"x": "north"})
     for _ in range(2):
-        registry.close("a", (0, 7), ledger_of(7))
-    registry.close("nobody", (0, 3), None)
-    assert (registry.find("a").rounds, registry.find("a").is_closed) == (7, True)
-    assert [line["kind"] for line in journal.read(registry.path).lines] == [
-        "opened",
-        "began",
-        "began",
-        "raised",
-        "closed",
-    ]
+        registry.close("a", ["1", "2"], 7, ledger_of(7))
+    registry.close("nobody", ["1"], 3, None)
+    entry = registry.find("a")
+    assert (entry.closed.rounds, entry.upper.ledger.to_json()) == (7, ledger_of(7).to_json())
+    assert kinds_of_lines(registry) == ["opened", "began", "began", "raised", "closed"]
 
 
-def test_a_closed_run_may_go_on(tmp_path):
-    registry = Registry(tmp_path / "registry")
-    begin(registry, "a", ledger=None, non_private="privacy is switched off")
-    registry.close("a", (0, 0), None)
-    for _ in range(2):
-        registry.raise_to("a", 10, None)
-    assert (registry.find("a").rounds, registry.find("a").is_closed) == (10, False)
-    assert [line["kind"] for line in journal.read(registry.path).lines] == ["opened", "began", "closed", "raised"]
-
-
-def test_an_older_copy_of_a_run_takes_nothing_back(tmp_path):
+def test_a_closed_run_that_goes_on_counts_with_all_that_was_planned(tmp_path):
+    """A copy was about to be replaced, and the run went on: closed by one, it is open again."""
     registry = Registry(tmp_path / "registry")
     begin(registry, "a")
-    registry.reserve("a", (2, 3))
-    registry.reserve("a", (3, 7))
-    registry.reserve("a", (3, 7), goes_on=True)
-    registry.reserve("nobody", (9, 9))
-    assert registry.find("a").reached == (3, 7)
-    # A copy that goes on beside it is told before its noise is drawn, also where it has come just as far.
-    for reached, goes_on in (((2, 5), False), ((2, 5), True), ((3, 7), False)):
-        with pytest.raises(DataError, match="another copy of this run has gone on, and may have come to round 7"):
-            registry.reserve("a", reached, goes_on=goes_on)
-    # The copy knows of three rounds: all that was planned stays, and so it does once the run has ended.
-    registry.close("a", (2, 3), ledger_of(3))
-    assert (registry.find("a").upper.to_json(), registry.find("a").is_closed) == (ledger_of(10).to_json(), True)
-    registry.close("a", (4, 7), ledger_of(7))
-    registry.close("a", (2, 3), ledger_of(3))
-    assert (registry.find("a").upper.to_json(), registry.find("a").rounds) == (ledger_of(7).to_json(), 7)
-    # Rounds that were drawn anew are later ones, whatever their numbers.
-    registry.raise_to("a", 10, ledger_of(17))
-    registry.reserve("a", (6, 7))
-    registry.close("a", (4, 7), ledger_of(7))
-    assert registry.find("a").upper.to_json() == ledger_of(17).to_json()
-    registry.close("a", (7, 10), ledger_of(13))
-    assert (registry.find("a").reached, registry.find("a").rounds) == ((7, 10), 10)
-    assert [line["kind"] for line in journal.read(registry.path).lines[2:]] == [
-        *("reserved", "reserved"),
-        *("closed", "closed"),
-        *("raised", "reserved"),
-        *("closed", "closed"),
-    ]
+    registry.close("a", ["1"], 0, None)
+    assert registry.find("a").upper.rounds == 0
+    for _ in range(2):
+        registry.reserve("a", ["1", "2"])
+    entry = registry.find("a")
+    assert (entry.closed, entry.upper.rounds, entry.upper.ledger.to_json()) == (None, 10, ledger_of(10).to_json())
+    for _ in range(2):
+        registry.raise_to("a", ["1", "2"], 12, ledger_of(12))
+    assert registry.find("a").upper.rounds == 12
+    assert kinds_of_lines(registry) == ["opened", "began", "closed", "reserved", "raised"]
+
+
+def test_a_copy_that_lacks_what_the_run_has_done_takes_nothing_back(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a")
+    registry.reserve("a", ["1", "2"])
+    registry.reserve("a", ["1", "2", "3"])
+    # One that does the same may do so.
+    registry.reserve("a", ["1", "2", "3"])
+    registry.reserve("nobody", ["9"])
+    assert registry.find("a").head == "3"
+    before = registry.path.read_bytes()
+    # Older, or on another way, however far.
+    for chains in (["1", "2"], ["1", "2", "4"], ["1", "2", "4", "5", "6"]):
+        for refused in (lambda chains: registry.reserve("a", chains), lambda c: registry.raise_to("a", c, 9, None)):
+            with pytest.raises(DataError, match=r"a copy of the run that began in .*runs/mr_mtl has gone on"):
+                refused(chains)
+        registry.close("a", chains, 10, ledger_of(3))
+    assert registry.path.read_bytes() == before
+    assert (registry.find("a").closed, registry.find("a").upper.rounds) == (None, 10)
+    registry.close("a", ["1", "2", "3", "4"], 7, ledger_of(7))
+    registry.close("a", ["1", "2", "3"], 3, ledger_of(3))
+    assert (registry.find("a").upper.rounds, registry.find("a").head) == (7, "4")
 
 
 def test_only_the_owner_reads_the_key(tmp_path):
@@ -134,7 +132,7 @@ def test_one_damaged_byte_is_refused_and_named(tmp_path):
     dataset = write_dataset(tmp_path / "data", {"x": records(0, 5)})
     name = registry.keep_dataset(dataset, ("train",))
     begin(registry, "a", records=name)
-    registry.close("a", (0, 7), ledger_of(7))
+    registry.close("a", ["1"], 7, ledger_of(7))
 
     def use():
         registry.entries()

@@ -13,7 +13,7 @@ from tff_pdp.training import spending
 from tff_pdp.training import train as training
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record import checkpoint_files
-from tff_pdp.training.record.arithmetic import DRAWS, of_first_version
+from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, all_releases
 from tff_pdp.training.run_folder import Choices
@@ -170,24 +170,24 @@ def test_a_second_writer_is_refused_with_the_first_ones_number(experiment):
     assert not folder.exists()
 
 
-def test_a_run_begun_under_other_draws_is_drawn_anew_and_charged_again(experiment, monkeypatch):
+def test_a_run_begun_by_other_code_is_drawn_anew_and_charged_again(experiment, monkeypatch):
     roomy = {"privacy__noise_multiplier": 30.0, "training__checkpoint_every": 2, **LOOP}
     whole = train(experiment("whole", **roomy), NAME, progress=False)
     config = experiment("stopped", **roomy)
     with monkeypatch.context() as patch:
-        # As before there were kinds of draws: its record has everything else.
+        # Of the first version: its record has everything else.
         own = spending.arithmetic_of
         patch.setattr(spending, "arithmetic_of", lambda *given, **named: of_first_version(own(*given, **named)))
         folder = stopped(monkeypatch, config, 4)
     old = list(read_charges(folder).attempt.arithmetic.values())
-    assert old and not any("draws" in one for one in old)
+    assert old and not any("sources" in one for one in old)
     resumed = train(config, NAME, resume=True, progress=False)
     per_round = rounds_in(whole.ledger) // 6
     # Four rounds, and four after the second, which has a checkpoint.
     assert rounds_in(resumed.ledger) == 8 * per_round
     assert (resumed.run_key.attempt, read_charges(folder).attempt.number) == (1, 1)
     new = list(read_charges(folder).attempt.arithmetic.values())
-    assert [one.pop("draws") for one in new] == [DRAWS] * len(new) and new[0] == old[0]
+    assert all(len(one.pop("sources")) == 16 for one in new) and new[0] == old[0]
     assert not are_equal(resumed, whole)
 
 

@@ -6,13 +6,14 @@
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
                    raised: what a run may spend until its end, once that has become more, or the run goes on
-                   reserved: how far a run may have come by now
+                   reserved: where a run's own record ends, before it runs what is in there
                    closed: what a run has spent at most, once it has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
 
-A run that was moved or deleted still counts. A folder that is there says itself what its run has spent so far, unless
-the registry knows that the run has come further: such a folder is an older copy.
+A run that was moved or deleted still counts. A folder that is there says itself what its run has spent so far, if its
+record has been where the registry knows the run's record to have been. One of an older copy has not, nor has that of a
+copy that went on beside the run.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import functools
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import numpy as np
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import naming, remove_attempts, sync, write_atomically
-from tff_pdp.journal import Journal, head_path, read
+from tff_pdp.journal import GENESIS, Journal, head_path, read
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.registry.matching import RecordSet
 from tff_pdp.registry.records import (
@@ -59,12 +60,10 @@ class Entry:
       records: name of the file of digests.
       record_set: what was declared of the records.
       non_private: why no epsilon holds for the run, whatever the ledger says; None where one does.
-      ledger: as text, what the run may spend until its end or, once it is closed, has spent at most; None without
-        privacy.
-      rounds: how many rounds the ledger covers; 0 of a run that was closed without having released anything.
-      is_closed: whether the run has ended, or was replaced.
+      planned: what the run may spend until its end.
       includes: run id of a release that this run's ledger has in it; empty where there is none.
-      reached: how far the run may have come: how many lines its own record has, and the last round reserved.
+      closed: what the run has spent at most, once it has ended or was replaced; None while it may go on.
+      head: where the run's own record has been, as the chain of a line; `GENESIS` where that is not known.
     """
 
     run_id: str
@@ -73,22 +72,66 @@ class Entry:
     records: str
     record_set: RecordSet
     non_private: str | None
-    ledger: str | None
-    rounds: int
-    is_closed: bool = False
+    planned: "Cost"
     includes: str = ""
-    reached: tuple[int, int] = (0, 0)
+    closed: "Cost | None" = None
+    head: str = GENESIS
+
+    @property
+    def upper(self) -> "Cost":
+        """What the run has spent at most by now, as far as the registry knows."""
+        return self.closed or self.planned
+
+    def is_in(self, chains: Collection[str]) -> bool:
+        """Whether the run is, or goes on, what the registry knows of it, by the chains of the lines of its record."""
+        return self.head == GENESIS or self.head in chains
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a run has spent, or may spend.
+
+    Attributes:
+      text: the ledger as text; None without privacy.
+      rounds: how many rounds the ledger covers; 0 of a run that has released nothing.
+    """
+
+    text: str | None
+    rounds: int
+
+    @classmethod
+    def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
+        """The cost of so many rounds."""
+        return cls(None if ledger is None else ledger.to_json(), rounds)
 
     @functools.cached_property
-    def upper(self) -> Ledger | None:
-        """The ledger."""
-        return None if self.ledger is None else Ledger.from_json(self.ledger)
+    def ledger(self) -> Ledger | None:
+        """The ledger; None without privacy."""
+        return None if self.text is None else Ledger.from_json(self.text)
 
 
 def default_folder() -> Path:
     """The user's own registry: in `$XDG_STATE_HOME`, by default `~/.local/state`."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "tff_pdp" / "registry"
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # A relative one would be another registry in each working directory; the XDG specification says to ignore it.
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "tff_pdp" / "registry"
+
+
+def check_newest(entry: Entry, chains: Collection[str]) -> None:
+    """Checks that a run's record has all that the registry knows the run to have done.
+
+    Args:
+      entry: of the run.
+      chains: of the lines of the record.
+
+    Raises:
+      DataError: the record does not have all of that.
+    """
+    if not entry.is_in(chains):
+        raise DataError(
+            f"a copy of the run that began in {entry.folder} has gone on, and this one is older than that, or went on "
+            "in another way: go on with that copy, or give --overwrite"
+        )
 
 
 class Registry:
@@ -150,81 +193,72 @@ class Registry:
                     records=records,
                     record_set=dict(record_set) if isinstance(record_set, Mapping) else record_set,
                     non_private=non_private,
-                    ledger=None if ledger is None else ledger.to_json(),
-                    rounds=rounds,
+                    planned=Cost.of(ledger, rounds),
                     includes=includes,
                 )
-                line = dataclasses.asdict(entry)
-                del line["is_closed"], line["reached"]
-                journal.append({"kind": "began", **line})
+                line = {name: getattr(entry, name) for name in _BEGAN}
+                journal.append({"kind": "began", **line, **_line(entry.planned)})
 
-    def raise_to(self, run_id: str, rounds: int, ledger: Ledger | None) -> None:
-        """Enters, before it does, that a run may spend more than was entered, or that a closed one goes on.
+    def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
+        """Enters, before it does, that a run may spend more than was entered.
 
         Args:
           run_id: of the run.
+          chains: of the lines of its record.
           rounds: how many rounds the run may have made at its end.
           ledger: all that the run may spend until then; None without privacy.
 
         Raises:
-          DataError, OSError: as `begin`.
+          DataError, OSError: as `reserve`.
         """
-        text = None if ledger is None else ledger.to_json()
-        self._add(
-            run_id,
-            {"kind": "raised", "rounds": rounds, "ledger": text},
-            unless=lambda entry: (entry.rounds, entry.ledger, entry.is_closed) == (rounds, text, False),
-        )
+        planned = Cost.of(ledger, rounds)
 
-    def reserve(self, run_id: str, reached: tuple[int, int], *, goes_on: bool = False) -> None:
-        """Enters, before rounds are run, how far the run may have come after them.
+        def is_known(entry: Entry) -> bool:
+            check_newest(entry, chains)
+            return entry.planned == planned and entry.closed is None
 
-        Guarantee: of several copies of a run one goes on: where this returns, no other may have come as far.
+        self._add(run_id, {"kind": "raised", **_line(planned)}, unless=is_known)
+
+    def reserve(self, run_id: str, chains: Sequence[str]) -> None:
+        """Enters, before a run goes on, where its own record ends: whatever the run does next is in there.
+
+        Guarantee: of several copies of a run one goes on, or all do the same: where this returns, the record of any
+          other goes on from this one, or is refused.
 
         Args:
           run_id: of the run; one that was never entered is left alone.
-          reached: as of `Entry`.
-          goes_on: whether this may be known already: no round has been reserved, the run goes on.
+          chains: of the lines of its record.
 
         Raises:
-          DataError: another copy of the run has come as far, or further; or as `begin`.
+          DataError: a copy of the run has gone on in another way; or as `begin`.
           OSError: as `begin`.
         """
 
         def is_known(entry: Entry) -> bool:
-            if entry.reached > reached or (entry.reached == reached and not goes_on):
-                raise DataError(
-                    f"{entry.folder}: another copy of this run has gone on, and may have come to round "
-                    f"{entry.reached[1]}: go on with that one, or give --overwrite"
-                )
-            return entry.reached == reached
+            check_newest(entry, chains)
+            return (entry.head, entry.closed) == (chains[-1], None)
 
-        self._add(run_id, {"kind": "reserved", "reached": list(reached)}, unless=is_known)
+        self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known)
 
-    def close(self, run_id: str, reached: tuple[int, int], ledger: Ledger | None) -> None:
+    def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters what a run has spent at most, once it has ended or is about to be removed.
 
-        Guarantee: of an older copy of a run, which has not come as far as is entered, nothing is believed: what is
-          entered stays.
+        Guarantee: a copy of a run that does not have all that the run has done is not believed: nothing is entered.
 
         Args:
           run_id: of the run; one that was never entered is left alone.
-          reached: as of `Entry`, with the last round that may have been run.
+          chains: of the lines of its record.
+          rounds: how many may have been run.
           ledger: what has been spent; None without privacy.
 
         Raises:
           DataError, OSError: as `begin`.
         """
-        text = None if ledger is None else ledger.to_json()
-
-        def line(entry: Entry) -> dict[str, Any]:
-            rounds, spent = (entry.rounds, entry.ledger) if entry.reached > reached else (reached[1], text)
-            return {"kind": "closed", "rounds": rounds, "ledger": spent, "reached": list(max(entry.reached, reached))}
-
+        spent = Cost.of(ledger, rounds)
         self._add(
             run_id,
-            line,
-            unless=lambda entry: entry.is_closed and dataclasses.replace(entry, **_changes(line(entry))) == entry,
+            {"kind": "closed", **_line(spent), "head": chains[-1]},
+            unless=lambda entry: not entry.is_in(chains) or (entry.closed, entry.head) == (spent, chains[-1]),
         )
 
     def entries(self) -> list[Entry]:
@@ -317,19 +351,14 @@ class Registry:
                 journal.append({"kind": "opened", "format_version": FORMAT_VERSION, "key_fingerprint": fingerprint})
             yield journal
 
-    def _add(
-        self,
-        run_id: str,
-        line: Mapping[str, Any] | Callable[[Entry], Mapping[str, Any]],
-        unless: Callable[[Entry], bool],
-    ) -> None:
+    def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> None:
         # Where the head alone is left, to open the journal says so.
         if not self.path.exists() and not head_path(self.path).exists():
             return
         with self._open() as journal:
             entry = _entries(self.path, journal.content.lines).get(run_id)
             if entry is not None and not unless(entry):
-                journal.append({**(line(entry) if callable(line) else line), "run_id": run_id})
+                journal.append({**line, "run_id": run_id})
 
     def _key_and_kept(self) -> tuple[RecordKey, dict[str, str]]:
         # A process that was stopped may have begun the journal without a line, and without the key.
@@ -370,18 +399,28 @@ def _kept(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {line["name"]: line["sha256"] for line in lines if line["kind"] == "records"}
 
 
-def _changes(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of an entry that a line changes."""
-    reached = {"reached": (line["reached"][0], line["reached"][1])} if "reached" in line else {}
-    if line["kind"] == "reserved":
-        return reached
-    return {"ledger": line["ledger"], "rounds": line["rounds"], "is_closed": line["kind"] == "closed", **reached}
+# What a line that begins an entry has, besides what is planned.
+_BEGAN = ("run_id", "method", "folder", "records", "record_set", "non_private", "includes")
+
+
+def _line(cost: Cost) -> dict[str, Any]:
+    return {"ledger": cost.text, "rounds": cost.rounds}
+
+
+def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
+    """An entry after one more line."""
+    if line["kind"] == "raised":
+        return dataclasses.replace(entry, planned=Cost(line["ledger"], line["rounds"]), closed=None)
+    head = line.get("head", entry.head)
+    if line["kind"] == "closed":
+        return dataclasses.replace(entry, closed=Cost(line["ledger"], line["rounds"]), head=head)
+    # A run that had been closed, by a copy that was to be replaced, goes on after all.
+    return dataclasses.replace(entry, closed=None, head=head)
 
 
 def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
     """By run id, what the registry holds."""
     found: dict[str, Entry] = {}
-    names = [field.name for field in dataclasses.fields(Entry) if field.name not in ("is_closed", "reached")]
     try:
         if lines and lines[0]["format_version"] != FORMAT_VERSION:
             version = lines[0]["format_version"]
@@ -389,9 +428,10 @@ def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]
         for line in lines:
             kind = line["kind"]
             if kind == "began":
-                found[line["run_id"]] = Entry(**{name: line[name] for name in names})
+                planned = Cost(line["ledger"], line["rounds"])
+                found[line["run_id"]] = Entry(**{name: line[name] for name in _BEGAN}, planned=planned)
             elif kind in ("raised", "reserved", "closed"):
-                found[line["run_id"]] = dataclasses.replace(found[line["run_id"]], **_changes(line))
+                found[line["run_id"]] = _after(found[line["run_id"]], line)
             elif kind not in ("opened", "records"):
                 raise ValueError(f"kind {kind!r}")
     except (KeyError, TypeError, ValueError, ConfigError) as error:

@@ -47,6 +47,12 @@ def enter_run(
     registry = Registry(config.privacy.registry)
     known = registry.find(charges.run_id)
     if known is None:
+        if charges.through_round:
+            print(
+                f"{charges.method}: note: {registry.folder} does not know this run, which was begun under another "
+                "registry: whether a copy of it has gone on elsewhere is not known here",
+                file=sys.stderr,
+            )
         registry.begin(
             charges.run_id,
             charges.method,
@@ -58,9 +64,9 @@ def enter_run(
             rounds=method.plan.rounds,
             includes=released_id(config),
         )
-    elif not charges.is_closed and (known.is_closed or charges.attempt.number):
-        # Rounds are drawn anew; or the run was about to be replaced, and goes on after all.
-        registry.raise_to(charges.run_id, method.plan.rounds, upper)
+    elif not charges.is_closed and charges.attempt.number:
+        # Rounds are drawn anew.
+        registry.raise_to(charges.run_id, charges.chains, method.plan.rounds, upper)
 
 
 def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None) -> None:
@@ -70,22 +76,25 @@ def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None
       DataError: the registry knows that the run has come further; or it is damaged.
     """
     known = None if charges is None else Registry(config.privacy.registry).find(charges.run_id)
-    if charges is not None and known is not None and known.reached > charges.reached:
+    if charges is None or known is None:
+        return
+    # Entries of earlier versions say only how far the run came in all.
+    if not known.is_in(charges.chains) or (known.closed and charges.through_round < known.closed.rounds):
         raise DataError(
-            f"{folder} is an older copy of its run, which may have come to round {known.reached[1]} and not only to "
-            f"round {charges.through_round}: restore the newest copy, or give --overwrite"
+            f"{folder} is no copy of all that its run has done, which went on elsewhere: restore the newest copy, or "
+            "give --overwrite"
         )
 
 
 def tell_registry(config: ExperimentConfig, charges: Charges | None) -> None:
-    """Tells the registry how far a run that goes on may have come, as a kill may have kept it from doing so.
+    """Tells the registry where the record of a run that goes on ends, as a kill may have kept it from doing so.
 
     Raises:
-      DataError: another copy of the run has come further, or the registry is damaged.
+      DataError: another copy of the run has gone on, or the registry is damaged.
       OSError: the registry cannot be written.
     """
-    if charges is not None:
-        Registry(config.privacy.registry).reserve(charges.run_id, charges.reached, goes_on=True)
+    if charges is not None and not charges.is_closed:
+        Registry(config.privacy.registry).reserve(charges.run_id, charges.chains)
 
 
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
@@ -97,7 +106,7 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
     if charges is None or not charges.through_round:
         return
     known = Registry(config.privacy.registry).find(charges.run_id)
-    if known is None or not known.is_closed:
+    if known is None or known.closed is None:
         enter_run(config, method, folder, charges, charges.ledger)
         settle(config, folder)
 
@@ -111,7 +120,7 @@ def settle(config: ExperimentConfig, folder: Path) -> None:
     """
     charges = read_charges(folder)
     if charges is not None:
-        Registry(config.privacy.registry).close(charges.run_id, charges.reached, charges.ledger)
+        Registry(config.privacy.registry).close(charges.run_id, charges.chains, charges.through_round, charges.ledger)
 
 
 def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
@@ -151,12 +160,7 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
         is_unit_in_several=method.user_plan is not None or method.clients.manifest.row_influence is not None,
     )
     found = releases_on_record(registry, Path(config.output))
-    return compose(registry, found, own, only_budgets_hold=only_budgets_hold(method.plan))
-
-
-def only_budgets_hold(plan: PrivacyPlan) -> bool:
-    """Whether what was spent says nothing of what could have been, since it follows from a noised number."""
-    return isinstance(plan, SiloExamplePlan) and plan.num_examples_are_noised
+    return compose(registry, found, own)
 
 
 def splits_of(method: Method) -> Sequence[str]:

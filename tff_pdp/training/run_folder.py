@@ -218,12 +218,22 @@ class Choices(dict[str, str]):
         self._write()
 
     def _write(self) -> None:
-        if self._folder is not None and self:
+        if self._folder is not None:
             write_json(self._folder / CHOICES_FILE, {"format_version": 1, "choices": dict(self)})
 
 
+def check_choices(folder: Path) -> None:
+    """Checks that what was chosen in a run is there, before rounds are repeated that may have been run so.
+
+    Raises:
+      DataError: it is missing: to choose anew might round otherwise.
+    """
+    if not (folder / CHOICES_FILE).exists():
+        raise DataError(f"{folder / CHOICES_FILE} is missing: restore it from a copy")
+
+
 def read_choices(folder: Path) -> dict[str, str]:
-    """Reads what a run's `Choices` are.
+    """Reads what a run's `Choices` are; none of a run that has none yet.
 
     Raises:
       DataError: the file is damaged.

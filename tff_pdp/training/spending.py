@@ -70,6 +70,8 @@ class Spending:
                     f"{writer.path} and the checkpoint of round {state.round_number} disagree on what was spent: "
                     "restore both from a copy"
                 )
+        # As far as rounds may be run: on record, and known to the registry.
+        self._reserved_round = self._through_round
 
     def before_round(self, round_number: int) -> None:
         """Reserves a round and some after it, unless it is reserved already.
@@ -78,14 +80,15 @@ class Spending:
           BudgetError: the round would overspend; nothing was reserved.
           OSError: the record cannot be written; nothing was reserved.
         """
-        if round_number <= self._through_round:
+        if round_number <= self._reserved_round:
             return
         size = max(1, self._plan.rounds // _SHARE)
         self._charge_through(max(round_number, min(self._plan.rounds, round_number + size - 1)))
         self._writer.reserve(self._through_round, self._ledger, self._arithmetic)
         # After the folder's own record, which is never behind but in an older copy.
         if self._registry is not None and self._writer.charges is not None:
-            self._registry.reserve(self._writer.charges.run_id, self._writer.charges.reached)
+            self._registry.reserve(self._writer.charges.run_id, self._writer.charges.chains)
+        self._reserved_round = self._through_round
 
     def end(self, state: Checkpoint) -> None:
         """Closes the record after a run's last round."""

@@ -40,6 +40,7 @@ from tff_pdp.training.run_folder import (
     Choices,
     append_metrics,
     check_beside,
+    check_choices,
     check_engine,
     checkpoints_were_every,
     cut_metrics,
@@ -147,9 +148,12 @@ def _start_or_resume(
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if not saved.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
-    check_record(folder, saved, read_charges(folder))
+    charges = read_charges(folder)
+    check_record(folder, saved, charges)
     check_files(folder, saved)
     check_engine(config, folder, device)
+    if charges is not None and charges.attempt.is_repeated(saved.round_number, arithmetic):
+        check_choices(folder)
     sweep(folder)
     choices.keep_in(folder)
     writer = stack.enter_context(ChargesWriter(folder))

@@ -14,7 +14,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger, compose_worst_case
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import Release, why_without_bound
 from tff_pdp.training.run_folder import read_started_with
-from tff_pdp.verification.run_folder import Finding, Status, checked, config_of
+from tff_pdp.verification.run_folder import Finding, Status, checked
 
 SUMMARY_FILE = "summary.json"
 EXPORT_FOLDER = "export"
@@ -62,7 +62,7 @@ def recompute(releases: Sequence[Release]) -> Recomputed:
         {}
         if release.ledger is None
         else {
-            scope: math.inf if release.non_private else _epsilon([release.ledger], scope, known)
+            scope: math.inf if release.non_private else _spent(release.ledger, scope, known)
             for scope in release.ledger.budgets
         }
         for release in releases
@@ -85,6 +85,14 @@ def is_at_most(value: float, bound: float) -> bool:
     return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
 
 
+def _spent(ledger: Ledger, scope: str, known: dict[Any, float]) -> float:
+    """What a ledger's events add up to, computed once where scopes have released the same."""
+    key = ("events", _key(ledger, scope))
+    if key not in known:
+        known[key] = ledger.epsilon(scope).best
+    return known[key]
+
+
 def _epsilon(ledgers: Sequence[Ledger], scope: str, known: dict[Any, float]) -> float:
     """As `compose_worst_case`, computed once where scopes have released the same."""
     parts = [ledger for ledger in ledgers if scope in ledger.budgets]
@@ -96,7 +104,7 @@ def _epsilon(ledgers: Sequence[Ledger], scope: str, known: dict[Any, float]) -> 
 
 def _key(ledger: Ledger, scope: str) -> Any:
     entries = tuple((entry.event, entry.count) for entry in ledger.entries if entry.scope == scope)
-    return entries, ledger.budgets[scope].delta, ledger.unit, ledger.adjacency
+    return entries, ledger.budgets[scope], ledger.unit, ledger.adjacency
 
 
 def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Finding]:
@@ -192,13 +200,12 @@ def _place(path: Path, recomputed: Recomputed, run_id: str | None, name: str) ->
 def _check_silos(
     output: Path, path: Path, content: Mapping[str, Any], recomputed: Recomputed, places: Sequence[int]
 ) -> None:
-    only_budgets_hold = _sizes_are_noised(output, content["algorithms"])
     for silo in content["silos"]:
         own = [recomputed.own[place].get(silo["id"], math.inf) for place in places]
         ledgers = [recomputed.releases[place].ledger for place in places]
         budgets = [ledger.budgets[silo["id"]] for ledger in ledgers if ledger and silo["id"] in ledger.budgets]
         expected = max(own, default=math.inf)
-        if only_budgets_hold and math.isfinite(expected):
+        if math.isfinite(expected) and any(ledger and ledger.follows_from_a_choice(silo["id"]) for ledger in ledgers):
             expected = max(budget.epsilon for budget in budgets)
         _compare(path, f"of {silo['id']}", silo["epsilon_spent"], expected)
         if silo["epsilon_spent"] is not None and silo["delta"] not in {budget.delta for budget in budgets}:
@@ -234,22 +241,11 @@ def _check_composed(
     if recomputed.why_no_bound:
         raise DataError(f"{path} states epsilon {composed['epsilon']:.6g} of all runs, but {recomputed.why_no_bound}")
     expected = max(recomputed.composed[scope] for scope in scopes)
-    if _sizes_are_noised(output, names):
-        ledgers = [release.ledger for release in recomputed.releases if release.ledger]
-        expected = max(
-            sum(ledger.budgets[scope].epsilon for ledger in ledgers if scope in ledger.budgets) for scope in scopes
-        )
     if not is_at_most(expected, composed["epsilon"]):
         raise DataError(
             f"{path} states epsilon {composed['epsilon']:.6g} of {composed['methods']} runs together, and what is on "
             f"record by now adds up to {expected:.6g}: run `tff-pdp evaluate` again"
         )
-
-
-def _sizes_are_noised(output: Path, names: Sequence[str] | Mapping[str, Any]) -> bool:
-    """Whether numbers of examples were released, so that only budgets hold, whatever was spent."""
-    settings = [config_of(output / name).get("privacy", {}).get("num_examples") or {} for name in names]
-    return any(one.get("kind") == "noised" for one in settings)
 
 
 def _client_id_key(output: Path, path: Path) -> str:

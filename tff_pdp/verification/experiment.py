@@ -1,5 +1,6 @@
 """Checks everything of an experiment's folder, or of one run, in the order in which one thing rests on the other."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.before_training import FORMAT_VERSION, RELEASES_FILE, read_releases
+from tff_pdp.training.record.charges import run_id_of
 from tff_pdp.training.record.releases import EARLIER, PERSONALIZE, Release, all_releases, is_unchained
 from tff_pdp.verification.epsilons import Recomputed, check_statements, over_budget, recompute
 from tff_pdp.verification.run_folder import Finding, Status, check_run, checked, config_of, is_run, journal_state
@@ -31,6 +33,8 @@ def verify(place: Path) -> Iterator[Finding]:
     yield from _check_record(output)
     for folder in runs:
         yield from check_run(folder)
+    if not is_run(place):
+        yield from _check_copies(runs)
     try:
         releases = all_releases(output)
     except DataError as error:
@@ -64,6 +68,20 @@ def _check_record(output: Path) -> Iterator[Finding]:
         yield Finding(path, Status.OLD, "lines of the first version, without a chain: counted as they are")
     elif path.exists():
         yield checked(path, lambda: journal_state(path))
+
+
+def _check_copies(runs: Sequence[Path]) -> Iterator[Finding]:
+    """Finds folders that hold one run twice."""
+    first: dict[str, Path] = {}
+    for folder in runs:
+        # Damage has been told.
+        with contextlib.suppress(DataError):
+            run_id = run_id_of(folder)
+            if run_id and run_id in first:
+                text = f"a copy of the run in {first[run_id]}: which of both goes on is not known here; keep one"
+                yield Finding(folder, Status.PROBLEM, text)
+            elif run_id:
+                first[run_id] = folder
 
 
 def _check_epsilons(output: Path, recomputed: Recomputed, *, only: str | None) -> Iterator[Finding]:

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import mpmath
 import numpy as np
@@ -11,9 +14,10 @@ import tensorflow as tf
 from tests.privacy.mechanisms.grid_support import LARGEST_RADIUS, ONES, exact_pair, pairs_of_words, words_of_pairs
 from tests.rounding import assert_within, half_a_digit
 from tff_pdp.privacy.accounting.grid_distance import ROUNDING
+from tff_pdp.privacy.mechanisms import random_bits
 from tff_pdp.privacy.mechanisms.random_bits import (
-    are_compiled,
     bits_for_gaussians,
+    check_pairs,
     draw_bits,
     draw_bits_of_all,
     gaussians,
@@ -117,13 +121,46 @@ def test_gaussians_are_box_mullers_in_many_digits(size):
 AHEAD = 2**61
 
 
-def test_flags_that_make_sums_inexact_leave_gaussians_to_tensorflow(monkeypatch):
-    bits = draw_bits(seeds_of((3, 4))[0], bits_for_gaussians(5000))
-    before = gaussians(bits, 5000)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    assert not are_compiled(10**6)
-    after = gaussians(bits, 5000)
-    np.testing.assert_allclose(after, before, rtol=0, atol=2 * ROUNDING * LARGEST_RADIUS)
+FAST = "--xla_cpu_enable_fast_math=true"
+CHECK = "from tff_pdp.privacy.mechanisms.random_bits import check_pairs; check_pairs({compiled})"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "in_a_file", "auto_jit"),
+    [
+        (True, True, False),
+        pytest.param(True, False, False, marks=pytest.mark.all),
+        pytest.param(False, False, True, marks=pytest.mark.all),
+    ],
+)
+def test_flags_that_make_sums_inexact_are_noticed_wherever_they_stand(tmp_path, compiled, in_a_file, auto_jit):
+    flags = FAST
+    if in_a_file:
+        (tmp_path / "flags").write_text(FAST)
+        flags = str(tmp_path / "flags")
+    jit = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"} if auto_jit else {}
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK.format(compiled=compiled)],
+        env={**os.environ, "XLA_FLAGS": flags, **jit},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "EngineError: TensorFlow does not compute in float64 as noise needs it here" in done.stderr
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_pairs_are_checked_in_this_process_while_a_graph_is_built(compiled):
+    check_pairs.cache_clear()
+    with tf.Graph().as_default():
+        check_pairs(compiled)
+
+
+def test_the_pair_that_is_checked_against_is_exact():
+    for words in np.random.default_rng(3).integers(0, 2**32, (100, 6), dtype=np.uint64).tolist():
+        in_pairs = [words[place] * 2**32 + words[place + 1] for place in (0, 2, 4)]
+        for one, other in zip(random_bits.exact_pair(words), exact_pair(*in_pairs), strict=True):
+            assert abs(mpmath.mpf(str(one)) - other) < mpmath.mpf(10) ** -30
 
 
 def pair_of(*words):

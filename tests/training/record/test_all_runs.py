@@ -9,10 +9,11 @@ import pytest
 from tests.registry.small_data import records
 from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.record.all_runs import OnRecord, Own, compose, releases_on_record
-from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity
+from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity, read_charges
 from tff_pdp.training.record.releases import Release, enter
 
 
@@ -104,10 +105,16 @@ def test_a_run_without_privacy_leaves_no_bound_for_the_silos_it_was_about(regist
     assert cost.by_scope["b"].to_dict("formal", "")["epsilon"] == epsilon(10)
 
 
-def test_budgets_are_summed_where_they_alone_hold(registry):
+def test_a_run_whose_parameters_a_noised_number_chose_counts_with_its_budget(registry):
+    """What was spent says nothing of what would have been with another number."""
     clients = {"a": records(0, 10)}
-    found = [release(registry, clients, ledger_of(a=10), name) for name in ("one", "two")]
-    cost = compose(registry, found, own(registry, clients), only_budgets_hold=True)
+    choice, plain = ledger_of(a=10), ledger_of(a=10)
+    choice.append("a", ParameterChoiceDpEvent(0.1), 1, "number of training examples")
+    found = [release(registry, clients, ledger, name) for ledger, name in ((choice, "one"), (plain, "two"))]
+    cost = compose(registry, found, own(registry, clients))
+    assert (cost.worst.epsilon, cost.worst.delta) == (50.0 + epsilon(10), 2e-4)
+    two_choices = [release(registry, clients, choice, name) for name in ("one", "two")]
+    cost = compose(registry, two_choices, own(registry, clients))
     assert (cost.worst.epsilon, cost.worst.delta) == (100.0, 2e-4)
 
 
@@ -167,7 +174,8 @@ def test_a_run_counts_as_its_folder_says_and_by_the_plan_once_that_is_gone(regis
 
 def test_a_folder_that_was_restored_from_an_older_copy_does_not_lower_what_was_spent(registry, tmp_path):
     run_id = start(registry, tmp_path / "one" / "mr_mtl", ledger_of(a=4), ledger_of(a=10))
-    registry.close(run_id, (0, 10), ledger_of(a=9))
+    chains = read_charges(tmp_path / "one" / "mr_mtl").chains
+    registry.close(run_id, [*chains, "a later line"], 10, ledger_of(a=9))
     for output in ("one", "two"):
         assert spent(registry, tmp_path / output) == [9]
 
@@ -175,6 +183,6 @@ def test_a_folder_that_was_restored_from_an_older_copy_does_not_lower_what_was_s
 def test_a_run_that_released_nothing_does_not_count(registry, tmp_path):
     run_id = start(registry, tmp_path / "one" / "mr_mtl", None, ledger_of(a=10))
     assert spent(registry, tmp_path / "two") == []
-    registry.close(run_id, (0, 0), None)
+    registry.close(run_id, read_charges(tmp_path / "one" / "mr_mtl").chains, 0, None)
     (tmp_path / "one").rename(tmp_path / "moved")
     assert spent(registry, tmp_path / "two") == []

@@ -11,7 +11,7 @@ import tff_pdp.privacy.accounting.row_influence  # noqa: F401 - stored ledgers m
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds, epsilon_bounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
-from tff_pdp.privacy.accounting.events import event_from_dict, event_to_dict, hashable
+from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent, event_from_dict, event_to_dict, hashable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +222,10 @@ class Ledger:
     def _bounds(self, scope: str, counts: Mapping[dp_accounting.DpEvent, int]) -> EpsilonBounds:
         return epsilon_bounds(_composed(counts), self.budgets[scope].delta, self.adjacency)
 
+    def follows_from_a_choice(self, scope: str) -> bool:
+        """Whether a number that was released with noise has chosen parameters of what else was released."""
+        return any(isinstance(event, ParameterChoiceDpEvent) for event in self._counts.get(scope, ()))
+
     def _check_arguments(self, scope: str, count: int, adjacency: Adjacency | None) -> None:
         if scope not in self.budgets:
             raise ConfigError(f"{self._scope_words(scope)} has no privacy budget in this ledger.")
@@ -272,18 +276,26 @@ def compose_worst_case(ledgers: Iterable[Ledger], scope: str, delta: float | Non
       BudgetError: the units or adjacencies differ.
       ConfigError: no ledger knows the scope.
     """
-    return compose_parts([(ledger, scope) for ledger in ledgers if scope in ledger.budgets], delta, scope)
+    return compose_parts([(ledger, scope) for ledger in ledgers if scope in ledger.budgets], delta, scope)[0]
 
 
-def compose_parts(parts: Iterable[tuple[Ledger, str]], delta: float | None = None, of: str = "") -> EpsilonBounds:
+def compose_parts(
+    parts: Iterable[tuple[Ledger, str]], delta: float | None = None, of: str = ""
+) -> tuple[EpsilonBounds, float]:
     """The cost of everything in some scopes of some ledgers, to a record that they are all about.
+
+    Where a number that was released with noise chose what followed, the events say nothing of what other numbers would
+    have chosen. Such a scope counts with its budget, which holds for each of them.
 
     Guarantee: as `compose_worst_case`, for records that are in all of these scopes.
 
     Args:
       parts: ledgers of the same unit and adjacency, with a scope of each; a ledger may be there with several.
-      delta: for the union; by default the largest delta among these scopes' budgets.
+      delta: for the union; by default the largest delta among these scopes' budgets. Those of budgets come on top.
       of: whose data, for error messages.
+
+    Returns:
+      The bounds on epsilon, and the delta that they hold for.
 
     Raises:
       BudgetError: the units or adjacencies differ.
@@ -296,10 +308,18 @@ def compose_parts(parts: Iterable[tuple[Ledger, str]], delta: float | None = Non
     if len(kinds) > 1:
         listed = "; ".join(sorted(f"{unit} under {adjacency.value}" for unit, adjacency in kinds))
         raise BudgetError(f"Ledgers of different kinds cannot be composed: {listed}.")
-    union = dp_accounting.ComposedDpEvent([_composed(ledger._counts[scope]) for ledger, scope in parts])
-    largest_delta = max(ledger.budgets[scope].delta for ledger, scope in parts)
-    ((_, adjacency),) = kinds
-    return epsilon_bounds(union, largest_delta if delta is None else delta, adjacency)
+    chosen = [ledger.budgets[scope] for ledger, scope in parts if ledger.follows_from_a_choice(scope)]
+    others = [(ledger, scope) for ledger, scope in parts if not ledger.follows_from_a_choice(scope)]
+    bounds, of_others = EpsilonBounds(rdp=None, pld=None, best=0.0), 0.0
+    if others:
+        union = dp_accounting.ComposedDpEvent([_composed(ledger._counts[scope]) for ledger, scope in others])
+        of_others = max(ledger.budgets[scope].delta for ledger, scope in others) if delta is None else delta
+        ((_, adjacency),) = kinds
+        bounds = epsilon_bounds(union, of_others, adjacency)
+    if chosen:
+        best = bounds.best + sum(budget.epsilon for budget in chosen)
+        bounds = EpsilonBounds(rdp=None, pld=None, best=best)
+    return bounds, of_others + sum(budget.delta for budget in chosen)
 
 
 def _composed(counts: Mapping[dp_accounting.DpEvent, int]) -> dp_accounting.DpEvent:

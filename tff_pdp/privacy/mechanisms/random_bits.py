@@ -6,13 +6,19 @@ Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter.
 `chacha20` is one, at several times the cost (`chacha20`); a seed is its key.
 """
 
+import decimal
+import functools
+import hashlib
 import math
-import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tff_pdp.errors import EngineError
+from tff_pdp.privacy.accounting.grid_distance import ROUNDING
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms import chacha20
 
@@ -23,6 +29,9 @@ _PLACE_BITS = 40
 _WORDS_OF_A_PAIR = 6
 # Steps on fewer values at once are not compiled.
 _MANY = 4096
+# Of longer pairs nothing is said but how many there are.
+_LARGEST_CHECKED, _CHECKED_EACH = 10.6, 8
+_PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
 _UNROLLED = 32
 
@@ -107,15 +116,15 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
       product with a standard deviation.
     Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without products and sums that are
       rounded together; the logarithm is right to 2.5 u of itself, sines of up to pi / 4 to 1.6 u of themselves, cosines
-      to 1.4 u, TensorFlow's and those of the series: tests compare a hundred thousand values with exact ones.
+      to 1.4 u, TensorFlow's and those of the series: tests compare a hundred thousand values with exact ones, and each
+      process some hundreds (`check_pairs`).
+
+    Raises:
+      EngineError: as `check_pairs`.
     """
-    if bits.shape.rank == 1 and are_compiled(size):
-        # A loop of its own for the radius: in one, it would be worked out for both of the parts.
-        parts = _compiled_parts(bits, _compiled_radius(bits))
-    else:
-        words = _words(bits)
-        parts = _parts(words, _radius(words, tf.math.log), tf.math.sin, tf.math.cos)
-    draws = tf.concat(parts, axis=-1)
+    compiled = bits.shape.rank == 1 and are_compiled(size)
+    check_pairs(compiled)
+    draws = tf.concat(_pairs(bits, compiled), axis=-1)
     return tf.split(draws, [size, 1], axis=-1)[0] if size % 2 else draws
 
 
@@ -130,11 +139,88 @@ def draw_gaussians(
 def are_compiled(size: int) -> bool:
     """Decides if steps on so many values are left to XLA, which takes tenths of a second for each number of them.
 
-    With a GPU, XLA asks for more than TensorFlow brings along. Under its flags for fast mathematics, sums are no longer
-    those of IEEE 754.
+    With a GPU, XLA asks for more than TensorFlow brings along.
     """
-    is_exact = "fast_m" not in os.environ.get("XLA_FLAGS", "")
-    return size >= _MANY and is_exact and not tf.config.list_physical_devices("GPU")
+    return size >= _MANY and not tf.config.list_physical_devices("GPU")
+
+
+@functools.cache
+def check_pairs(compiled: bool) -> None:
+    """Checks, once in a process, that pairs of Gaussians are as close to ideal ones as `gaussians` says.
+
+    Flags of XLA for fast mathematics, which environment variables and files may hold, give up IEEE 754: draws may then
+    be anything, or far less exact than is charged for.
+
+    Args:
+      compiled: whether as XLA compiles pairs, or as TensorFlow computes them.
+
+    Raises:
+      EngineError: they are not.
+    """
+    # Digits like any, and the least and the largest.
+    digits = hashlib.shake_256(b"pairs that are checked").digest(4 * _WORDS_OF_A_PAIR * _MANY // 2)
+    words = np.frombuffer(digits, np.uint32).reshape(_WORDS_OF_A_PAIR, -1).copy()
+    words[:, 0], words[:, _CHECKED_EACH] = 0, 2**32 - 1
+
+    @tf.function(autograph=False)
+    def draw(bits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return _pairs(bits, compiled)
+
+    # Whoever asks may be building a graph; another thread is not.
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: np.stack(draw(tf.constant(words.reshape(-1))), axis=1)).result()
+    for number in range(0, _MANY // 2, _CHECKED_EACH):
+        exact = exact_pair(words[:, number].tolist())
+        length = math.hypot(*map(float, exact))
+        errors = (decimal.Decimal(float(one)) - other for one, other in zip(found[number], exact, strict=True))
+        error = math.hypot(*map(float, errors))
+        if length <= _LARGEST_CHECKED and not error <= ROUNDING * length:
+            raise EngineError(
+                f"TensorFlow does not compute in float64 as noise needs it here: a draw of length {length:.3g} is "
+                f"{error / length * 2**53:.3g} units of its last digit off, and {ROUNDING * 2**53:g} are charged for. "
+                "Take flags for fast mathematics out of XLA_FLAGS and TF_XLA_FLAGS, and out of files that these name"
+            )
+
+
+def exact_pair(words: Sequence[int]) -> tuple[decimal.Decimal, decimal.Decimal]:
+    """Computes the ideal pair of the digits in six words, to forty digits of its own.
+
+    Args:
+      words: of 32 bits each.
+    """
+    first, second, third, fourth, high, low = words
+    with decimal.localcontext(prec=50):
+        half = decimal.Decimal("0.5")
+        is_upper = first >= 2**31
+        upper_words = [2**32 - 1 - word if is_upper else word for word in (first, second)]
+        distance = functools.reduce(lambda number, word: number * 2**32 + word, [*upper_words, third, fourth])
+        nearer = (decimal.Decimal(distance) + half) / 2**128
+        radius = (-2 * (1 - nearer if is_upper else nearer).ln()).sqrt()
+        quarter, rest = divmod(high, 2**30)
+        angle = (decimal.Decimal((rest - 2**29) * 2**32 + low) / 2**63) * _PI
+        sine, cosine = _sum_of_powers(angle, 1), _sum_of_powers(angle, 0)
+        # Turned by quarters.
+        for _ in range(quarter):
+            sine, cosine = cosine, -sine
+        return radius * cosine, radius * sine
+
+
+def _sum_of_powers(angle: decimal.Decimal, first: int) -> decimal.Decimal:
+    """The sine, from the first power on, or the cosine, from the zeroth on."""
+    term = total = angle if first else decimal.Decimal(1)
+    for power in range(first + 1, 45, 2):
+        term *= -angle * angle / (power * (power + 1))
+        total += term
+    return total
+
+
+def _pairs(bits: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    """Both values of each pair, of which `bits` has the words."""
+    if compiled:
+        # A loop of its own for the radius: in one, it would be worked out for both of the parts.
+        return _compiled_parts(bits, _compiled_radius(bits))
+    words = _words(bits)
+    return _parts(words, _radius(words, tf.math.log), tf.math.sin, tf.math.cos)
 
 
 def _words(bits: tf.Tensor) -> list[tf.Tensor]:

@@ -20,7 +20,7 @@ from tff_pdp.registry.entries import Entry, Registry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import Release, all_releases, reached_in, release_of, why_without_bound
+from tff_pdp.training.record.releases import Found, Release, find_releases, release_of, why_without_bound
 
 # Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
@@ -70,7 +70,7 @@ class Composed:
 
     Attributes:
       epsilon: of everything together at `delta`; infinite where no bound holds.
-      delta: the largest of the budgets; where only budgets hold, their sum.
+      delta: the largest of the budgets; where only budgets hold, with theirs on top.
       runs: numbers, in the order of what is on record, of the releases that any of the records was in.
       why_no_bound: why no epsilon holds, as a clause; empty where one does.
     """
@@ -147,42 +147,51 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     Raises:
       DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
     """
-    here = {release.run_id or str(place): release for place, release in enumerate(all_releases(output))}
+    in_folder = find_releases(output)
     found: list[OnRecord] = []
-    entries, reached = registry.entries(), reached_in(output)
     included: set[str] = set()
-    for entry in entries:
-        is_here = entry.run_id in here or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
-        release = _newest(entry, here.pop(entry.run_id, None), reached.get(entry.run_id, (0, 0)))
-        if release is not None:
-            included.add(entry.includes)
-            found.append(OnRecord(release, entry.folder, entry.records, entry.record_set, is_here))
-    found += [OnRecord(release, str(output), "", None, is_here=True) for release in here.values()]
+    entered: set[str] = set()
+    for entry in registry.entries():
+        entered.add(entry.run_id)
+        own = [one for one in in_folder if one.release.run_id == entry.run_id]
+        releases = _newest(entry, own)
+        included |= {entry.includes} if releases else set()
+        is_here = bool(own) or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
+        found += [OnRecord(one, entry.folder, entry.records, entry.record_set, is_here) for one in releases]
+    others = [one.release for one in in_folder if one.release.run_id not in entered]
+    found += [OnRecord(release, str(output), "", None, is_here=True) for release in others]
     return [one for one in found if not one.release.run_id or one.release.run_id not in included]
 
 
-def _newest(entry: Entry, here: Release | None, reached: tuple[int, int]) -> Release | None:
-    """The most that a run has spent: as its folder says or, where that says less, as the registry does."""
-    if here is None:
-        here, reached = _stated_in_folder(entry)
-    # Of an older copy, which the registry knows to be one, nothing is believed.
-    if here is not None and reached >= entry.reached and (not entry.is_closed or here.rounds >= entry.rounds):
-        return here if here.rounds else None
-    if not entry.rounds:
-        return None
-    return Release(entry.upper, entry.non_private, entry.method, entry.rounds, entry.run_id)
+def _newest(entry: Entry, own: Sequence[Found]) -> list[Release]:
+    """The most that a run has spent: as its own record says or, where that is not all of it, as the registry does.
+
+    Args:
+      entry: of the run.
+      own: what the experiment's folder has of the run.
+    """
+    stated = [one for one in own if one.chains] or _stated_in_folder(entry)
+    # Of a copy that has not been where the registry knows the run to have been, nothing is believed. Entries of earlier
+    # versions say only how far the run came.
+    least = entry.closed.rounds if entry.closed else 0
+    newest = [one.release for one in stated if entry.is_in(one.chains) and one.release.rounds >= least]
+    if not newest:
+        cost = entry.upper
+        entered = Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
+        newest = [max([entered, *(one.release for one in own if not one.chains)], key=lambda one: one.rounds)]
+    return [one for one in newest if one.rounds]
 
 
-def _stated_in_folder(entry: Entry) -> tuple[Release | None, tuple[int, int]]:
-    """The statement of the run's own folder, None where that cannot be read, and how far the run has come there."""
+def _stated_in_folder(entry: Entry) -> list[Found]:
+    """The statement of the folder that the run began in; none where that cannot be read, or is another run's."""
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
-            return release_of(charges), charges.reached
-    return None, (0, 0)
+            return [Found(release_of(charges), charges.chains, Path(entry.folder))]
+    return []
 
 
-def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_budgets_hold: bool = False) -> AllRuns:
+def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     """Says what releases cost clients together, counting those that were about any of the clients' records.
 
     Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
@@ -194,7 +203,6 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_bud
       registry: that the names of digests are from.
       found: all releases, as of `releases_on_record`.
       own: whose cost is asked for.
-      only_budgets_hold: whether what was spent says nothing of what could have been, so that budgets are summed.
 
     Raises:
       DataError: a file of digests is damaged; the message names the file.
@@ -219,7 +227,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own, *, only_bud
     by_scope = {}
     for scope, clients in _clients_by_scope(own).items():
         kinds = _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
-        by_scope[scope] = _composed(parts, scope, kinds, only_budgets_hold)
+        by_scope[scope] = _composed(parts, scope, kinds)
     runs = frozenset().union(*(one.runs for one in by_scope.values()))
     undecided = {part.number for part in parts if part.is_undecided} & runs
     return AllRuns(
@@ -321,11 +329,9 @@ def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
     return {place: by_client[one] for place, one in enumerate(other.clients.tolist()) if one in by_client}
 
 
-def _composed(
-    parts: Sequence[_Part], scope: str, kinds: Iterable[Sequence[Sequence[int]]], only_budgets_hold: bool
-) -> Composed:
+def _composed(parts: Sequence[_Part], scope: str, kinds: Iterable[Sequence[Sequence[int]]]) -> Composed:
     """Composes for each kind of a scope's records all releases that the kind is in, and takes the largest figure."""
-    found = [_of_kind(parts, scope, kind, only_budgets_hold=only_budgets_hold) for kind in kinds]
+    found = [_of_kind(parts, scope, kind) for kind in kinds]
     runs = frozenset().union(*(one.runs for one in found))
     worst = max(found, key=lambda one: (one.why_no_bound != "", one.epsilon))
     return dataclasses.replace(worst, delta=max(one.delta for one in found), runs=runs)
@@ -347,7 +353,7 @@ def _kinds(
         yield [[int(group)] for group in kind]
 
 
-def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]], *, only_budgets_hold: bool) -> Composed:
+def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) -> Composed:
     touched = [
         (part, scopes)
         for part, groups in zip(parts, kind, strict=True)
@@ -357,15 +363,14 @@ def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]], 
     paid: list[tuple[Ledger, str]] = [
         (part.release.ledger, one) for part, scopes in touched if part.release.ledger for one in scopes
     ]
-    deltas = [ledger.budgets[one].delta for ledger, one in paid]
     why_no_bound = why_without_bound([part.release for part, _ in touched])
     if why_no_bound:
-        return Composed(math.inf, max(deltas, default=0.0), runs, why_no_bound)
+        delta = max((ledger.budgets[one].delta for ledger, one in paid), default=0.0)
+        return Composed(math.inf, delta, runs, why_no_bound)
     if not paid:
         return Composed(0.0, 0.0, runs)
-    if only_budgets_hold:
-        return Composed(sum(ledger.budgets[one].epsilon for ledger, one in paid), sum(deltas), runs)
-    return Composed(compose_parts(paid).best, max(deltas), runs)
+    bounds, delta = compose_parts(paid)
+    return Composed(bounds.best, delta, runs)
 
 
 def _notes(undecided: Sequence[OnRecord]) -> tuple[str, ...]:

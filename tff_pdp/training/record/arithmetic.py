@@ -4,7 +4,9 @@ Two releases with the same noise and other rounding of what is below it would sh
 repeated with the same draws only where all of this is as it was.
 """
 
+import functools
 import hashlib
+import json
 import os
 import platform
 import secrets
@@ -13,11 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import tff_pdp
 from tff_pdp.privacy.facts import Generator
 
-# How bits of a key become cohorts, batches and noise. A change in the code by which the same key draws otherwise raises
-# it: rounds of runs that were begun before are then drawn anew, and charged. Runs of the first way have no such entry.
-DRAWS = 4
+# The rooms of the package whose code decides what a round is: from the same key, other code may draw and round
+# otherwise.
+_ROOMS = ("data", "models", "algorithms", "privacy", "processes", "engines", "experiment", "training")
+# Settings of the libraries that compute.
+_VARIABLES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_")
+_LIBRARIES = ("tensorflow", "numpy", "tensorflow-federated", "tensorflow-privacy")
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
@@ -33,27 +39,36 @@ def arithmetic_of(
       generator: of random bits in computations.
     """
     found: dict[str, str | int] = {
-        "draws": DRAWS,
+        "sources": _digest_of_sources(),
         "engine": engine,
         "device": device,
         "processor": _processor(),
-        "tensorflow": metadata.version("tensorflow"),
-        "numpy": metadata.version("numpy"),
-        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),
+        # Sums of many rows are divided among them.
+        "processors": len(os.sched_getaffinity(0)),
+        **{library: metadata.version(library) for library in _LIBRARIES},
+        "variables": json.dumps({name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)}),
+        "generator": generator,
     }
-    # Runs of earlier versions, which have no such entry, drew from Philox.
-    if generator != "philox":
-        found["generator"] = generator
     return found if is_deterministic else {**found, "once": secrets.token_hex(8)}
 
 
 def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """The same where a run without a record was begun: its draws were others.
+    """The same where a run without a record was begun: its code was another.
 
-    >>> of_first_version({"draws": 3, "device": "cpu"})
+    >>> of_first_version({"sources": "0123", "device": "cpu"})
     {'device': 'cpu'}
     """
-    return {name: value for name, value in arithmetic.items() if name != "draws"}
+    return {name: value for name, value in arithmetic.items() if name != "sources"}
+
+
+@functools.cache
+def _digest_of_sources() -> str:
+    package = Path(str(tff_pdp.__file__)).parent
+    files = [package / "_tff.py", *(file for room in _ROOMS for file in (package / room).rglob("*.py"))]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(package)}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -71,6 +71,10 @@ class Attempt:
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
+    def is_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
+        """Whether going on after some round repeats rounds that may have been run, to the same bits."""
+        return max(self.arithmetic, default=0) > round_number and self.can_be_repeated(round_number, arithmetic)
+
 
 @dataclasses.dataclass(frozen=True)
 class Charges:
@@ -106,11 +110,6 @@ class Charges:
     def method(self) -> str:
         """The method's name."""
         return self.identity.method
-
-    @property
-    def reached(self) -> tuple[int, int]:
-        """How far the run may have come: how many lines its record has, which only grow, and the last round."""
-        return len(self.chains), self.through_round
 
     @property
     def non_private(self) -> str | None:

@@ -90,7 +90,7 @@ def set_aside(output: Path, folder: Path) -> None:
     """
     # A command that was killed after the entry finds the run once more.
     on_record = [_line(entry) for entry in _entries(output)]
-    for release in _runs_in(folder):
+    for release, *_ in _runs_in(folder):
         if not release.run_id or _line(release) not in on_record:
             enter(output, release)
     discard(folder)
@@ -130,38 +130,70 @@ def earlier_head(output: Path) -> str:
     return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
 
-def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
+class Found(NamedTuple):
+    """A release as an experiment's folder has it.
+
+    Attributes:
+      release: all that it may have spent.
+      chains: of the lines of the run's own record; empty where that is not there.
+      folder: of the run; None where it is not there.
+    """
+
+    release: Release
+    chains: Sequence[str] = ()
+    folder: Path | None = None
+
+
+def find_releases(output: Path) -> list[Found]:
     """Reads what every run in an experiment's folder has spent at most, and those replaced since.
+
+    Each is there once, by the record that has most of it. Copies of one run that went on in different ways are there
+    each for itself, as all of them have released something.
 
     Args:
       output: the experiment's folder.
-      about: scopes; fits of clients that were added after training are left out where they are about none of these.
 
     Raises:
       DataError: the record of earlier releases, or that of a run, cannot be read.
     """
     parts = (CHARGES_FILE, CHECKPOINTS, SEARCH)
     folders = sorted({path.parent for part in parts for path in output.glob(f"*/{part}")})
-    own = [release for folder in folders if not folder.name.startswith(".") for release in _runs_in(folder)]
-    # A run that is still there, or was there again, may have spent more since it was entered.
-    newest = {release.run_id or place: release for place, release in enumerate([*_entries(output), *own])}
+    own = [found for folder in folders if not folder.name.startswith(".") for found in _runs_in(folder)]
+    kept: list[Found] = []
+    for found in [*map(Found, _entries(output)), *own]:
+        others = [other for other in kept if found.release.run_id and other.release.run_id == found.release.run_id]
+        if any(_is_older(found, other) for other in others):
+            continue
+        kept = [other for other in kept if other not in others or not _is_older(other, found, or_equal=True)]
+        kept.append(found)
+    return kept
+
+
+def _is_older(one: Found, other: Found, *, or_equal: bool = False) -> bool:
+    """Whether a record of a run has nothing that another one of the same run lacks."""
+    if one.chains and other.chains:
+        return one.chains[-1] in other.chains
+    # The record of earlier releases says how far a run had come when it was to be replaced; it may still be there.
+    return one.release.rounds < other.release.rounds + or_equal
+
+
+def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
+    """As `find_releases`, what was spent alone.
+
+    Args:
+      output: the experiment's folder.
+      about: scopes; fits of clients that were added after training are left out where they are about none of these.
+
+    Raises:
+      DataError: as `find_releases`.
+    """
     return [
         release
-        for release in newest.values()
+        for release, *_ in find_releases(output)
         if about is None
         or release.run != PERSONALIZE
         or any(release.ledger and scope in release.ledger.budgets for scope in about)
     ]
-
-
-def reached_in(output: Path) -> dict[str, tuple[int, int]]:
-    """By run id, how far the runs in an experiment's folder have come, as their own records have it.
-
-    Raises:
-      DataError: the record of a run cannot be read.
-    """
-    found = (read_charges(path.parent) for path in sorted(output.glob(f"*/{CHARGES_FILE}")))
-    return {charges.run_id: charges.reached for charges in found if charges is not None}
 
 
 def why_without_bound(releases: Sequence[Release]) -> str:
@@ -221,8 +253,8 @@ def _unchained(path: Path) -> Iterator[Release]:
             ) from error
 
 
-def _runs_in(folder: Path) -> list[Release]:
-    """What the run in a method's folder has spent at most; two of a folder that has a search of the first version."""
+def _runs_in(folder: Path) -> list[Found]:
+    """The run in a method's folder, with all that it may have spent; two with a search of the first version."""
     charges = read_charges(folder)
     # Of a search that is being sealed, files may be gone.
     parts = (CHECKPOINTS,) if charges is not None and charges.is_sealed else (CHECKPOINTS, SEARCH)
@@ -233,10 +265,10 @@ def _runs_in(folder: Path) -> list[Release]:
         check_record(folder, in_rounds(stored), charges)
     if charges is not None and charges.through_round:
         _check_earlier(folder.parent, charges.identity.earlier_head)
-        return [release_of(charges)]
+        return [Found(release_of(charges), charges.chains, folder)]
     # A run of the first version. A search that was stopped while its result was saved is there twice, under one key.
     started = {stored.run_key: stored for stored in saved if stored.round_number > 0}
-    return [_of_first_version(folder, stored) for stored in started.values()]
+    return [Found(_of_first_version(folder, stored), (), folder) for stored in started.values()]
 
 
 def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:

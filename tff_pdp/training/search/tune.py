@@ -46,6 +46,7 @@ from tff_pdp.training.run_folder import (
     SELECTED_FILE,
     Choices,
     check_beside,
+    check_choices,
     check_engine,
     read_choices,
     read_selected,
@@ -246,9 +247,12 @@ def _start_or_resume(
     arithmetic = arithmetic_here(config, device)
     if saved is not None:
         _check_resume(method, folder, resume, saved.first)
-        check_record(folder, saved.first, read_charges(folder))
+        charges = read_charges(folder)
+        check_record(folder, saved.first, charges)
         check_files(folder, saved.first)
         check_engine(config, folder, device)
+        if charges is not None and charges.attempt.is_repeated(0, arithmetic):
+            check_choices(folder)
         choices.keep_in(folder)
         _check_repeated(config, method, folder, saved.first, arithmetic)
         return saved

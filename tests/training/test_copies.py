@@ -1,0 +1,253 @@
+"""Copies of a run's folder: one goes on, or all do the same; whatever any of them has released counts."""
+
+import contextlib
+import shutil
+
+import pytest
+
+from tests.training.test_counted import NAME, ONE, by_hand
+from tff_pdp.errors import DataError
+from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.registry.entries import Registry
+from tff_pdp.training import spending
+from tff_pdp.training import train as training
+from tff_pdp.training.counted import cost_of_all_runs, settle
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.rounds import run_round
+from tff_pdp.training.run_folder import CHOICES_FILE, Choices
+from tff_pdp.training.train import train
+from tff_pdp.verification.experiment import verify
+from tff_pdp.verification.run_folder import Status
+
+ROOMY = {**ONE, "privacy__noise_multiplier": 8.0, "training__rounds": 6}
+
+
+class Stepped:
+    """A training whose rounds are run one at a time, beside those of others."""
+
+    def __init__(self, config, engine, *, resume=False):
+        self.config, self.method = config, build_method(config, NAME)
+        self.folder = config.algorithm_folder(NAME)
+        self.stack = contextlib.ExitStack()
+        self.state, self.spending = training._start_or_resume(
+            config, self.method, self.folder, engine.device, Choices(), resume, self.stack
+        )
+        self.data = self.method.round_data("train")
+
+    def reserve(self):
+        self.spending.before_round(self.state.round_number + 1)
+
+    def step(self):
+        self.reserve()
+        self.run()
+
+    def run(self):
+        self.state = run_round(self.method, self.state, self.state.round_number + 1, self.data)
+        training.save(self.folder, self.state)
+
+    def stop(self):
+        self.stack.close()
+
+    def end(self):
+        self.spending.end(self.state)
+        self.stop()
+        settle(self.config, self.folder)
+
+
+@pytest.fixture
+def start(experiment, engines_by_hand):
+    """A function that begins a training, or goes on with one."""
+
+    def begin(name, *, resume=False, **overrides):
+        return Stepped(experiment(name, **{**ROOMY, **overrides}), engines_by_hand, resume=resume)
+
+    return begin
+
+
+@pytest.fixture
+def engines_by_hand(experiment):
+    with experiment_engine(experiment("engine", **ROOMY)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A function that copies an experiment's folder."""
+
+    def made(one, other):
+        shutil.copytree(tmp_path / one, tmp_path / other, symlinks=True)
+
+    return made
+
+
+@contextlib.contextmanager
+def other_machine(name="another"):
+    own = spending.arithmetic_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spending, "arithmetic_of", lambda *given, **named: {**own(*given, **named), "processor": name})
+        yield
+
+
+def truth(*configs):
+    return max(by_hand(*configs, silo=silo) for silo in ("silo_00", "silo_01", "silo_02"))
+
+
+def stated(config):
+    return cost_of_all_runs(config, build_method(config, NAME)).worst.epsilon
+
+
+def test_of_two_copies_that_are_drawn_from_otherwise_one_goes_on(start, copy):
+    one = start("one")
+    one.step()
+    one.step()
+    one.reserve()
+    copy("one", "other")
+    with other_machine():
+        other = start("other", resume=True)
+    one.run()
+    # The copy has drawn anew from round 3 on: the first may go on no more, however far it has come.
+    with pytest.raises(DataError, match="has gone on"):
+        one.step()
+    for _ in range(4):
+        other.step()
+    with pytest.raises(DataError, match="has gone on"):
+        one.step()
+    other.end()
+    assert other.state.round_number == 6
+    # Three rounds of the first, of which two are in the copy's record as well, and the copy's four.
+    assert stated(other.config) == pytest.approx(truth(other.config), rel=1e-9)
+    counts = [one.count for one in read_charges(other.folder).ledger.entries if one.scope == "silo_00"]
+    assert sum(counts) >= 3 + 4
+
+
+def test_a_copy_that_was_refused_is_refused_the_second_time(start, copy):
+    one = start("one")
+    one.step()
+    one.step()
+    copy("one", "other")
+    with other_machine():
+        other = start("other", resume=True)
+    one.step()
+    with pytest.raises(DataError, match="has gone on"):
+        other.step()
+    other.stop()
+    # Its own record has the line now, which was not acted upon.
+    assert read_charges(other.folder).through_round == read_charges(one.folder).through_round
+    with other_machine(), pytest.raises(DataError, match="went on elsewhere"):
+        start("other", resume=True)
+    one.step()
+
+
+def test_a_run_whose_reservation_the_registry_was_not_told_does_not_go_on_beside_its_copy(start, copy, monkeypatch):
+    one = start("one")
+    one.step()
+    one.step()
+    copy("one", "other")
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError("no room")
+
+        patch.setattr(Registry, "reserve", full)
+        with pytest.raises(OSError):
+            one.step()
+    one.stop()
+    with other_machine():
+        other = start("other", resume=True)
+    other.step()
+    with pytest.raises(DataError, match="went on elsewhere"):
+        start("one", resume=True)
+
+
+def test_copies_that_do_the_same_go_on(start, copy):
+    """They have the same bits: what the second releases is known."""
+    one = start("one")
+    one.step()
+    one.step()
+    copy("one", "other")
+    other = start("other", resume=True)
+    one.step()
+    other.step()
+    one.end()
+
+
+def test_a_run_that_goes_on_after_a_copy_was_replaced_counts_to_its_end(start, copy, experiment, tmp_path):
+    one = start("one")
+    one.reserve()
+    copy("one", "other")
+    other = experiment("other", **{**ROOMY, "training__rounds": 1})
+    train(other, NAME, overwrite=True, progress=False)
+    one.run()
+    for _ in range(4):
+        one.step()
+    one.stop()
+    both = truth(one.config, other)
+    assert truth(other) < both
+    # The copy's folder knows less of the run than the run's own.
+    assert stated(other) == pytest.approx(both, rel=1e-9)
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    assert stated(third) == pytest.approx(both, rel=1e-9)
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert stated(third) > both, "all that was planned"
+
+
+def test_a_run_whose_copy_was_replaced_before_the_first_round_counts(start, copy, experiment, tmp_path):
+    one = start("one")
+    copy("one", "other")
+    other = experiment("other", **{**ROOMY, "training__rounds": 1})
+    train(other, NAME, overwrite=True, progress=False)
+    one.step()
+    one.stop()
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert stated(other) > 1.5 * truth(other)
+
+
+def test_a_link_to_a_runs_folder_is_refused(start, experiment, tmp_path):
+    one = start("one")
+    one.step()
+    config = experiment("other", **ROOMY)
+    config.algorithm_folder(NAME).symlink_to(one.folder)
+    with pytest.raises(DataError, match=r"is a link to .*: name the folder itself"):
+        train(config, NAME, overwrite=True, progress=False)
+
+
+def test_an_older_copy_in_the_experiments_folder_is_told_and_hides_nothing(start):
+    one = start("one")
+    one.step()
+    older = one.folder.with_name("zzz_older")
+    shutil.copytree(one.folder, older)
+    for _ in range(5):
+        one.step()
+    one.end()
+    findings = list(verify(one.folder.parent))
+    (problem,) = [finding for finding in findings if finding.status is Status.PROBLEM]
+    assert (problem.path, "a copy of the run in" in problem.text) == (older, True)
+    (together,) = [finding.text for finding in findings if "together" in finding.text]
+    assert f"epsilon at most {truth(one.config):.6g}" in together
+    shutil.rmtree(Registry().folder)
+    assert stated(one.config) == pytest.approx(truth(one.config), rel=1e-9)
+
+
+def test_rounds_are_not_repeated_without_what_was_chosen_for_them(start):
+    one = start("one")
+    one.step()
+    one.reserve()
+    one.stop()
+    (one.folder / CHOICES_FILE).unlink()
+    with pytest.raises(DataError, match=rf"{CHOICES_FILE} is missing"):
+        train(one.config, NAME, resume=True, progress=False)
+    # Drawn anew, rounds may be computed in any way.
+    with other_machine():
+        train(one.config, NAME, resume=True, progress=False)
+
+
+def test_a_run_with_noised_numbers_of_examples_counts_with_its_budget_for_others_too(experiment):
+    """Other numbers would have chosen other noise, and what was spent says nothing of that."""
+    noised = {"privacy__num_examples": {"kind": "noised", "epsilon": 0.5}, "privacy__noise_multiplier": 20.0}
+    one = experiment("one", **{**ROOMY, **noised, "privacy__budgets": {"epsilon": 8.0, "delta": 1e-4}})
+    two = experiment("two", **{**ROOMY, "privacy__noise_multiplier": 20.0})
+    for config in (one, two):
+        train(config, NAME, progress=False)
+    expected = 8.0 + truth(two)
+    for config in (one, two):
+        assert stated(config) == pytest.approx(expected, rel=1e-9)
