@@ -16,18 +16,16 @@ from tff_pdp.errors import DataError
 def only_writer(folder: Path) -> Iterator[None]:
     """Keeps every other process from writing to a folder until the block ends, or this process does.
 
-    The lock is a file beside the folder, which may thus be replaced as a whole. That file stays: were it removed, two
+    The lock is a file beside the folder, which may thus be replaced as a whole; of a link, beside the folder that the
+    link leads to. That file stays: were it removed, two
     processes could lock two files of one name.
 
     Args:
       folder: need not exist.
 
     Raises:
-      DataError: another process writes to it; the message has its number and the folder. Or the folder is a link, so
-        that others may hold the lock beside the folder itself.
+      DataError: another process writes to it; the message has its number and the folder.
     """
-    if folder.is_symlink():
-        raise DataError(f"{folder} is a link to {folder.readlink()}: name the folder itself, or move it here")
     folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -49,4 +47,5 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def lock_path(folder: Path) -> Path:
     """The file that is locked for a folder."""
-    return folder.parent / f".{folder.name}.lock"
+    real = folder.resolve()
+    return real.parent / f".{real.name}.lock"

@@ -81,6 +81,7 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
         ("training.checkpoint_every", -1, "training.checkpoint_every must be at least 1"),
         ("privacy.batch_size", 0, "privacy.batch_size must be at least 1"),
         ("privacy.generator", "aes", "privacy.generator 'aes' must be one of: philox, chacha20"),
+        ("privacy.registry", "registry", "privacy.registry 'registry' must be an absolute path"),
         ("algorithms", {}, "at least one method"),
         ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping"),
         ("tuning.search", {"algorithm": "zzz", "values": {}}, "tuning.search.algorithm 'zzz' is not one of: .*mr_mtl"),

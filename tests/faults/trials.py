@@ -24,7 +24,7 @@ from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.new_clients.costs import plan_gradients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
-from tff_pdp.registry.entries import Registry
+from tff_pdp.registry.entries import KEY_FILE, Registry
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.counted import cost_of_all_runs
 from tff_pdp.training.evaluate import load_trained
@@ -300,6 +300,10 @@ def whole_end(experiment: Experiment, label: str, folder: Path, like: Trial | No
         trial = Trial(experiment, place)
         if releases is not None:
             shutil.copy(releases, trial.output)
+            # The digest of the data that they were made of is under the registry's key.
+            registry, own = (Path(one.config.privacy.registry) for one in (like, trial))
+            own.mkdir(parents=True)
+            shutil.copy(registry / KEY_FILE, own)
         trial.here(label)
         experiment.known[about] = trial.end()
         shutil.rmtree(place)

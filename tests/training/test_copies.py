@@ -8,13 +8,15 @@ import pytest
 from tests.training.test_counted import NAME, ONE, by_hand
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.lock import only_writer
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training import spending
 from tff_pdp.training import train as training
 from tff_pdp.training.counted import cost_of_all_runs, settle
 from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.record.releases import set_aside
 from tff_pdp.training.rounds import run_round
-from tff_pdp.training.run_folder import CHOICES_FILE, Choices
+from tff_pdp.training.spending import Choices
 from tff_pdp.training.train import train
 from tff_pdp.verification.experiment import verify
 from tff_pdp.verification.run_folder import Status
@@ -30,7 +32,7 @@ class Stepped:
         self.folder = config.algorithm_folder(NAME)
         self.stack = contextlib.ExitStack()
         self.state, self.spending = training._start_or_resume(
-            config, self.method, self.folder, engine.device, Choices(), resume, self.stack
+            config, self.method, self.folder, engine.device, resume, self.stack
         )
         self.data = self.method.round_data("train")
 
@@ -202,12 +204,11 @@ def test_a_run_whose_copy_was_replaced_before_the_first_round_counts(start, copy
     assert stated(other) > 1.5 * truth(other)
 
 
-def test_a_link_to_a_runs_folder_is_refused(start, experiment, tmp_path):
+def test_a_link_to_a_runs_folder_has_the_lock_of_that_folder(start, experiment):
     one = start("one")
-    one.step()
     config = experiment("other", **ROOMY)
     config.algorithm_folder(NAME).symlink_to(one.folder)
-    with pytest.raises(DataError, match=r"is a link to .*: name the folder itself"):
+    with only_writer(one.folder), pytest.raises(DataError, match=r"process \d+ writes to "):
         train(config, NAME, overwrite=True, progress=False)
 
 
@@ -228,17 +229,77 @@ def test_an_older_copy_in_the_experiments_folder_is_told_and_hides_nothing(start
     assert stated(one.config) == pytest.approx(truth(one.config), rel=1e-9)
 
 
-def test_rounds_are_not_repeated_without_what_was_chosen_for_them(start):
+def test_an_older_copy_does_not_hide_what_a_replaced_run_has_spent(start, tmp_path):
+    """Rounds that were drawn anew cost more, whatever their numbers."""
     one = start("one")
     one.step()
     one.reserve()
     one.stop()
-    (one.folder / CHOICES_FILE).unlink()
-    with pytest.raises(DataError, match=rf"{CHOICES_FILE} is missing"):
-        train(one.config, NAME, resume=True, progress=False)
-    # Drawn anew, rounds may be computed in any way.
+    shutil.copytree(one.folder, tmp_path / "backup")
     with other_machine():
-        train(one.config, NAME, resume=True, progress=False)
+        one = start("one", resume=True)
+    one.step()
+    one.stop()
+    spent = truth(one.config)
+    settle(one.config, one.folder)
+    set_aside(one.folder.parent, one.folder)
+    shutil.copytree(tmp_path / "backup", one.folder)
+    assert truth(one.config) < spent
+    assert stated(one.config) == pytest.approx(spent, rel=1e-9)
+    # Without the registry, nobody knows that the copy has nothing more.
+    findings = [finding.text for finding in verify(one.folder.parent) if "together" in finding.text]
+    shutil.rmtree(Registry().folder)
+    assert stated(one.config) >= spent
+    assert float(findings[0].rpartition(" ")[2]) >= spent - 1e-5
+
+
+def test_a_copy_that_went_on_under_another_registry_counts_beside_the_run(start, copy, monkeypatch, tmp_path):
+    one = start("one")
+    one.step()
+    one.step()
+    one.stop()
+    copy("one", "other")
+    shutil.copytree(Registry().folder, tmp_path / "elsewhere" / "tff_pdp" / "registry")
+    with monkeypatch.context() as patch, other_machine():
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        other = start("other", resume=True)
+        for _ in range(4):
+            other.step()
+        other.end()
+    one = start("one", resume=True)
+    one.step()
+    one.stop()
+    settle(one.config, one.folder)
+    set_aside(one.folder.parent, one.folder)
+    assert stated(other.config) > truth(other.config)
+
+
+def test_a_run_whose_registry_was_removed_meanwhile_does_not_go_on_unseen(start, capsys):
+    one = start("one")
+    one.step()
+    shutil.rmtree(Registry().folder)
+    with pytest.raises(DataError, match="does not have the run that is about to go on"):
+        one.step()
+    one.stop()
+    one = start("one", resume=True)
+    assert "does not know this run, which was begun under another registry" in capsys.readouterr().err
+    one.step()
+    assert Registry().find(read_charges(one.folder).run_id) is not None
+
+
+def test_copies_that_compute_clients_in_other_ways_are_copies_that_differ(start, copy):
+    """What `client_parallelism: auto` has chosen is on record before its first result is used."""
+    one = start("one")
+    copy("one", "other")
+    other = start("other", resume=True)
+    for stepped in (one, other):
+        stepped.reserve()
+    one.spending.choose({"a computation": "loop"})
+    with pytest.raises(DataError, match="has gone on"):
+        other.spending.choose({"a computation": "vectorized"})
+    one.step()
+    assert read_charges(one.folder).choices == {"a computation": "loop"}
+    assert Choices(one.folder) == {"a computation": "loop"}
 
 
 def test_a_run_with_noised_numbers_of_examples_counts_with_its_budget_for_others_too(experiment):

@@ -16,7 +16,6 @@ from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, all_releases
-from tff_pdp.training.run_folder import Choices
 from tff_pdp.training.train import train
 
 NAME = "fed_avg"
@@ -239,9 +238,8 @@ def test_a_damaged_or_missing_file_of_a_run_is_named(experiment):
     config = experiment(**LOOP)
     done = train(config, NAME, progress=False)
     folder = config.algorithm_folder(NAME)
-    Choices({"computation": "loop"}).keep_in(folder)
     saved = folder / "checkpoints" / "round_000006"
-    names = ("config.json", "metrics.jsonl", "charges.jsonl", "charges.head", "client_parallelism.json")
+    names = ("config.json", "metrics.jsonl", "charges.jsonl", "charges.head")
     for path in [*(folder / name for name in names), *saved.iterdir()]:
         whole = path.read_bytes()
         for _, damaged in damages(whole):
@@ -250,10 +248,8 @@ def test_a_damaged_or_missing_file_of_a_run_is_named(experiment):
                 train(config, NAME, resume=True, progress=False)
             assert "\n" not in str(error.value)
         path.unlink()
-        # Where no choice is kept, none was made.
-        if path.stem != "client_parallelism":
-            with pytest.raises(DataError, match=rf"{folder}.*{path.stem}\."):
-                train(config, NAME, resume=True, progress=False)
+        with pytest.raises(DataError, match=rf"{folder}.*{path.stem}\."):
+            train(config, NAME, resume=True, progress=False)
         path.write_bytes(whole)
     saved.rename(saved.with_name("round_000007"))
     with pytest.raises(DataError, match="round_000007 holds round 6"):

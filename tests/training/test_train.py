@@ -17,7 +17,8 @@ from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training import train as training
-from tff_pdp.training.run_folder import CHOICES_FILE, read_metrics
+from tff_pdp.training.record.charges import read_charges
+from tff_pdp.training.run_folder import read_metrics
 from tff_pdp.training.train import train
 
 
@@ -80,11 +81,11 @@ def test_a_resumed_run_goes_on_with_what_was_chosen_whatever_is_faster_now(exper
         with pytest.raises(RuntimeError):
             train(config, "mr_mtl", progress=False)
     folder = config.algorithm_folder("mr_mtl")
-    assert set(json.loads((folder / CHOICES_FILE).read_text())["choices"].values()) == {"loop"}
+    assert set(read_charges(folder).choices.values()) == {"loop"}
     choose("vectorized")
     assert_same_run(whole, train(config, "mr_mtl", resume=True, progress=False))
     train(config, "mr_mtl", overwrite=True, progress=False)
-    assert set(json.loads((folder / CHOICES_FILE).read_text())["choices"].values()) == {"vectorized"}
+    assert set(read_charges(folder).choices.values()) == {"vectorized"}
 
 
 @pytest.mark.parametrize("name", parameters(["fed_avg", "local_only"], test=["fed_avg"]))
@@ -184,7 +185,7 @@ def test_what_a_killed_command_left_goes_with_the_next_one(experiment):
     for name in ("round_000004.tmp", "round_000002.removed"):
         (folder / "checkpoints" / f".{name}").mkdir()
         (folder / "checkpoints" / f".{name}" / "run_key.json").write_text("{}")
-    for name in ("metrics.jsonl", "client_parallelism.json"):
+    for name in ("metrics.jsonl", "config.json"):
         (folder / f"{name}.{'0a' * 16}").touch()
     train(config, "local_only", resume=True, progress=False)
     assert sorted(folder.rglob("*")) == before

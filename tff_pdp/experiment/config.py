@@ -244,6 +244,12 @@ def _check_ranges(config: ExperimentConfig, source: str) -> None:
         source,
         f"privacy.generator {config.privacy.generator!r} must be one of: {', '.join(GENERATORS)}",
     )
+    registry = config.privacy.registry
+    _require(
+        registry is None or Path(registry).is_absolute(),
+        source,
+        f"privacy.registry {registry!r} must be an absolute path: it would be another folder in each working directory",
+    )
     _require(bool(config.algorithms), source, "algorithms must name at least one method")
     for name, hparams in config.algorithms.items():
         _require(isinstance(hparams, Mapping), source, f"algorithms.{name} must be a mapping of hyper-parameters")

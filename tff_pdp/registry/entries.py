@@ -63,7 +63,7 @@ class Entry:
       planned: what the run may spend until its end.
       includes: run id of a release that this run's ledger has in it; empty where there is none.
       closed: what the run has spent at most, once it has ended or was replaced; None while it may go on.
-      head: where the run's own record has been, as the chain of a line; `GENESIS` where that is not known.
+      heads: where the run's own record has been, as chains of lines; none where that is not known.
     """
 
     run_id: str
@@ -75,16 +75,21 @@ class Entry:
     planned: "Cost"
     includes: str = ""
     closed: "Cost | None" = None
-    head: str = GENESIS
+    heads: tuple[str, ...] = ()
 
     @property
     def upper(self) -> "Cost":
         """What the run has spent at most by now, as far as the registry knows."""
         return self.closed or self.planned
 
+    @property
+    def head(self) -> str:
+        """Where the run's own record was last; `GENESIS` where that is not known."""
+        return self.heads[-1] if self.heads else GENESIS
+
     def is_in(self, chains: Collection[str]) -> bool:
-        """Whether the run is, or goes on, what the registry knows of it, by the chains of the lines of its record."""
-        return self.head == GENESIS or self.head in chains
+        """Whether a record has all that the registry knows the run to have done, by the chains of its lines."""
+        return not self.heads or self.head in chains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,11 +231,12 @@ class Registry:
           other goes on from this one, or is refused.
 
         Args:
-          run_id: of the run; one that was never entered is left alone.
+          run_id: of the run.
           chains: of the lines of its record.
 
         Raises:
-          DataError: a copy of the run has gone on in another way; or as `begin`.
+          DataError: a copy of the run has gone on in another way, or the registry does not have the run, such as where
+            it was removed meanwhile; or as `begin`.
           OSError: as `begin`.
         """
 
@@ -238,7 +244,11 @@ class Registry:
             check_newest(entry, chains)
             return (entry.head, entry.closed) == (chains[-1], None)
 
-        self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known)
+        if not self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known):
+            raise DataError(
+                f"{self.folder} does not have the run that is about to go on, which was entered there: restore it from "
+                "a copy, or go on with --resume, which enters the run again"
+            )
 
     def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters what a run has spent at most, once it has ended or is about to be removed.
@@ -351,14 +361,16 @@ class Registry:
                 journal.append({"kind": "opened", "format_version": FORMAT_VERSION, "key_fingerprint": fingerprint})
             yield journal
 
-    def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> None:
+    def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> bool:
+        """Adds a line about a run, unless it says nothing new; whether there is such a run."""
         # Where the head alone is left, to open the journal says so.
         if not self.path.exists() and not head_path(self.path).exists():
-            return
+            return False
         with self._open() as journal:
             entry = _entries(self.path, journal.content.lines).get(run_id)
             if entry is not None and not unless(entry):
                 journal.append({**line, "run_id": run_id})
+            return entry is not None
 
     def _key_and_kept(self) -> tuple[RecordKey, dict[str, str]]:
         # A process that was stopped may have begun the journal without a line, and without the key.
@@ -411,11 +423,11 @@ def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
     """An entry after one more line."""
     if line["kind"] == "raised":
         return dataclasses.replace(entry, planned=Cost(line["ledger"], line["rounds"]), closed=None)
-    head = line.get("head", entry.head)
+    heads = (*entry.heads, line["head"])
     if line["kind"] == "closed":
-        return dataclasses.replace(entry, closed=Cost(line["ledger"], line["rounds"]), head=head)
+        return dataclasses.replace(entry, closed=Cost(line["ledger"], line["rounds"]), heads=heads)
     # A run that had been closed, by a copy that was to be replaced, goes on after all.
-    return dataclasses.replace(entry, closed=None, head=head)
+    return dataclasses.replace(entry, closed=None, heads=heads)
 
 
 def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:

@@ -185,7 +185,7 @@ class Reproduction:
         path = self.setting.config_file
         overrides = {**self.scale.overrides, **variant.overrides, "data.input": str(self.data_input)}
         # Hundreds of runs on published data, under known seeds: they are no part of what the user's own runs cost.
-        overrides["privacy.registry"] = str(self.output / "registry")
+        overrides["privacy.registry"] = str((self.output / "registry").absolute())
         if rounds is not None:
             overrides["training.rounds"] = rounds
         whole = load_config(path, overrides)

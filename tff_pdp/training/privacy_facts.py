@@ -12,7 +12,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.accountants import EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
-from tff_pdp.privacy.accounting.ledger import compose_worst_case
+from tff_pdp.privacy.accounting.ledger import compose_parts
 from tff_pdp.privacy.facts import FIXED_SEED, UserCosts, UserSums
 from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
@@ -150,8 +150,7 @@ def _silo_if_charged(
     worst = max(silos, key=lambda silo: silo.epsilon_spent)
     if not math.isfinite(worst.epsilon_spent):
         return None
-    epsilon = _epsilon_if_charged(config, trained, worst.id)
-    return None if epsilon is None else {"epsilon": epsilon, "delta": worst.delta}
+    return _if_charged(config, trained, worst.id)
 
 
 def user_costs(method: Method, state: Checkpoint) -> UserCosts:
@@ -208,11 +207,7 @@ def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
 
 def _user_if_charged(config: ExperimentConfig, trained: Sequence[Trained]) -> Mapping[str, float] | None:
     """What every user would have spent, had every configuration tried been a release."""
-    epsilon = _epsilon_if_charged(config, trained, USERS)
-    if epsilon is None or not math.isfinite(epsilon):
-        return None
-    delta = max(state.ledger.budgets[USERS].delta for _, state in trained if state.ledger)
-    return {"epsilon": epsilon, "delta": delta}
+    return _if_charged(config, trained, USERS)
 
 
 def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, float]:
@@ -253,11 +248,12 @@ def _recorded_costs(config: ExperimentConfig, trained: Sequence[Trained]) -> dic
     }
 
 
-def _epsilon_if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> float | None:
+def _if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> Mapping[str, float] | None:
     """What a scope would have spent, had every configuration tried been a release; None where that says nothing."""
     tried = config.tuning.configurations_tried
     ledgers = [state.ledger for _, state in trained if state.ledger]
     if tried < 2 or not ledgers:
         return None
     costliest = max(ledgers, key=lambda ledger: ledger.epsilon(scope).best)
-    return compose_worst_case([costliest] * tried, scope).best
+    bounds, delta = compose_parts([(costliest, scope)] * tried)
+    return {"epsilon": bounds.best, "delta": delta} if math.isfinite(bounds.best) else None

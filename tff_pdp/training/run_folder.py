@@ -15,8 +15,6 @@ from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
 
-# How the clients of each computation are computed, where the engine has chosen.
-CHOICES_FILE = "client_parallelism.json"
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 # What every silo selected in a search: its hyper-parameters and their noisy score.
 SELECTED_FILE = "selected.json"
@@ -197,53 +195,6 @@ def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
     if content["format_version"] != FORMAT_VERSION:
         raise DataError(f"{folder / SELECTED_FILE} has another format version than {FORMAT_VERSION}")
     return content["selected"]
-
-
-class Choices(dict[str, str]):
-    """How the clients of each computation are computed, where the engine has chosen: by its fingerprint.
-
-    Other ways to compute round differently. So a choice is on disk before its first result is used, and a run that is
-    resumed goes on with it.
-    """
-
-    _folder: Path | None = None
-
-    def keep_in(self, folder: Path) -> None:
-        """Writes what has been chosen, and from now on each further choice, to a run's folder."""
-        self._folder = folder
-        self._write()
-
-    def __setitem__(self, computation: str, mode: str) -> None:
-        super().__setitem__(computation, mode)
-        self._write()
-
-    def _write(self) -> None:
-        if self._folder is not None:
-            write_json(self._folder / CHOICES_FILE, {"format_version": 1, "choices": dict(self)})
-
-
-def check_choices(folder: Path) -> None:
-    """Checks that what was chosen in a run is there, before rounds are repeated that may have been run so.
-
-    Raises:
-      DataError: it is missing: to choose anew might round otherwise.
-    """
-    if not (folder / CHOICES_FILE).exists():
-        raise DataError(f"{folder / CHOICES_FILE} is missing: restore it from a copy")
-
-
-def read_choices(folder: Path) -> dict[str, str]:
-    """Reads what a run's `Choices` are; none of a run that has none yet.
-
-    Raises:
-      DataError: the file is damaged.
-    """
-    path = folder / CHOICES_FILE
-    if not path.exists():
-        return {}
-    content = read_json(path, undigested=(None,))
-    # The first version had the choices alone.
-    return content["choices"] if "format_version" in content else content
 
 
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tff_pdp.errors import DataError
@@ -14,7 +15,7 @@ from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
-from tff_pdp.training.record.charges import ChargesWriter, RunIdentity
+from tff_pdp.training.record.charges import ChargesWriter, RunIdentity, read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
 from tff_pdp.training.rounds import check_redrawn, redrawn
 
@@ -22,6 +23,36 @@ from tff_pdp.training.rounds import check_redrawn, redrawn
 # than it used; one that is resumed takes its reservation over. And a run's record has at most a hundred lines, each of
 # them flushed to disk.
 _SHARE = 100
+
+
+class Choices(dict[str, str]):
+    """How the clients of each computation are computed, where the engine has chosen: by its fingerprint.
+
+    Other ways to compute round differently. So a choice is on the run's record before its first result is used: a run
+    that is resumed goes on with it, and of two copies that choose otherwise one goes on.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        """Reads what a run has chosen.
+
+        Args:
+          folder: of the run; None for one that begins.
+
+        Raises:
+          DataError: the run's record is damaged.
+        """
+        charges = None if folder is None else read_charges(folder)
+        super().__init__({} if charges is None else charges.choices)
+        self._keep: Callable[[Mapping[str, str]], None] | None = None
+
+    def keep_by(self, keep: Callable[[Mapping[str, str]], None]) -> None:
+        """Puts each further choice on record by a function."""
+        self._keep = keep
+
+    def __setitem__(self, computation: str, mode: str) -> None:
+        if self._keep is not None:
+            self._keep({computation: mode})
+        super().__setitem__(computation, mode)
 
 
 class Spending:
@@ -85,14 +116,22 @@ class Spending:
         size = max(1, self._plan.rounds // _SHARE)
         self._charge_through(max(round_number, min(self._plan.rounds, round_number + size - 1)))
         self._writer.reserve(self._through_round, self._ledger, self._arithmetic)
-        # After the folder's own record, which is never behind but in an older copy.
-        if self._registry is not None and self._writer.charges is not None:
-            self._registry.reserve(self._writer.charges.run_id, self._writer.charges.chains)
+        self._tell_registry()
         self._reserved_round = self._through_round
+
+    def choose(self, choices: Mapping[str, str]) -> None:
+        """Puts on record how clients are computed from now on; errors as of `before_round`."""
+        self._writer.choose(choices)
+        self._tell_registry()
 
     def end(self, state: Checkpoint) -> None:
         """Closes the record after a run's last round."""
         close_run(self._writer, state)
+
+    def _tell_registry(self) -> None:
+        # After the folder's own record, which is never behind but in an older copy.
+        if self._registry is not None and self._writer.charges is not None:
+            self._registry.reserve(self._writer.charges.run_id, self._writer.charges.chains)
 
     def _charge_through(self, round_number: int) -> None:
         for number in range(self._through_round + 1, round_number + 1):

@@ -37,18 +37,15 @@ from tff_pdp.training.record.releases import (
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
-    Choices,
     append_metrics,
     check_beside,
-    check_choices,
     check_engine,
     checkpoints_were_every,
     cut_metrics,
-    read_choices,
     start_folder,
     sweep,
 )
-from tff_pdp.training.spending import Spending, arithmetic_here, in_newest_attempt, open_run, take_over
+from tff_pdp.training.spending import Choices, Spending, arithmetic_here, in_newest_attempt, open_run, take_over
 
 
 def train(
@@ -94,9 +91,10 @@ def _train(
         settle(config, folder)
         set_aside(folder.parent, folder)
         say_cost_so_far(config, method)
-    choices = Choices(read_choices(folder) if resume else {})
+    choices = Choices(folder if resume else None)
     with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-        state, spending = _start_or_resume(config, method, folder, engine.device, choices, resume, stack)
+        state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
+        choices.keep_by(spending.choose)
         train_data, validation_data = method.round_data("train"), method.round_data("validation")
         warn(method)
         rounds = range(state.round_number + 1, config.training.rounds + 1)
@@ -122,7 +120,6 @@ def _start_or_resume(
     method: Method,
     folder: Path,
     device: str,
-    choices: Choices,
     resume: bool,
     stack: contextlib.ExitStack,
 ) -> tuple[Checkpoint, Spending]:
@@ -134,7 +131,6 @@ def _start_or_resume(
             raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")
         settle(config, folder)
         start_folder(config, folder, device)
-        choices.keep_in(folder)
         first = first_state(method, config.training.test_only_seed, folder / STORE)
         stack.callback(close_states, first.client_states)
         writer = stack.enter_context(ChargesWriter(folder))
@@ -148,14 +144,10 @@ def _start_or_resume(
         raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
     if not saved.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
-    charges = read_charges(folder)
-    check_record(folder, saved, charges)
+    check_record(folder, saved, read_charges(folder))
     check_files(folder, saved)
     check_engine(config, folder, device)
-    if charges is not None and charges.attempt.is_repeated(saved.round_number, arithmetic):
-        check_choices(folder)
     sweep(folder)
-    choices.keep_in(folder)
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:
         take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))

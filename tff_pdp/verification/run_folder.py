@@ -17,11 +17,9 @@ from tff_pdp.training.record.checkpoint_files import StoredCheckpoint
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files, check_record, in_rounds
 from tff_pdp.training.record.sealing import unsealed_files
 from tff_pdp.training.run_folder import (
-    CHOICES_FILE,
     CONFIG_FILE,
     METRICS_FILE,
     SELECTED_FILE,
-    read_choices,
     read_metrics,
     read_selected,
     read_started_with,
@@ -114,8 +112,6 @@ def check_run(folder: Path) -> Iterator[Finding]:
         yield checked(folder / METRICS_FILE, lambda: _metrics(folder))
     if (folder / SELECTED_FILE).exists():
         yield checked(folder / SELECTED_FILE, lambda: _selected(folder))
-    if (folder / CHOICES_FILE).exists():
-        yield checked(folder / CHOICES_FILE, lambda: f"choices: {len(read_choices(folder))}")
     if not is_sealed and ((folder / STORE).exists() or _needs_store(folder)):
         yield checked(folder / STORE, lambda: _store(folder))
     if not is_sealed:

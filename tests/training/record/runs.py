@@ -129,10 +129,11 @@ def seal_and_die(folder, number):
 
 
 def spent(output):
-    """What is on record, as plain data."""
+    """What is on record, as plain data, wherever the record ends."""
     from tff_pdp.training.record.releases import all_releases
 
-    return [{**release._asdict(), "ledger": release.ledger.to_json()} for release in all_releases(Path(output))]
+    found = (release._replace(head="") for release in all_releases(Path(output)))
+    return [{**release._asdict(), "ledger": release.ledger.to_json()} for release in found]
 
 
 def kill_at_changes(output, step):

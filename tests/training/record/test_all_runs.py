@@ -175,6 +175,7 @@ def test_a_run_counts_as_its_folder_says_and_by_the_plan_once_that_is_gone(regis
 def test_a_folder_that_was_restored_from_an_older_copy_does_not_lower_what_was_spent(registry, tmp_path):
     run_id = start(registry, tmp_path / "one" / "mr_mtl", ledger_of(a=4), ledger_of(a=10))
     chains = read_charges(tmp_path / "one" / "mr_mtl").chains
+    registry.reserve(run_id, chains)
     registry.close(run_id, [*chains, "a later line"], 10, ledger_of(a=9))
     for output in ("one", "two"):
         assert spent(registry, tmp_path / output) == [9]

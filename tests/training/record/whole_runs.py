@@ -47,7 +47,7 @@ from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import SEARCH, all_releases, check_files, check_record
 from tff_pdp.training.rounds import first_state
-from tff_pdp.training.run_folder import check_beside, check_engine, read_choices, read_metrics
+from tff_pdp.training.run_folder import check_beside, check_engine, read_metrics
 from tff_pdp.training.search import runs as search_runs
 from tff_pdp.training.search import tune as tuning
 from tff_pdp.training.train import train
@@ -254,10 +254,10 @@ def read_search(run: WholeRun) -> Any:
 
 
 def read_beside(run: WholeRun) -> Any:
-    """What commands read beside the checkpoints: metrics, settings and choices of the engine."""
+    """What commands read beside the checkpoints: metrics and settings."""
     folder = run.config.algorithm_folder(run.method)
     check_engine(run.config, folder, "cpu")
-    return [read_metrics(folder), read_choices(folder)]
+    return read_metrics(folder)
 
 
 def read_selected(run: WholeRun) -> Any:

@@ -30,7 +30,7 @@ _WORDS_OF_A_PAIR = 6
 # Steps on fewer values at once are not compiled.
 _MANY = 4096
 # Of longer pairs nothing is said but how many there are.
-_LARGEST_CHECKED, _CHECKED_EACH = 10.6, 8
+_LARGEST_CHECKED, _NEAR_AN_END, _CHECKED_EACH = 10.6, 180, 7
 _PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
 _UNROLLED = 32
@@ -157,27 +157,44 @@ def check_pairs(compiled: bool) -> None:
     Raises:
       EngineError: they are not.
     """
-    # Digits like any, and the least and the largest.
+    # Digits like any, and of the first pairs some that are near either end: ever fewer of their first digits are.
     digits = hashlib.shake_256(b"pairs that are checked").digest(4 * _WORDS_OF_A_PAIR * _MANY // 2)
     words = np.frombuffer(digits, np.uint32).reshape(_WORDS_OF_A_PAIR, -1).copy()
-    words[:, 0], words[:, _CHECKED_EACH] = 0, 2**32 - 1
+    for place in range(_NEAR_AN_END):
+        # Numbers of half the length each, up to the 78 digits that lengths of 10.6 have.
+        number = int(words[0, place]) << 64 | int(words[1, place]) << 32 | int(words[2, place])
+        number >>= place // 2
+        number = number if place % 2 else 2**96 - 1 - number
+        words[0, place], words[1, place] = number >> 64, number >> 32 & 2**32 - 1
 
     @tf.function(autograph=False)
     def draw(bits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return _pairs(bits, compiled)
 
+    def drawn_on(device: str) -> np.ndarray:
+        with tf.device(device):
+            return np.stack(draw(tf.constant(words.reshape(-1))), axis=1)
+
+    devices = ["/CPU:0", *(["/GPU:0"] if tf.config.list_physical_devices("GPU") else [])]
     # Whoever asks may be building a graph; another thread is not.
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(lambda: np.stack(draw(tf.constant(words.reshape(-1))), axis=1)).result()
-    for number in range(0, _MANY // 2, _CHECKED_EACH):
+        for found in thread.map(drawn_on, devices):
+            _check_exact(found, words)
+
+
+def _check_exact(found: np.ndarray, words: np.ndarray) -> None:
+    """Checks pairs, float64 `[pairs, 2]`, against those of their words, uint32 `[6, pairs]`."""
+    # Of each lane of a vector some.
+    for number in (*range(_NEAR_AN_END), *range(_NEAR_AN_END, len(found), _CHECKED_EACH)):
         exact = exact_pair(words[:, number].tolist())
         length = math.hypot(*map(float, exact))
         errors = (decimal.Decimal(float(one)) - other for one, other in zip(found[number], exact, strict=True))
         error = math.hypot(*map(float, errors))
-        if length <= _LARGEST_CHECKED and not error <= ROUNDING * length:
+        # One unit of those that are charged for is for the product with a standard deviation.
+        if length <= _LARGEST_CHECKED and not error <= (ROUNDING - 2.0**-53) * length:
             raise EngineError(
                 f"TensorFlow does not compute in float64 as noise needs it here: a draw of length {length:.3g} is "
-                f"{error / length * 2**53:.3g} units of its last digit off, and {ROUNDING * 2**53:g} are charged for. "
+                f"{error / length * 2**53:.3g} units of its last digit off, and {ROUNDING * 2**53 - 1:g} are charged. "
                 "Take flags for fast mathematics out of XLA_FLAGS and TF_XLA_FLAGS, and out of files that these name"
             )
 

@@ -7,7 +7,7 @@ what some clients' records have paid in them.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,12 +174,22 @@ def _newest(entry: Entry, own: Sequence[Found]) -> list[Release]:
     # Of a copy that has not been where the registry knows the run to have been, nothing is believed. Entries of earlier
     # versions say only how far the run came.
     least = entry.closed.rounds if entry.closed else 0
-    newest = [one.release for one in stated if entry.is_in(one.chains) and one.release.rounds >= least]
+    newest = [one for one in stated if entry.is_in(one.chains) and one.release.rounds >= least]
     if not newest:
         cost = entry.upper
         entered = Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
-        newest = [max([entered, *(one.release for one in own if not one.chains)], key=lambda one: one.rounds)]
-    return [one for one in newest if one.rounds]
+        newest = [Found(entered)]
+    # A copy that went on under another registry has released something, too.
+    told = {*entry.heads, *(chain for one in newest for chain in one.chains)}
+    others = [one for one in own if one not in newest and _is_untold(one.release, told, newest)]
+    return [one.release for one in (*newest, *others) if one.release.rounds]
+
+
+def _is_untold(release: Release, told: Collection[str], newest: Sequence[Found]) -> bool:
+    """Whether a release has something that is not in what counts of its run already."""
+    if release.head:
+        return release.head not in told
+    return release.size > max(one.release.size for one in newest)
 
 
 def _stated_in_folder(entry: Entry) -> list[Found]:

@@ -4,7 +4,6 @@ Two releases with the same noise and other rounding of what is below it would sh
 repeated with the same draws only where all of this is as it was.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -22,7 +21,9 @@ from tff_pdp.privacy.facts import Generator
 # otherwise.
 _ROOMS = ("data", "models", "algorithms", "privacy", "processes", "engines", "experiment", "training")
 # Settings of the libraries that compute.
-_VARIABLES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_")
+_VARIABLES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
+# Words of a log change nothing.
+_NOT_DECISIVE = "TF_CPP_"
 _LIBRARIES = ("tensorflow", "numpy", "tensorflow-federated", "tensorflow-privacy")
 _PROCESSOR = Path("/proc/cpuinfo")
 
@@ -38,15 +39,21 @@ def arithmetic_of(
       is_deterministic: whether the device repeats its own sums to the bit; where not, nothing equals the result.
       generator: of random bits in computations.
     """
+    # Only where rounds are run: whoever reads records needs none of it.
+    import tensorflow as tf
+
     found: dict[str, str | int] = {
-        "sources": _digest_of_sources(),
+        "sources": _SOURCES,
         "engine": engine,
         "device": device,
         "processor": _processor(),
         # Sums of many rows are divided among them.
         "processors": len(os.sched_getaffinity(0)),
         **{library: metadata.version(library) for library in _LIBRARIES},
-        "variables": json.dumps({name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)}),
+        "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+        "jit": str(tf.config.optimizer.get_jit()),
+        "build": f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",
+        "variables": json.dumps(_variables()),
         "generator": generator,
     }
     return found if is_deterministic else {**found, "once": secrets.token_hex(8)}
@@ -61,7 +68,16 @@ def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arithmetic.items() if name != "sources"}
 
 
-@functools.cache
+def _variables() -> dict[str, str]:
+    """The settings of libraries in the environment, with the content of files that they name."""
+    names = [name for name in sorted(os.environ) if name.startswith(_VARIABLES) and not name.startswith(_NOT_DECISIVE)]
+    values = {name: os.environ[name] for name in names}
+    files = {name: Path(value) for name, value in values.items() if value and not value.startswith("-")}
+    return values | {
+        f"{name} file": hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()
+    }
+
+
 def _digest_of_sources() -> str:
     package = Path(str(tff_pdp.__file__)).parent
     files = [package / "_tff.py", *(file for room in _ROOMS for file in (package / room).rglob("*.py"))]
@@ -69,6 +85,10 @@ def _digest_of_sources() -> str:
     for file in sorted(files):
         digest.update(f"{file.relative_to(package)}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
+
+
+# As the code was when it was loaded, or very nearly.
+_SOURCES = _digest_of_sources()
 
 
 def _processor() -> str:

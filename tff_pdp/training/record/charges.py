@@ -4,6 +4,7 @@ A run's `charges.jsonl` is a journal (`tff_pdp.journal`) of these lines, told ap
 
 opened: whose run this is, and why nothing is claimed of it, if so.
 reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
+chosen: how the engine computes clients from now on, where it has chosen; other ways round differently.
 redrawn: that rounds after some round are drawn anew from now on, with other noise, beside all that is on record.
 closed: that the last round was run, with the ledger after it.
 sealed: that the run's key and states are destroyed, or about to be; the last line.
@@ -21,7 +22,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 
 CHARGES_FILE = "charges.jsonl"
 FORMAT_VERSION = 1
-_KINDS = ("opened", "reserved", "redrawn", "closed", "sealed")
+_KINDS = ("opened", "reserved", "chosen", "redrawn", "closed", "sealed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +72,6 @@ class Attempt:
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
-    def is_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
-        """Whether going on after some round repeats rounds that may have been run, to the same bits."""
-        return max(self.arithmetic, default=0) > round_number and self.can_be_repeated(round_number, arithmetic)
-
 
 @dataclasses.dataclass(frozen=True)
 class Charges:
@@ -87,7 +84,7 @@ class Charges:
       is_closed: whether the run ended cleanly, so that the ledger says what was spent to the last round.
       is_sealed: whether the run's key and states are destroyed, or about to be.
       attempt: how often rounds had to be drawn anew, with other noise.
-      arithmetic: of the newest attempt, in plain data (`tff_pdp.training.record.arithmetic`).
+      choices: how clients are computed, by computation, where the engine has chosen.
       head: of the chain of lines.
       chains: of all lines.
     """
@@ -98,6 +95,7 @@ class Charges:
     is_closed: bool
     is_sealed: bool
     attempt: Attempt
+    choices: Mapping[str, str]
     head: str
     chains: tuple[str, ...]
 
@@ -203,6 +201,19 @@ class ChargesWriter:
             }
         )
 
+    def choose(self, choices: Mapping[str, str]) -> None:
+        """Puts on record how clients are computed, before a result of it is used.
+
+        Args:
+          choices: by computation.
+
+        Raises:
+          DataError: no run has begun.
+        """
+        if self._charges is None:
+            raise DataError(f"{self._path} has no run")
+        self._append({"kind": "chosen", "choices": dict(choices), "ledger": _text(self._charges.ledger)})
+
     def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
         """Begins another attempt: rounds from `first_round` on are run with other noise, beside all on record.
 
@@ -291,6 +302,7 @@ def _charges(path: Path, content: Content) -> Charges | None:
             is_closed=content.lines[-2 if last["kind"] == "sealed" else -1]["kind"] == "closed",
             is_sealed=last["kind"] == "sealed",
             attempt=_newest_attempt(content),
+            choices={name: mode for line in content.lines for name, mode in line.get("choices", {}).items()},
             head=content.head,
             chains=tuple(content.chains),
         )

@@ -64,6 +64,7 @@ class Release(NamedTuple):
       run: name of the method, or `PERSONALIZE`.
       rounds: how many rounds the ledger covers.
       run_id: of the run; empty of fits, and of runs from before runs had one.
+      head: chain of the last line of the run's own record; empty where that is not known.
     """
 
     ledger: Ledger | None
@@ -71,11 +72,18 @@ class Release(NamedTuple):
     run: str = PERSONALIZE
     rounds: int = 1
     run_id: str = ""
+    head: str = ""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How much has been released: numbers of rounds and of events, neither of which a run makes smaller."""
+        return self.rounds, sum(entry.count for entry in self.ledger.entries) if self.ledger else 0
 
 
 def release_of(charges: Charges) -> Release:
     """Returns all that a run has spent, as its charges have it."""
-    return Release(charges.ledger, charges.non_private, charges.method, charges.through_round, charges.run_id)
+    through_round, run_id, head = charges.through_round, charges.run_id, charges.head
+    return Release(charges.ledger, charges.non_private, charges.method, through_round, run_id, head)
 
 
 def set_aside(output: Path, folder: Path) -> None:
@@ -162,19 +170,19 @@ def find_releases(output: Path) -> list[Found]:
     kept: list[Found] = []
     for found in [*map(Found, _entries(output)), *own]:
         others = [other for other in kept if found.release.run_id and other.release.run_id == found.release.run_id]
-        if any(_is_older(found, other) for other in others):
+        if any(_has_all_of(other, found) for other in others):
             continue
-        kept = [other for other in kept if other not in others or not _is_older(other, found, or_equal=True)]
+        kept = [other for other in kept if other not in others or not _has_all_of(found, other)]
         kept.append(found)
     return kept
 
 
-def _is_older(one: Found, other: Found, *, or_equal: bool = False) -> bool:
-    """Whether a record of a run has nothing that another one of the same run lacks."""
-    if one.chains and other.chains:
-        return one.chains[-1] in other.chains
-    # The record of earlier releases says how far a run had come when it was to be replaced; it may still be there.
-    return one.release.rounds < other.release.rounds + or_equal
+def _has_all_of(one: Found, other: Found) -> bool:
+    """Whether a record of a run has all that another one of the same run has."""
+    if one.chains and other.release.head:
+        return other.release.head in one.chains
+    # Of what was entered when a run was to be replaced, nothing else can be compared: ledgers only grow.
+    return not other.chains and one.release.size >= other.release.size
 
 
 def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
@@ -220,7 +228,8 @@ def _entries(output: Path) -> list[Release]:
     for number, line in enumerate(journal.read(path).lines, start=1):
         try:
             ledger = None if line["ledger"] is None else Ledger.from_json(line["ledger"])
-            found.append(Release(ledger, line["non_private"], line["run"], line["rounds"], line["run_id"]))
+            run = line["run"], line["rounds"], line["run_id"], line.get("head", "")
+            found.append(Release(ledger, line["non_private"], *run))
         except (KeyError, TypeError, ConfigError) as error:
             raise DataError(f"{path}: line {number} is no release ({type(error).__name__}: {error})") from error
     return found

@@ -5,6 +5,7 @@ the search cost. `search_costs` says what a silo pays, and what a search would c
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,11 +45,8 @@ from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
     SELECTED_FILE,
-    Choices,
     check_beside,
-    check_choices,
     check_engine,
-    read_choices,
     read_selected,
     start_folder,
     sweep,
@@ -56,7 +54,7 @@ from tff_pdp.training.run_folder import (
 )
 from tff_pdp.training.search import runs as search_states
 from tff_pdp.training.search.runs import candidate_of, noisy_scores, numbers_of_runs, repeat, run_pivot
-from tff_pdp.training.spending import arithmetic_here, close_run, open_run
+from tff_pdp.training.spending import Choices, arithmetic_here, close_run, open_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +165,12 @@ def tune(
             settle(config, folder)
             set_aside(folder.parent, folder)
             say_cost_so_far(config, method)
-        choices = Choices(read_choices(folder) if resume else {})
+        choices = Choices(folder if resume else None)
         with experiment_engine(config, choices) as engine:
             result = _finished(method, folder, resume)
             if result is None:
-                started = _start_or_resume(config, method, folder, engine.device, choices, resume)
+                started = _start_or_resume(config, method, folder, engine.device, resume)
+                choices.keep_by(functools.partial(_choose, config, folder))
                 result = _search(method, search, folder, started, progress)
         sweep(folder)
         with ChargesWriter(folder) as writer:
@@ -240,25 +239,20 @@ def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
 
 
 def _start_or_resume(
-    config: ExperimentConfig, method: Method, folder: Path, device: str, choices: Choices, resume: bool
+    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool
 ) -> search_states.SearchState:
     first = first_state(method, config.training.test_only_seed)
     saved = search_states.load(folder / SEARCH, first)
     arithmetic = arithmetic_here(config, device)
     if saved is not None:
         _check_resume(method, folder, resume, saved.first)
-        charges = read_charges(folder)
-        check_record(folder, saved.first, charges)
+        check_record(folder, saved.first, read_charges(folder))
         check_files(folder, saved.first)
         check_engine(config, folder, device)
-        if charges is not None and charges.attempt.is_repeated(0, arithmetic):
-            check_choices(folder)
-        choices.keep_in(folder)
         _check_repeated(config, method, folder, saved.first, arithmetic)
         return saved
     settle(config, folder)
     start_folder(config, folder, device)
-    choices.keep_in(folder)
     with ChargesWriter(folder) as writer:
         open_run(writer, method, first)
         if first.ledger is not None:
@@ -270,6 +264,13 @@ def _start_or_resume(
         writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
         tell_registry(config, writer.charges)
     return started
+
+
+def _choose(config: ExperimentConfig, folder: Path, choices: Mapping[str, str]) -> None:
+    """Puts on record how clients are computed from now on, before a result of it is used."""
+    with ChargesWriter(folder) as writer:
+        writer.choose(choices)
+        tell_registry(config, writer.charges)
 
 
 def _check_repeated(
