@@ -197,7 +197,7 @@ def _stated_in_folder(entry: Entry) -> list[Found]:
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
-            return [Found(release_of(charges), charges.chains, Path(entry.folder))]
+            return [Found(release_of(charges), charges.chains)]
     return []
 
 

@@ -144,12 +144,10 @@ class Found(NamedTuple):
     Attributes:
       release: all that it may have spent.
       chains: of the lines of the run's own record; empty where that is not there.
-      folder: of the run; None where it is not there.
     """
 
     release: Release
     chains: Sequence[str] = ()
-    folder: Path | None = None
 
 
 def find_releases(output: Path) -> list[Found]:
@@ -274,10 +272,10 @@ def _runs_in(folder: Path) -> list[Found]:
         check_record(folder, in_rounds(stored), charges)
     if charges is not None and charges.through_round:
         _check_earlier(folder.parent, charges.identity.earlier_head)
-        return [Found(release_of(charges), charges.chains, folder)]
+        return [Found(release_of(charges), charges.chains)]
     # A run of the first version. A search that was stopped while its result was saved is there twice, under one key.
     started = {stored.run_key: stored for stored in saved if stored.round_number > 0}
-    return [Found(_of_first_version(folder, stored), (), folder) for stored in started.values()]
+    return [Found(_of_first_version(folder, stored)) for stored in started.values()]
 
 
 def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
