@@ -92,6 +92,8 @@ def composed_costs(
         return without_bound(why_no_bound)
     if not math.isfinite(spent):
         return without_bound(f"there are {words.many} without noise")
+    if composed_epsilon == math.inf:
+        return without_bound(f"another run on record has {words.many} without noise")
     weakest = weakest_of(algorithms)
     strength, reason = weakest.claim, weakest.claim_reason
     if runs > len(algorithms):

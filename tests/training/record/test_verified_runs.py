@@ -99,6 +99,19 @@ def test_a_run_with_a_fixed_seed_has_no_bound_anywhere(experiment):
     assert set(recompute(all_releases(Path(config.output))).composed.values()) == {math.inf}
 
 
+def test_a_run_verifies_whose_records_another_folder_used_without_noise(experiment):
+    budgets = {"delta": 1e-4, "silos": {"silo_01": math.inf}, "default_epsilon": 4.0}
+    other = experiment("other", **{**SETTINGS, "privacy__budgets": budgets})
+    train(other, "fed_avg", progress=False)
+    config = experiment(**SETTINGS)
+    train(config, "fed_avg", progress=False)
+    composed = evaluate_experiment(config, ["fed_avg"])["privacy"]["composed"]
+    assert (composed["claim"], composed["epsilon"], composed["in_other_folders"]) == ("none", None, 1)
+    assert composed["claim_reason"] == "another run on record has silos without noise"
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+
+
 def test_a_run_that_was_stopped_verifies_and_its_reservation_counts(experiment, monkeypatch):
     from tff_pdp.training import train as training
 
