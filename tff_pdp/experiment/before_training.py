@@ -123,13 +123,21 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
         earlier = stored["made_with"]
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
-    if earlier not in (_made_with(config, name(config, clients)) for name in (_name_of, _first_name_of)):
+    if earlier in (_made_with(config, name(config, clients)) for name in (_name_of, _first_name_of)):
+        return statistics
+    registry = Registry(config.privacy.registry)
+    kept = stored.get("registry_key")
+    if kept is not None and kept != registry.key().fingerprint():
+        # Data are named by keyed digests, which another registry cannot compare.
         raise ConfigError(
-            f"{path}: what silos released before training was made with other settings or other data. Releasing it "
-            "again costs again: name another output folder to do that. The registry "
-            f"{Registry(config.privacy.registry).folder} counts both on the same records"
+            f"{path}: what silos released before training is in another registry than {registry.folder}, which cannot "
+            "count it. Name that registry again by privacy.registry or XDG_STATE_HOME, or restore it from a copy"
         )
-    return statistics
+    raise ConfigError(
+        f"{path}: what silos released before training was made with other settings or other data. Releasing it again "
+        f"costs again: name another output folder to do that. The registry {registry.folder} counts both on the same "
+        "records"
+    )
 
 
 def _release(
@@ -147,7 +155,12 @@ def _release(
     }
     remove_attempts(path.parent, path.name)
     made_with = _made_with(config, _name_of(config, clients))
-    content = {"made_with": made_with, "release_id": release_id, "silos": json.loads(_encode(statistics))}
+    content = {
+        "made_with": made_with,
+        "registry_key": Registry(config.privacy.registry).key().fingerprint(),
+        "release_id": release_id,
+        "silos": json.loads(_encode(statistics)),
+    }
     # On disk before anything is done with it: were it lost, the next command would release it a second time.
     write_json(path, {"format_version": FORMAT_VERSION, **content})
     return statistics

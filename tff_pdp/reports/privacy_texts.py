@@ -49,7 +49,8 @@ def composed_text(composed: Mapping[str, Any], words: ClientWords) -> str:
     """What it costs to release the models of every compared method, not only one."""
     methods, epsilon = composed["methods"], composed["epsilon"]
     notes = "".join(f" {note}." for note in composed.get("taken_for_granted", ()))
-    if methods == 1:
+    is_more = composed.get("beyond_these_models", False)
+    if methods == 1 and not is_more:
         return f"Only one training run on these records is on record; nothing is added.{notes}"
     elsewhere = composed.get("in_other_folders", 0)
     where = f", {elsewhere} of them in other folders" if elsewhere else ""
@@ -60,6 +61,12 @@ def composed_text(composed: Mapping[str, Any], words: ClientWords) -> str:
         )
     how = "the ledger's bound" if composed["source"] == "ledger" else "the sum over runs, an upper bound"
     delta = numbers.plain(composed["delta"])
+    if is_more:
+        return (
+            "Only one training run on these records is on record. A copy of it has drawn rounds anew elsewhere. "
+            f"Towards someone who sees all that both released, the guarantee is ε = {numbers.upper(epsilon)} at "
+            f"δ = {delta} for {words.spender} ({how}).{notes}"
+        )
     return (
         f"{methods} training runs on the same records are on record{where}, and each spends its own ε: budgets are "
         "per run. Towards someone who sees the models of all of them, the guarantee is "

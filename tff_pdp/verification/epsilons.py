@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
 from tff_pdp.errors import ConfigError, DataError, ServingError
-from tff_pdp.privacy.accounting.ledger import Ledger, compose_worst_case
+from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import Release, why_without_bound
 from tff_pdp.training.run_folder import read_started_with
@@ -27,13 +27,15 @@ class Recomputed(NamedTuple):
     Attributes:
       releases: what was computed from.
       own: of each release, by scope; empty of releases without a ledger.
-      composed: of all releases together, by scope, at the largest delta of the scope.
+      composed: of all releases together, by scope, at its delta.
+      deltas: by scope: the largest of its budgets; where only budgets hold, with theirs on top.
       why_no_bound: why no epsilon holds for all of them together, if so; otherwise empty.
     """
 
     releases: Sequence[Release]
     own: Sequence[Mapping[str, float]]
     composed: Mapping[str, float]
+    deltas: Mapping[str, float]
     why_no_bound: str
 
     def of(self, run_id: str | None, name: str) -> int | None:
@@ -49,13 +51,13 @@ class Recomputed(NamedTuple):
 def recompute(releases: Sequence[Release]) -> Recomputed:
     """Composes what is on record, by dp-accounting and from nothing but the events.
 
-    Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_worst_case`.
+    Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_parts`.
     Assumes: the same; the releases are about the same records.
 
     Args:
       releases: as of `tff_pdp.training.record.releases.all_releases`.
     """
-    known: dict[Any, float] = {}
+    known: dict[Any, Any] = {}
     why = why_without_bound(releases)
     ledgers = [release.ledger for release in releases if release.ledger is not None]
     own = [
@@ -68,8 +70,11 @@ def recompute(releases: Sequence[Release]) -> Recomputed:
         for release in releases
     ]
     scopes = list(dict.fromkeys(scope for ledger in ledgers for scope in ledger.budgets))
-    composed = {scope: math.inf if why else _epsilon(ledgers, scope, known) for scope in scopes}
-    return Recomputed(releases, own, composed, why)
+    together = {scope: (math.inf, 0.0) if why else _together(ledgers, scope, known) for scope in scopes}
+    composed = {scope: epsilon for scope, (epsilon, _) in together.items()}
+    if not why and math.inf in composed.values():
+        why = "a run on record has scopes without noise"
+    return Recomputed(releases, own, composed, {scope: delta for scope, (_, delta) in together.items()}, why)
 
 
 def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
@@ -85,7 +90,7 @@ def is_at_most(value: float, bound: float) -> bool:
     return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
 
 
-def _spent(ledger: Ledger, scope: str, known: dict[Any, float]) -> float:
+def _spent(ledger: Ledger, scope: str, known: dict[Any, Any]) -> float:
     """What a ledger's events add up to, computed once where scopes have released the same."""
     key = ("events", _key(ledger, scope))
     if key not in known:
@@ -93,12 +98,13 @@ def _spent(ledger: Ledger, scope: str, known: dict[Any, float]) -> float:
     return known[key]
 
 
-def _epsilon(ledgers: Sequence[Ledger], scope: str, known: dict[Any, float]) -> float:
-    """As `compose_worst_case`, computed once where scopes have released the same."""
+def _together(ledgers: Sequence[Ledger], scope: str, known: dict[Any, Any]) -> tuple[float, float]:
+    """Epsilon and delta as of `compose_parts`, computed once where scopes have released the same."""
     parts = [ledger for ledger in ledgers if scope in ledger.budgets]
     key = tuple(_key(ledger, scope) for ledger in parts)
     if key not in known:
-        known[key] = compose_worst_case(parts, scope).best
+        bounds, delta = compose_parts([(ledger, scope) for ledger in parts])
+        known[key] = bounds.best, delta
     return known[key]
 
 
@@ -246,6 +252,9 @@ def _check_composed(
             f"{path} states epsilon {composed['epsilon']:.6g} of {composed['methods']} runs together, and what is on "
             f"record by now adds up to {expected:.6g}: run `tff-pdp evaluate` again"
         )
+    delta = max(recomputed.deltas[scope] for scope in scopes)
+    if not is_at_most(delta, composed["delta"]):
+        raise DataError(f"{path} states delta {composed['delta']:g} of all runs, which hold at {delta:g} together")
 
 
 def _client_id_key(output: Path, path: Path) -> str:

@@ -1,7 +1,8 @@
 """Checks everything of an experiment's folder, or of one run, in the order in which one thing rests on the other."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,12 @@ def _check_epsilons(output: Path, recomputed: Recomputed, *, only: str | None) -
         if over:
             yield Finding(path, Status.PROBLEM, f"{over[0]} has spent {epsilons[over[0]]:.6g}, more than its budget")
             continue
-        yield Finding(path, Status.OK, f"{_words(release)}: {_spent(release, epsilons.values())}")
+        yield Finding(path, Status.OK, f"{_words(release)}: {_spent(release, epsilons)}")
     releases = recomputed.releases
     if releases:
         why = recomputed.why_no_bound
-        text = f"no bound, as {why}" if why else f"epsilon at most {max(recomputed.composed.values()):.6g}"
+        epsilon, delta = (max(values.values(), default=0.0) for values in (recomputed.composed, recomputed.deltas))
+        text = f"no bound, as {why}" if why else f"epsilon at most {epsilon:.6g} at delta {delta:g}"
         yield Finding(
             output, Status.OK, f"everything on record in this folder together (runs and fits: {len(releases)}): {text}"
         )
@@ -110,11 +112,19 @@ def _words(release: Release) -> str:
     return f"{release.run}, rounds: {release.rounds}" + (f" (run {release.run_id[:8]})" if release.run_id else "")
 
 
-def _spent(release: Release, epsilons: Iterable[float]) -> str:
-    if release.non_private or release.ledger is None:
+def _spent(release: Release, epsilons: Mapping[str, float]) -> str:
+    ledger = release.ledger
+    if release.non_private or ledger is None:
         return f"no bound, as {release.non_private or 'there is no ledger'}"
-    values = sorted(epsilons)
+    bare = [scope for scope, epsilon in epsilons.items() if math.isinf(epsilon)]
+    if bare:
+        return f"no bound, as scopes are without noise: {len(bare)} of {len(epsilons)}"
+    # What was spent with the one number that came out is no bound of what others would have led to.
+    chosen = [scope for scope in epsilons if ledger.follows_from_a_choice(scope)]
+    values = sorted({**epsilons, **{scope: ledger.budgets[scope].epsilon for scope in chosen}}.values())
     span = f"{values[0]:.6g}" if values[0] == values[-1] else f"{values[0]:.6g} to {values[-1]:.6g}"
+    if chosen:
+        return f"epsilon at most {span}: budgets, which alone hold with noised numbers (scopes: {len(values)})"
     return f"epsilon {span}, computed anew from the events in the ledger, within the budgets (scopes: {len(values)})"
 
 

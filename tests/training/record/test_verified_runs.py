@@ -1,5 +1,6 @@
 """Runs of the training loop verify, and can be sealed; what is left of them counts."""
 
+import json
 import math
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_a_run_verifies_whose_records_another_folder_used_without_noise(experime
     train(config, "fed_avg", progress=False)
     composed = evaluate_experiment(config, ["fed_avg"])["privacy"]["composed"]
     assert (composed["claim"], composed["epsilon"], composed["in_other_folders"]) == ("none", None, 1)
-    assert composed["claim_reason"] == "another run on record has silos without noise"
+    assert composed["claim_reason"] == "a run on record has silos without noise"
     found, findings = statuses(config.output)
     assert found == {Status.OK}, findings
 
@@ -132,3 +133,44 @@ def test_a_run_that_was_stopped_verifies_and_its_reservation_counts(experiment, 
     assert "rounds on record: 4, not closed" in charges
     with pytest.raises(ConfigError, match="2 of 4 rounds"):
         seal_run(config.algorithm_folder("fed_avg"), 4)
+
+
+def test_a_run_whose_silos_are_all_without_noise_has_no_bound(experiment):
+    config = experiment(**{**SETTINGS, "privacy__budgets": {"epsilon": math.inf, "delta": 1e-4}})
+    train(config, "fed_avg", progress=False)
+    evaluate_experiment(config, ["fed_avg"])
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    texts = [one.text for one in findings]
+    assert sum("no bound" in text for text in texts) == 2
+    assert not any("inf" in text.split() for text in texts)
+
+
+def test_with_noised_numbers_of_examples_budgets_are_what_verifies(experiment):
+    config = experiment(**{**SETTINGS, "privacy__num_examples": {"kind": "noised", "epsilon": 0.5}})
+    train(config, "fed_avg", progress=False)
+    evaluate_experiment(config, ["fed_avg"])
+    found, findings = statuses(config.output)
+    assert found == {Status.OK}, findings
+    assert any("budgets, which alone hold" in one.text for one in findings), [one.text for one in findings]
+
+
+def test_a_delta_below_what_all_runs_hold_at_is_found(experiment):
+    config = experiment(**SETTINGS)
+    train(config, "fed_avg", progress=False)
+    evaluate_experiment(config, ["fed_avg"])
+    path = Path(config.output) / "summary.json"
+    content = json.loads(path.read_text())
+    content["privacy"]["composed"]["delta"] = 1e-5
+    path.write_text(json.dumps(content))
+    found, findings = statuses(config.output)
+    assert Status.PROBLEM in found
+    assert any("states delta 1e-05 of all runs, which hold at 0.0001" in one.text for one in findings)
+
+
+def test_statistics_of_another_registry_are_told_as_such(experiment, monkeypatch, tmp_path):
+    config = experiment(**{**SETTINGS, "privacy__num_examples": {"kind": "noised", "epsilon": 0.5}})
+    train(config, "fed_avg", progress=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match="is in another registry than .*elsewhere.* Name that registry again"):
+        train(config, "fed_avg", resume=True, progress=False)

@@ -28,7 +28,7 @@ from tff_pdp.training.record.releases import all_releases
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.search import runs as searching
 from tff_pdp.training.search import tune as tuning
-from tff_pdp.training.search.tune import tune
+from tff_pdp.training.search.tune import search_costs, tune
 from tff_pdp.training.train import train
 
 VALUES = {"prox_weight": [0.1, 10], "learning_rate": [0.05, 0.3]}
@@ -287,7 +287,15 @@ def test_a_fixed_grid_makes_and_charges_every_run(searched, watched):
     config = searched(search={"runs": "fixed"})
     tuned = tune(config, "mr_mtl", progress=False)
     assert len(watched) == 4 * 3
-    for client_id, costs in tuned.costs.items():
+    # The seed is known, so that nothing is claimed; what follows is of the mechanism.
+    assert (tuned.claim, tuned.costs) == ("none", {})
+    said = tuning.tune_summary(config, tuned)
+    assert (said["claim"], said["epsilon"]) == ("none", {})
+    assert tuning.tune_text(said).endswith(
+        "claim: none, and no epsilon: test mode: all noise follows from a fixed seed, so anyone can subtract it"
+    )
+    found = search_costs(tuned.method.plan, tuned.search, tuned.state.ledger)
+    for client_id, costs in found.items():
         # To the bit: equal events are counted together before anything is computed.
         assert costs.total == costs.fixed_grid
         steps = dp_event.SelfComposedDpEvent(step_event(tuned.method, client_id), 5 * 3)
@@ -423,7 +431,7 @@ def test_methods_in_which_silos_keep_a_model_can_be_searched(searched, monkeypat
     fix_numbers(monkeypatch, [1, 2, 1])
     tuned = tune(config, algorithm, progress=False)
     assert len(watched) == 4
-    assert all(costs.total <= 8.0 for costs in tuned.costs.values())
+    assert all(tuned.state.ledger.epsilon(client_id).best <= 8.0 for client_id in tuned.state.client_ids)
 
 
 def test_silos_without_validation_examples_are_named_unless_their_sizes_are_secret(searched, monkeypatch):

@@ -5,6 +5,7 @@ The record is that of `tff_pdp.training.record.all_runs`: whoever sums up what w
 
 import dataclasses
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -135,6 +136,8 @@ def put_on_record(
     enter(output, fit)
     # With this fit, and with others that began at the same time.
     cost = compose(registry, releases_on_record(registry, output), Own(records, sets, list(features)))
+    for note in cost.notes:
+        print(f"{PERSONALIZE}: note: {note}", file=sys.stderr)
     return dict(cost.by_scope)
 
 

@@ -259,43 +259,23 @@ class Ledger:
         return f"Silo {scope!r}" if self.unit in ("silo_example", "node", "edge") else f"Scope {scope!r}"
 
 
-def compose_worst_case(ledgers: Iterable[Ledger], scope: str, delta: float | None = None) -> EpsilonBounds:
-    """The cost to one scope if everything in several ledgers over the same records is released.
-
-    Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
-
-    Guarantee: all releases in all ledgers are jointly (best, delta)-DP for the scope's records.
-    Assumes: the ledgers are about the same records, and list all releases about them.
-
-    Args:
-      ledgers: with the same unit and adjacency; those without the scope count as spending nothing.
-      scope: whose data.
-      delta: for the union; by default the largest delta among the ledgers' budgets for this scope.
-
-    Raises:
-      BudgetError: the units or adjacencies differ.
-      ConfigError: no ledger knows the scope.
-    """
-    return compose_parts([(ledger, scope) for ledger in ledgers if scope in ledger.budgets], delta, scope)[0]
-
-
-def compose_parts(
-    parts: Iterable[tuple[Ledger, str]], delta: float | None = None, of: str = ""
-) -> tuple[EpsilonBounds, float]:
+def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, float]:
     """The cost of everything in some scopes of some ledgers, to a record that they are all about.
 
     Where a number that was released with noise chose what followed, the events say nothing of what other numbers would
     have chosen. Such a scope counts with its budget, which holds for each of them.
 
-    Guarantee: as `compose_worst_case`, for records that are in all of these scopes.
+    Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
+
+    Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all of these scopes.
+    Assumes: the ledgers list all releases about the records.
 
     Args:
       parts: ledgers of the same unit and adjacency, with a scope of each; a ledger may be there with several.
-      delta: for the union; by default the largest delta among these scopes' budgets. Those of budgets come on top.
-      of: whose data, for error messages.
 
     Returns:
-      The bounds on epsilon, and the delta that they hold for.
+      The bounds on epsilon, and the delta that they hold for: the largest among these scopes' budgets. Those of scopes
+      that count with their budgets come on top.
 
     Raises:
       BudgetError: the units or adjacencies differ.
@@ -303,7 +283,7 @@ def compose_parts(
     """
     parts = list(parts)
     if not parts:
-        raise ConfigError(f"No ledger has a privacy budget for {of!r}.")
+        raise ConfigError("No ledger has a privacy budget for these records.")
     kinds = {(ledger.unit, ledger.adjacency) for ledger, _ in parts}
     if len(kinds) > 1:
         listed = "; ".join(sorted(f"{unit} under {adjacency.value}" for unit, adjacency in kinds))
@@ -313,7 +293,7 @@ def compose_parts(
     bounds, of_others = EpsilonBounds(rdp=None, pld=None, best=0.0), 0.0
     if others:
         union = dp_accounting.ComposedDpEvent([_composed(ledger._counts[scope]) for ledger, scope in others])
-        of_others = max(ledger.budgets[scope].delta for ledger, scope in others) if delta is None else delta
+        of_others = max(ledger.budgets[scope].delta for ledger, scope in others)
         ((_, adjacency),) = kinds
         bounds = epsilon_bounds(union, of_others, adjacency)
     if chosen:

@@ -92,15 +92,15 @@ class Composed:
           claim: the weakest of the releases', as far as these have one.
           claim_reason: why it is no stronger.
         """
-        if self.why_no_bound or not math.isfinite(self.epsilon):
-            claim, claim_reason = "none", self.why_no_bound or claim_reason
+        if self.why_no_bound:
+            claim, claim_reason = "none", self.why_no_bound
         elif self.releases > 1:
             claim, claim_reason = claim_of_several(claim, claim_reason)
         return {
             "claim": claim,
             "claim_reason": claim_reason,
             "epsilon": None if claim == "none" else self.epsilon,
-            "delta": self.delta,
+            "delta": None if claim == "none" else self.delta,
             "releases_on_record": self.releases,
         }
 
@@ -181,7 +181,8 @@ def _newest(entry: Entry, own: Sequence[Found]) -> list[Release]:
         newest = [Found(entered)]
     # A copy that went on under another registry has released something, too.
     told = {*entry.heads, *(chain for one in newest for chain in one.chains)}
-    others = [one for one in own if one not in newest and _is_untold(one.release, told, newest)]
+    there = [*own, *(one for one in stated if one not in own)]
+    others = [one for one in there if one not in newest and _is_untold(one.release, told, newest)]
     return [one.release for one in (*newest, *others) if one.release.rounds]
 
 
@@ -206,7 +207,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
 
     Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
       that is in one client of each data set, or has the same digest in several.
-    Assumes: `registry.matching.match` finds the records that are the same; as `compose_worst_case`. In one folder,
+    Assumes: `registry.matching.match` finds the records that are the same; as `compose_parts`. In one folder,
       clients of one name are the same. Releases without digests are about the same records as clients of their name.
 
     Args:
@@ -243,7 +244,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     return AllRuns(
         by_scope=by_scope,
         elsewhere=sum(not found[number].is_here for number in runs),
-        notes=_notes([found[number] for number in sorted(undecided)]),
+        notes=_notes([found[number] for number in sorted(undecided)], _by_name_alone(parts, runs, found)),
     )
 
 
@@ -380,16 +381,27 @@ def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) 
     if not paid:
         return Composed(0.0, 0.0, runs)
     bounds, delta = compose_parts(paid)
-    return Composed(bounds.best, delta, runs)
+    bare = f"a run on record has {'users' if paid[0][0].unit == _USER else 'silos'} without noise"
+    return Composed(bounds.best, delta, runs, "" if math.isfinite(bounds.best) else bare)
 
 
-def _notes(undecided: Sequence[OnRecord]) -> tuple[str, ...]:
+def _by_name_alone(parts: Sequence["_Part"], runs: Collection[int], found: Sequence[OnRecord]) -> list[OnRecord]:
+    """The releases without digests in which no client of these names was."""
+    return [found[part.number] for part in parts if isinstance(part, _ByName) and part.number not in runs]
+
+
+def _notes(undecided: Sequence[OnRecord], by_name_alone: Sequence[OnRecord]) -> tuple[str, ...]:
     old = [one for one in undecided if not one.records]
     other_form = [one for one in undecided if one.records]
     notes = []
     if old:
         notes.append(
             f"{_listed(old)}: on record without digests of records, and counted as being about the same records"
+        )
+    if by_name_alone:
+        notes.append(
+            f"{_listed(by_name_alone)}: on record without digests of records, and counted for clients of its own names "
+            "alone"
         )
     if other_form:
         notes.append(

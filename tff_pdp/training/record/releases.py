@@ -179,7 +179,10 @@ def _has_all_of(one: Found, other: Found) -> bool:
     """Whether a record of a run has all that another one of the same run has."""
     if one.chains and other.release.head:
         return other.release.head in one.chains
-    # Of what was entered when a run was to be replaced, nothing else can be compared: ledgers only grow.
+    if one.release.head and other.release.head:
+        # Both were entered when a run was to be replaced: where they differ, one may have gone on in another way.
+        return one.release.head == other.release.head
+    # Of entries of earlier versions, nothing else can be compared: ledgers only grow.
     return not other.chains and one.release.size >= other.release.size
 
 

@@ -31,6 +31,7 @@ from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, settle, tell_registry
+from tff_pdp.training.privacy_facts import claim_of_run
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
@@ -116,7 +117,9 @@ class TunedMethod:
       search: how.
       state: as that of a trained method, with the client states that silos selected.
       selected: by client id, `hparams` by name, and the `noisy_score`, None where a silo made no run.
-      costs: by client id; empty without privacy.
+      costs: by client id; empty where nothing is claimed.
+      claim: of the selected models.
+      claim_reason: why it is no stronger.
     """
 
     method: Method
@@ -124,6 +127,8 @@ class TunedMethod:
     state: Checkpoint
     selected: Mapping[str, Mapping[str, Any]]
     costs: Mapping[str, SearchCosts]
+    claim: str
+    claim_reason: str
 
 
 def tune(
@@ -178,12 +183,16 @@ def tune(
         settle(config, folder)
         # The result is there: what the silos kept for themselves until then is not needed any more.
         discard(folder / SEARCH)
+    claim, claim_reason = claim_of_run(method, result)
     return TunedMethod(
         method=method,
         search=search,
         state=result,
         selected=read_selected(folder),
-        costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger else {},
+        # An epsilon beside no claim would be read as one.
+        costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger and claim != "none" else {},
+        claim=claim,
+        claim_reason=claim_reason,
     )
 
 
@@ -200,6 +209,8 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
         "rounds": tuned.state.round_number,
         "searched": list(tuned.search.candidates[0]),
         "candidates": len(tuned.search.candidates),
+        "claim": tuned.claim,
+        "claim_reason": tuned.claim_reason,
         "epsilon": {key: {"minimum": min(one), "maximum": max(one)} for key, one in costs.items() if one},
         "selected": tuned.selected,
     }
@@ -225,7 +236,9 @@ def tune_text(summary: Mapping[str, Any]) -> str:
         f"{words[key]}: {between([float(one['minimum']), float(one['maximum'])], upper)}"
         for key, one in summary["epsilon"].items()
     ]
-    return "\n".join(lines if summary["epsilon"] else [*lines, "without privacy"])
+    if not summary["epsilon"]:
+        lines.append(f"claim: none, and no epsilon: {summary['claim_reason']}")
+    return "\n".join(lines)
 
 
 def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
