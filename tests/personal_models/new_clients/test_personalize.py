@@ -364,7 +364,7 @@ def test_what_was_done_is_told_to_people_and_programs():
         "claim": "none",
         "claim_reason": recorded.why_no_bound,
         "epsilon": None,
-        "delta": 1e-3,
+        "delta": None,
         "releases_on_record": 2,
     }
     assert (content["version"], content["before_and_after_are_private"]) == ("export/2", False)
