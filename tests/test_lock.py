@@ -47,6 +47,24 @@ def test_the_folder_may_be_replaced_under_the_lock(tmp_path):
             pass
 
 
+def test_a_link_has_the_lock_of_its_folder_and_one_that_outlasts_the_link(tmp_path):
+    real, link = tmp_path / "one" / "mr_mtl", tmp_path / "other" / "mr_mtl"
+    real.mkdir(parents=True)
+    link.parent.mkdir()
+    link.symlink_to(real)
+    with only_writer(real), pytest.raises(DataError, match=f"writes to {link}: wait"), only_writer(link):
+        pass
+    with only_writer(link):
+        with pytest.raises(DataError, match=f"writes to {real}: wait"), only_writer(real):
+            pass
+        link.unlink()
+        link.mkdir()
+        with pytest.raises(DataError, match=f"writes to {link}: wait"), only_writer(link):
+            pass
+    with only_writer(link), only_writer(real):
+        pass
+
+
 def test_a_full_disk_keeps_the_lock(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")

@@ -88,23 +88,39 @@ def naming(path: Path) -> Iterator[None]:
 def discard(folder: Path) -> None:
     """Removes a folder and all in it. A process that is killed leaves it whole, or out of the way under another name.
 
-    What an earlier call left behind under that name is removed as well.
+    What an earlier call left behind under that name is removed as well. Of a link, the link goes: what it leads to is
+    not this folder's, and stays.
     """
     moved = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(moved, ignore_errors=True)
-    if folder.exists():
+    remove_tree(moved, ignore_errors=True)
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
         folder.rename(moved)
-        shutil.rmtree(moved, ignore_errors=True)
+        remove_tree(moved, ignore_errors=True)
+
+
+def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
+    """Removes a folder and all in it, or a link without what it leads to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def overwrite_and_remove(path: Path) -> None:
     """Removes a file after writing random bytes over its content, which are on disk before the name goes.
 
+    A link is refused: the bytes would go to a file in another place.
+
     Assumes: the file system writes in place. Those that copy on write, snapshots, and the spare blocks of a solid-state
       disk may keep the old content.
+
+    Raises:
+      OSError: the file is a link, or cannot be written or removed.
     """
-    left = path.stat().st_size
-    with naming(path), open(path, "r+b", buffering=0) as file:
+    with naming(path), open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
+        left = os.fstat(file.fileno()).st_size
         while left:
             left -= file.write(os.urandom(min(left, 2**20)))
         os.fsync(file.fileno())

@@ -16,9 +16,9 @@ from tff_pdp.errors import DataError
 def only_writer(folder: Path) -> Iterator[None]:
     """Keeps every other process from writing to a folder until the block ends, or this process does.
 
-    The lock is a file beside the folder, which may thus be replaced as a whole; of a link, beside the folder that the
-    link leads to. That file stays: were it removed, two
-    processes could lock two files of one name.
+    The lock is a file beside the folder, which may thus be replaced as a whole. That file stays: were it removed, two
+    processes could lock two files of one name. Of a link there are two: beside the folder that it leads to, for those
+    who write there under another name, and beside the link, for those who find a folder where the link was.
 
     Args:
       folder: need not exist.
@@ -27,7 +27,29 @@ def only_writer(folder: Path) -> Iterator[None]:
       DataError: another process writes to it; the message has its number and the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
+    with contextlib.ExitStack() as stack:
+        for path in _lock_paths(folder):
+            stack.enter_context(_locked(path, folder))
+        yield
+
+
+def lock_path(folder: Path) -> Path:
+    """The file that is locked for a folder; of a link, that of the folder it leads to."""
+    return _beside(folder.resolve())
+
+
+def _lock_paths(folder: Path) -> list[Path]:
+    own = lock_path(folder)
+    return [own, _beside(folder.parent.resolve() / folder.name)] if folder.is_symlink() else [own]
+
+
+def _beside(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.lock"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, folder: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,9 +65,3 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def lock_path(folder: Path) -> Path:
-    """The file that is locked for a folder."""
-    real = folder.resolve()
-    return real.parent / f".{real.name}.lock"

@@ -110,6 +110,49 @@ def test_a_copy_that_lacks_what_the_run_has_done_takes_nothing_back(tmp_path):
     assert (registry.find("a").upper.rounds, registry.find("a").head) == (7, "4")
 
 
+def test_a_copy_lowers_nothing_that_was_raised_for_the_run(tmp_path):
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a")
+    registry.reserve("a", ["1"])
+    # Two that would draw anew, from other rounds on: the second is refused before it says what it would cost.
+    registry.raise_to("a", ["1", "2"], 10, ledger_of(15))
+    with pytest.raises(DataError, match="has gone on"):
+        registry.raise_to("a", ["1", "3"], 10, ledger_of(12))
+    assert (registry.find("a").head, registry.find("a").planned.ledger.to_json()) == ("2", ledger_of(15).to_json())
+
+
+def as_earlier_version(registry, *, reached=None):
+    """Takes from a registry's lines where runs' own records have been."""
+    lines = [dict(line) for line in journal.read(registry.path).lines]
+    for line in lines:
+        if line.pop("head", None) is not None and reached is not None and line["kind"] != "raised":
+            line["reached"] = list(reached)
+    journal.write(registry.path, lines)
+
+
+@pytest.mark.parametrize("reached", [None, (3, 9)])
+def test_entries_of_earlier_versions_say_only_how_far_the_run_came(tmp_path, reached):
+    registry = Registry(tmp_path / "registry")
+    for run_id in "abc":
+        begin(registry, run_id)
+        registry.reserve(run_id, ["1", "2", "3"])
+    registry.raise_to("b", ["1", "2", "3"], 12, ledger_of(12))
+    registry.close("c", ["1", "2", "3"], 9, ledger_of(9))
+    as_earlier_version(registry, reached=reached)
+    begun, raised, closed = registry.entries()
+    assert (begun.upper.ledger.to_json(), raised.upper.ledger.to_json()) == tuple(
+        ledger_of(steps).to_json() for steps in (10, 12)
+    )
+    assert (closed.closed.rounds, closed.upper.ledger.to_json()) == (9, ledger_of(9).to_json())
+    for entry in (begun, raised, closed):
+        assert (entry.heads, entry.is_in(["x", "y", "z"])) == ((), True)
+        assert entry.is_in(["x", "y"]) == (reached is None), "an older copy"
+    # From here on as any other.
+    registry.reserve("a", ["1", "2", "3", "4"])
+    with pytest.raises(DataError, match="has gone on"):
+        registry.reserve("a", ["1", "2", "3", "5"])
+
+
 def test_only_the_owner_reads_the_key(tmp_path):
     registry = Registry(tmp_path / "registry")
     begin(registry, "a")

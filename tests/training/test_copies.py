@@ -6,13 +6,14 @@ import shutil
 import pytest
 
 from tests.training.test_counted import NAME, ONE, by_hand
-from tff_pdp.errors import DataError
+from tff_pdp import journal
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.lock import only_writer
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training import spending
 from tff_pdp.training import train as training
-from tff_pdp.training.counted import cost_of_all_runs, settle
+from tff_pdp.training.counted import cost_of_all_runs, planned_ledger, settle
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import set_aside
@@ -211,6 +212,81 @@ def test_a_link_to_a_runs_folder_has_the_lock_of_that_folder(start, experiment):
     config.algorithm_folder(NAME).symlink_to(one.folder)
     with only_writer(one.folder), pytest.raises(DataError, match=r"process \d+ writes to "):
         train(config, NAME, overwrite=True, progress=False)
+
+
+def test_a_run_is_not_replaced_through_a_link(start, experiment):
+    one = start("one")
+    one.step()
+    one.stop()
+    before = {path: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()}
+    config = experiment("other", **ROOMY)
+    link = config.algorithm_folder(NAME)
+    link.symlink_to(one.folder)
+    with pytest.raises(ConfigError, match=f"^{link} is a link to {one.folder}, "):
+        train(config, NAME, overwrite=True, progress=False)
+    assert link.is_symlink()
+    assert {path: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()} == before
+    # To go on replaces nothing.
+    one = start("other", resume=True)
+    one.step()
+    one.end()
+
+
+def test_what_is_planned_never_falls_where_two_copies_draw_anew_at_once(start, copy):
+    """The one that is told second has come further, and would draw fewer rounds anew."""
+    longer = {"training__rounds": 200, "privacy__noise_multiplier": 40.0, "training__checkpoint_every": 1}
+    one = start("one", **longer)
+    one.reserve()
+    copy("one", "other")
+    one.run()
+    one.run()
+    one.stop()
+    own, refused = Registry.reserve, []
+
+    def between(self, run_id, chains):
+        if not refused:
+            refused.append(True)
+            with other_machine("third"), pytest.raises(DataError, match="went on elsewhere"):
+                start("one", resume=True, **longer)
+        return own(self, run_id, chains)
+
+    with pytest.MonkeyPatch.context() as patch, other_machine():
+        patch.setattr(Registry, "reserve", between)
+        other = start("other", resume=True, **longer)
+    assert refused
+    entry = Registry().find(read_charges(other.folder).run_id)
+    assert entry.planned.ledger.to_json() == planned_ledger(other.method.plan, other.state).to_json()
+    other.step()
+    other.stop()
+
+
+def test_a_registry_of_an_earlier_version_is_read_and_counts(start, experiment, tmp_path):
+    """It knows of a run how many lines its record had, and not which."""
+    one = start("one")
+    one.step()
+    shutil.copytree(one.folder, tmp_path / "older")
+    one.step()
+    registry, lines, num_lines = Registry(), [], len(read_charges(one.folder).chains)
+    for line in journal.read(registry.path).lines:
+        head = {"reached": [num_lines, 2]} if "head" in line else {}
+        lines.append({**{name: value for name, value in line.items() if name != "head"}, **head})
+    journal.write(registry.path, lines)
+    two = experiment("two", **{**ROOMY, "training__rounds": 1})
+    train(two, NAME, progress=False)
+    assert stated(two) == pytest.approx(truth(one.config, two), rel=1e-9)
+    one.stop()
+    one.folder.rename(tmp_path / "newest")
+    (tmp_path / "older").rename(one.folder)
+    assert stated(two) > truth(one.config, two), "all that was planned"
+    with pytest.raises(DataError, match="went on elsewhere"):
+        start("one", resume=True)
+    shutil.rmtree(one.folder)
+    (tmp_path / "newest").rename(one.folder)
+    one = start("one", resume=True)
+    for _ in range(4):
+        one.step()
+    one.end()
+    assert stated(two) == pytest.approx(truth(one.config, two), rel=1e-9)
 
 
 def test_an_older_copy_in_the_experiments_folder_is_told_and_hides_nothing(start):

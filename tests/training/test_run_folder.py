@@ -4,13 +4,16 @@ import json
 
 import pytest
 
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.files import discard
+from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.releases import surroundings_of
 from tff_pdp.training.run_folder import (
     CONFIG_FILE,
     METRICS_FILE,
     SELECTED_FILE,
     append_metrics,
+    check_beside,
     check_engine,
     cut_metrics,
     read_metrics,
@@ -98,6 +101,36 @@ def test_metrics_of_an_earlier_version_go_on_and_keep_their_bytes(tmp_path):
     kept.check(path)
     cut_metrics(tmp_path, 2)
     assert read_metrics(tmp_path) == [old]
+
+
+def test_no_run_begins_behind_a_link(tmp_path):
+    real, link = tmp_path / "one" / "mr_mtl", tmp_path / "other" / "mr_mtl"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    refused = f"^{link} is a link to {real}, .*: name the real folder as output, or remove the link$"
+    for make in (lambda: None, lambda: real.mkdir(parents=True)):
+        make()
+        for is_replaced in (False, True):
+            with pytest.raises(ConfigError, match=refused):
+                check_beside(link, is_replaced=is_replaced)
+    check_beside(real, is_replaced=True)
+
+
+def test_what_a_link_leads_to_is_not_discarded_with_it(tmp_path):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    elsewhere.mkdir()
+    (elsewhere / "file").touch()
+    folder.symlink_to(elsewhere)
+    discard(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    # As earlier versions have left them.
+    for name in (".folder.removed", ".round_000001.removed"):
+        (tmp_path / name).symlink_to(elsewhere)
+    folder.mkdir()
+    discard(folder)
+    checkpoint_files.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert (elsewhere / "file").exists()
 
 
 @pytest.mark.parametrize("line", ['{"round": 2, "format_version": 1}', '{"round": 2, "digest": "0"}', "[2]", "{}"])

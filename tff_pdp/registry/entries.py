@@ -5,7 +5,8 @@
                    opened: whose digests follow
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
-                   raised: what a run may spend until its end, once that has become more, or the run goes on
+                   raised: what a run may spend until its end, once that has become more, or the run goes on, and where
+                     its own record ends
                    reserved: where a run's own record ends, before it runs what is in there
                    closed: what a run has spent at most, once it has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
@@ -64,6 +65,7 @@ class Entry:
       includes: run id of a release that this run's ledger has in it; empty where there is none.
       closed: what the run has spent at most, once it has ended or was replaced; None while it may go on.
       heads: where the run's own record has been, as chains of lines; none where that is not known.
+      num_lines: how many lines the run's own record has at least, of entries of earlier versions, which had no chains.
     """
 
     run_id: str
@@ -76,6 +78,7 @@ class Entry:
     includes: str = ""
     closed: "Cost | None" = None
     heads: tuple[str, ...] = ()
+    num_lines: int = 0
 
     @property
     def upper(self) -> "Cost":
@@ -89,7 +92,7 @@ class Entry:
 
     def is_in(self, chains: Collection[str]) -> bool:
         """Whether a record has all that the registry knows the run to have done, by the chains of its lines."""
-        return not self.heads or self.head in chains
+        return self.head in chains if self.heads else len(chains) >= self.num_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +208,9 @@ class Registry:
                 journal.append({"kind": "began", **line, **_line(entry.planned)})
 
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Enters, before it does, that a run may spend more than was entered.
+        """Enters, before it does, that a run may spend more than was entered, and where its own record ends.
+
+        Guarantee: as of `reserve`. So no copy lowers what is entered of one that goes on.
 
         Args:
           run_id: of the run.
@@ -220,9 +225,9 @@ class Registry:
 
         def is_known(entry: Entry) -> bool:
             check_newest(entry, chains)
-            return entry.planned == planned and entry.closed is None
+            return (entry.planned, entry.closed, entry.head) == (planned, None, chains[-1])
 
-        self._add(run_id, {"kind": "raised", **_line(planned)}, unless=is_known)
+        self._add(run_id, {"kind": "raised", **_line(planned), "head": chains[-1]}, unless=is_known)
 
     def reserve(self, run_id: str, chains: Sequence[str]) -> None:
         """Enters, before a run goes on, where its own record ends: whatever the run does next is in there.
@@ -421,13 +426,17 @@ def _line(cost: Cost) -> dict[str, Any]:
 
 def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
     """An entry after one more line."""
-    if line["kind"] == "raised":
-        return dataclasses.replace(entry, planned=Cost(line["ledger"], line["rounds"]), closed=None)
-    heads = (*entry.heads, line["head"])
-    if line["kind"] == "closed":
-        return dataclasses.replace(entry, closed=Cost(line["ledger"], line["rounds"]), heads=heads)
+    # Lines of earlier versions have no chain of the run's own record, but its number of lines, or neither.
+    heads = (*entry.heads, line["head"]) if "head" in line else entry.heads
+    num_lines = max(entry.num_lines, line["reached"][0]) if "reached" in line else entry.num_lines
     # A run that had been closed, by a copy that was to be replaced, goes on after all.
-    return dataclasses.replace(entry, closed=None, heads=heads)
+    entry = dataclasses.replace(entry, closed=None, heads=heads, num_lines=num_lines)
+    if line["kind"] == "reserved":
+        return entry
+    cost = Cost(line["ledger"], line["rounds"])
+    if line["kind"] == "raised":
+        return dataclasses.replace(entry, planned=cost)
+    return dataclasses.replace(entry, closed=cost)
 
 
 def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:

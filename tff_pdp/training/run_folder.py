@@ -22,6 +22,8 @@ FORMAT_VERSION = 1
 # What checkpoints know the beginnings of, by name from the run's folder.
 _RELEASES = f"../{RELEASES_FILE}"
 FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
+# Where a run goes on from.
+_RESUMED = (CHECKPOINTS, SEARCH)
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
@@ -50,7 +52,7 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
 def sweep(folder: Path) -> None:
     """Removes what killed commands have left in a run's folder beside the files that count; its writer calls this."""
     remove_attempts(folder)
-    for part in (CHECKPOINTS, SEARCH):
+    for part in _RESUMED:
         checkpoint_files.sweep(folder / part)
 
 
@@ -82,14 +84,22 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
       is_replaced: whether the run begins anew, so that its former files do not matter.
 
     Raises:
+      ConfigError: the folder is a link, and a run would begin there.
       DataError: one of them is missing or damaged, or the run's checkpoint is.
     """
-    for path in (folder / CHECKPOINTS, folder / SEARCH):
-        saved = None if is_replaced else checkpoint_files.newest(path, with_arrays=False)
+    found = [None if is_replaced else checkpoint_files.newest(folder / part, with_arrays=False) for part in _RESUMED]
+    if folder.is_symlink() and all(saved is None for saved in found):
+        # A run that begins replaces its folder. Behind a link, that may be the folder of another experiment; and once a
+        # folder has taken the link's place, writers under the other name would not know of it.
+        raise ConfigError(
+            f"{folder} is a link to {folder.resolve()}, and no run begins, or is replaced, behind a link: name the "
+            "real folder as output, or remove the link"
+        )
+    for saved in found:
         if saved is not None:
             check_files(folder, saved)
     output = folder.parent
-    for path in sorted({path.parent for part in (CHECKPOINTS, SEARCH) for path in output.glob(f"*/{part}/round_*")}):
+    for path in sorted({path.parent for part in _RESUMED for path in output.glob(f"*/{part}/round_*")}):
         saved = None
         # A damaged run is for those to report who need it.
         with contextlib.suppress(DataError):

@@ -58,7 +58,9 @@ def test_key_seeds_and_states_are_gone_and_the_record_stays(tmp_path):
     assert seal_run(folder, ROUNDS).num_files == 0
 
 
-@pytest.mark.parametrize("place", ["checkpoints/round_000003", "checkpoints/round_000003/run_key.json"])
+@pytest.mark.parametrize(
+    "place", ["checkpoints", "client_states", "checkpoints/round_000003", "checkpoints/round_000003/run_key.json"]
+)
 def test_a_link_to_what_would_stay_is_refused(tmp_path, place):
     folder = tmp_path / "mr_mtl"
     make_run(folder)
@@ -73,6 +75,28 @@ def test_a_link_to_what_would_stay_is_refused(tmp_path, place):
     (tmp_path / "elsewhere").rename(path)
     seal_run(folder, ROUNDS)
     assert secrets_in(tmp_path) == []
+
+
+def test_nothing_of_another_run_is_destroyed_through_a_link(tmp_path):
+    """Such as one that `--overwrite` of an earlier version has left, in place of a run's folder or beside it."""
+    folder, other = tmp_path / "mr_mtl", tmp_path / "other" / "mr_mtl"
+    make_run(folder)
+    make_run(other)
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    left = tmp_path / ".mr_mtl.removed"
+    left.symlink_to(other)
+    with pytest.raises(ConfigError, match=r"\.mr_mtl\.removed is a link: .* or remove the link, so that it stays$"):
+        seal_run(folder, ROUNDS)
+    assert not read_charges(folder).is_sealed
+    left.unlink()
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    with pytest.raises(ConfigError, match=f"^{link} is a link, .*: seal {other}, which it leads to, or put that"):
+        seal_run(link, ROUNDS)
+    with pytest.raises(OSError, match="symbolic links"):
+        overwrite_and_remove(link)
+    seal_run(folder, ROUNDS)
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
 
 def test_a_sealed_run_is_neither_loaded_nor_charged_but_can_be_replaced(tmp_path):

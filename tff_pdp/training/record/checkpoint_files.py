@@ -5,7 +5,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from tff_pdp.digests import Prefix, as_text, prefix_of, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import KEY_BYTES, RunKey
+from tff_pdp.files import remove_tree
 from tff_pdp.journal import GENESIS
 from tff_pdp.privacy.accounting.ledger import Ledger
 
@@ -68,7 +68,7 @@ def complete(folder: Path) -> list[Path]:
 def sweep(folder: Path) -> None:
     """Removes what a process left in a folder of checkpoints that was killed while it wrote or removed one."""
     for leftover in folder.glob(".round_*"):
-        shutil.rmtree(leftover)
+        remove_tree(leftover)
 
 
 def write_files(

@@ -60,6 +60,7 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
     Raises:
       ConfigError, DataError: as `seal_run`.
     """
+    _check_links(folder)
     charges = read_charges(folder)
     if charges is not None and charges.is_sealed:
         return charges.is_closed
@@ -93,14 +94,12 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
       is_unfinished_too: whether to seal a run that has not been run to its end, which then never can be.
 
     Raises:
-      ConfigError: the run has not been run to its end, there is none, or a file of it is a link; nothing was changed.
+      ConfigError: the run has not been run to its end, there is none, or its folder, or a part of it, is a link;
+        nothing was changed.
       DataError: a file of the run's record is damaged, or another process writes to the folder; nothing was changed.
       OSError: a file cannot be written or removed; sealing again goes on.
     """
     with only_writer(folder):
-        for path in unsealed_files(folder):
-            if path.is_symlink():
-                raise ConfigError(f"{path} is a link: put what it leads to in its place, which then can be destroyed")
         is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
         # To open the record mends what a kill has left of it.
         with ChargesWriter(folder) as writer:
@@ -124,9 +123,25 @@ def unsealed_files(folder: Path) -> Iterator[Path]:
     newest = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
     kept = [path / CONTENT_FILE for path in newest]
     for place in places:
-        # A link counts as a file, whatever it leads to.
-        found = (path for path in sorted(place.rglob("*")) if path.is_symlink() or not path.is_dir())
+        # A link counts as a file, whatever it leads to, and is not followed: that may be another run's.
+        inside = [place] if place.is_symlink() else sorted(place.rglob("*"))
+        found = (path for path in inside if path.is_symlink() or not path.is_dir())
         yield from (path for path in found if path not in kept)
+
+
+def _check_links(folder: Path) -> None:
+    """Refuses to destroy anything through a link: it may be of a run that is needed, and belong to another folder."""
+    if folder.is_symlink():
+        raise ConfigError(
+            f"{folder} is a link, and nothing is destroyed through a link: seal {folder.resolve()}, which it leads to, "
+            "or put that in its place"
+        )
+    for path in unsealed_files(folder):
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a link: put what it leads to in its place, which then can be destroyed, or remove the "
+                "link, so that it stays"
+            )
 
 
 def _newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
@@ -173,6 +188,7 @@ def _destroyed(folder: Path) -> Sealed:
 
 
 def _remove_empty_folders(folder: Path) -> None:
+    # Neither is a link: `_check_links`.
     for place in (folder, folder.with_name(f".{folder.name}.removed")):
         for root, _, files in os.walk(place, topdown=False):
             if not files and not os.listdir(root) and Path(root) != folder:
