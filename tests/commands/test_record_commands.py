@@ -197,10 +197,11 @@ def test_a_statement_that_the_ledgers_do_not_add_up_to_is_a_problem(capsys, outp
 
 def test_runs_that_came_after_a_statement_make_it_too_small(capsys, tmp_path):
     make_run(tmp_path / "mr_mtl")
-    together = max(release.ledger.epsilon("a").best for release in all_releases(tmp_path))
+    (ledger,) = (release.ledger for release in all_releases(tmp_path))
+    together = {"epsilon": ledger.epsilon("a").best, "delta": ledger.budgets["a"].delta}
 
     def finite(summary):
-        summary["privacy"]["composed"] = {"methods": 1, "epsilon": together}
+        summary["privacy"]["composed"] = {"methods": 1, **together}
 
     write_summary(tmp_path, finite)
     assert verified(capsys, tmp_path)[0] == 0
