@@ -1,181 +1,297 @@
-"""Reads mappings of YAML into frozen dataclasses, arguments and numbers; every error names the file and the key."""
+"""Reads settings once, into typed values: YAML, with ranges beside the fields.
 
-import contextlib
-import dataclasses
+A `Settings` class is a section of a configuration, or the options of a command. Its fields carry type and range, and
+its docstring explains them. Every error is one line that names the file, the key, what was found and what is allowed.
+"""
+
 import difflib
-import inspect
-import math
-import types
+import re
+import sys
 import typing
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import yaml
+from msgspec import Meta
+from msgspec import inspect as types
 
 from tff_pdp.errors import ConfigError
 
+T = TypeVar("T")
 
-class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a repeated key, of which YAML silently keeps the last: it may be a silo's budget."""
+_MOST = sys.float_info.max
+Finite = Annotated[float, Meta(ge=-_MOST, le=_MOST)]
+Positive = Annotated[float, Meta(gt=0, le=_MOST)]
+NotNegative = Annotated[float, Meta(ge=0, le=_MOST)]
+# Infinite where no privacy is asked for.
+Epsilon = Annotated[float, Meta(gt=0)]
+Delta = Annotated[float, Meta(gt=0, lt=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+# Inside of (0, 1).
+Share = Annotated[float, Meta(gt=0, lt=1)]
+Count = Annotated[int, Meta(ge=1)]
+CountOrZero = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one section: fields with type, range and default; unknown keys are refused.
+
+    A subclass explains its fields under `Attributes:`. Rules that join several fields stand in `__post_init__` and
+    raise a ValueError, whose text follows the section's key in the message.
+    """
+
+
+class _Yaml(yaml.SafeLoader):
+    """Reads YAML by the core schema of YAML 1.2: 1e-1 is a number, yes is text.
+
+    Keys are text as they are written, as the names of silos are: 007 stays 007. A repeated key is refused, of which
+    YAML silently keeps the last: it may be a silo's budget.
+    """
+
+    yaml_implicit_resolvers: typing.ClassVar[dict[str, Any]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Builds a mapping; raises ConstructorError where a key occurs twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} occurs more than once", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+        """Builds a mapping; raises ConstructorError where a key occurs twice or is no plain text."""
+        self.flatten_mapping(node)
+        mapping: dict[str, Any] = {}
+        for key_node, value in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
+            if key_node.value in mapping:
+                message = f"the key {key_node.value!r} occurs more than once"
+                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+            mapping[key_node.value] = self.construct_object(value, deep=deep)
+        return mapping
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        """Reads decimal digits, or 0x or 0o with theirs."""
+        bases = {"0x": 16, "0o": 8}
+        base = bases.get(node.value[:2])
+        return int(node.value[2:], base) if base else int(node.value)
 
 
-def build_settings(kind: type, content: Any, source: str, key: str) -> Any:
-    """Builds a dataclass from a mapping, naming the full key in every error."""
-    place = f"{source}: {key or 'the file'}"
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{place} must be a mapping, not {content!r}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
-    _check_known(content, fields, source, key)
-    values = {}
-    for name, field in fields.items():
-        if name in content:
-            values[name] = _convert(hints[name], content[name], source, _join(key, name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{source}: missing key {_join(key, name)!r}")
-    return kind(**values)
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", "<<", ["<"]),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+_Yaml.add_constructor("tag:yaml.org,2002:int", _Yaml.construct_integer)
 
 
-def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], source: str, key: str) -> dict[str, Any]:
-    """Checks a mapping of a configuration against the keyword-only parameters of the function that it is for.
+def read_yaml(path: str | Path) -> Any:
+    """Reads a YAML file as plain data.
+
+    Raises:
+      ConfigError: the file cannot be read, is no YAML, or repeats a key.
+    """
+    try:
+        return parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the file ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text (byte {error.start})") from None
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Reads YAML as plain data; `source` begins error messages.
+
+    Raises:
+      ConfigError: the text is no YAML, or repeats a key.
+
+    >>> parse_yaml("{learning_rate: 3e-1, silos: {007: 1}, resume: no}", "example")
+    {'learning_rate': 0.3, 'silos': {'007': 1}, 'resume': 'no'}
+    """
+    try:
+        return yaml.load(text, _Yaml)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def read_settings(kind: type[T], content: Any, source: str, key: str = "") -> T:
+    """Reads plain data as a `Settings` class, or as any type that one of its fields may have.
 
     Args:
-      function: what will be called with the result; its parameters have type hints.
-      given: the mapping at `key`.
-      source: who asks, the beginning of error messages.
-      key: dotted key of the mapping.
+      kind: what to read.
+      content: mappings, lists, numbers and text, as YAML has them.
+      source: where they come from: a file, or an option of a command; error messages begin with it.
+      key: dotted key of the content in the source; empty for all of it.
 
     Raises:
-      ConfigError: a key is unknown, missing or of the wrong type.
+      ConfigError: a key is unknown or missing, or a value has a wrong type or lies outside of its range.
+
+    >>> class Clip(Settings):
+    ...     clip_norm: Positive = 1.0
+    >>> read_settings(Clip, {"clip_norm": 2}, "example.yaml")
+    Clip(clip_norm=2.0)
+    >>> read_settings(Clip, {"clip_norm": -1}, "example.yaml", "privacy")
+    Traceback (most recent call last):
+    tff_pdp.errors.ConfigError: example.yaml: privacy.clip_norm must be a number above 0, not -1
+    >>> read_settings(Clip, {"clipnorm": 1}, "example.yaml", "privacy")
+    Traceback (most recent call last):
+    tff_pdp.errors.ConfigError: example.yaml: unknown key privacy.clipnorm; did you mean clip_norm?
     """
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    _check_known(given, parameters, source, key)
-    for name, parameter in parameters.items():
-        if name not in given and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{source}: missing key {_join(key, name)!r}")
-    hints = typing.get_type_hints(function)
-    return {name: _convert(hints[name], value, source, _join(key, name)) for name, value in given.items()}
-
-
-def require_keys(key: str, value: Any, required: Collection[str], optional: Collection[str] = ()) -> Mapping[str, Any]:
-    """Returns the value, a mapping with all of the required keys and no others than these and the optional ones.
-
-    Raises:
-      ConfigError: it is no mapping, or a key is missing or unknown.
-    """
-    known = ", ".join(f"`{name}`" for name in (*required, *optional))
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}; it must be a mapping with the keys {known}.")
-    unknown = sorted(str(name) for name in value if name not in required and name not in optional)
-    if unknown:
-        raise ConfigError(f"{key} has the unknown key `{unknown[0]}`; known keys: {known}.")
-    for name in required:
-        if name not in value:
-            raise ConfigError(f"{key}.{name} is missing.")
-    return value
-
-
-def number(key: str, value: Any) -> float:
-    """Returns the value as a number, which may be infinite or not a number.
-
-    Raises:
-      ConfigError: it is neither a number nor text that reads as one.
-
-    >>> number("privacy.budgets.delta", "1e-4")
-    0.0001
-    """
-    # YAML 1.1 reads 1e-4 as text and 1.0e-4 as a number; both are meant as numbers here.
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{key} is {value!r}; it must be a number.") from None
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        fault = _first_fault(kind, content, key) or f"{key or 'the file'}: {_cause(error)}"
+        raise ConfigError(f"{source}: {fault}") from None
 
 
-def positive_number(key: str, value: Any) -> float:
-    """Returns a positive, finite number.
+def to_plain(settings: Settings) -> dict[str, Any]:
+    """Writes settings as plain data for JSON or YAML, defaults filled in."""
+    return msgspec.to_builtins(settings)
 
-    Raises:
-      ConfigError: it is not.
+
+def join_key(key: str, name: object) -> str:
+    """Joins a dotted key and a name below it.
+
+    >>> join_key("privacy", "clip_norm"), join_key("", "privacy")
+    ('privacy.clip_norm', 'privacy')
     """
-    found = number(key, value)
-    if not 0 < found < math.inf:
-        raise ConfigError(f"{key} is {value!r}; it must be positive and finite.")
-    return found
-
-
-def positive_epsilon(key: str, value: Any) -> float:
-    """Returns an epsilon, positive and perhaps infinite.
-
-    Raises:
-      ConfigError: it is not.
-    """
-    epsilon = number(key, value)
-    if not epsilon > 0:
-        raise ConfigError(f"{key} is {value!r}; epsilon must be positive.")
-    return epsilon
-
-
-def open_unit_delta(key: str, value: Any) -> float:
-    """Returns a delta, strictly between 0 and 1.
-
-    Raises:
-      ConfigError: it is not.
-    """
-    delta = number(key, value)
-    if not 0 < delta < 1:
-        raise ConfigError(f"{key} is {value!r}; delta must lie strictly between 0 and 1, for example 1e-5.")
-    return delta
-
-
-def _check_known(content: Mapping[str, Any], known: Collection[str], source: str, key: str) -> None:
-    for name in content:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known) or 'none'}"
-            raise ConfigError(f"{source}: unknown key {_join(key, name)!r}; {hint}")
-
-
-def _convert(hint: Any, value: Any, source: str, key: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return build_settings(typing.cast(type, hint), value, source, key)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        *others, last = [option for option in arguments if option is not type(None)]
-        if value is None and type(None) in arguments:
-            return None
-        for option in others:
-            with contextlib.suppress(ConfigError):
-                return _convert(option, value, source, key)
-        return _convert(last, value, source, key)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(arguments[0], member, source, key) for member in value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
-        return value
-    if hint is bool and isinstance(value, bool):
-        return value
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return dict(value)
-    wanted = getattr(origin or hint, "__name__", str(hint)).lower()
-    raise ConfigError(f"{source}: {key!r} must be a {wanted}, not {value!r}")
-
-
-def _join(key: str, name: object) -> str:
     return f"{key}.{name}" if key else str(name)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Says which known name is close to an unknown one, or which there are.
+
+    >>> did_you_mean("clipnorm", ["clip_norm", "budgets"]), did_you_mean("x", ["clip_norm", "budgets"])
+    ('did you mean clip_norm?', 'known: budgets, clip_norm')
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, 1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+def _first_fault(hint: Any, value: Any, key: str) -> str | None:
+    """Says what is wrong with the first value that does not suit its type; None where all is well."""
+    info, inner = types.type_info(hint), typing.get_args(_bare(hint))
+    if isinstance(info, types.StructType) and isinstance(value, Mapping):
+        return _fault_of_struct(info, value, key)
+    if isinstance(info, types.UnionType) and isinstance(value, Mapping):
+        return _fault_of_union(inner, value, key)
+    if isinstance(info, types.DictType) and isinstance(value, Mapping):
+        found = _first(_first_fault(inner[1], one, join_key(key, name)) for name, one in value.items())
+    elif isinstance(info, types.VarTupleType) and isinstance(value, list | tuple):
+        found = _first(_first_fault(inner[0], one, f"{key}[{place}]") for place, one in enumerate(value))
+    else:
+        found = None
+    if found:
+        return found
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        return f"{key or 'the file'} must be {words_of_type(info)}, not {shown}"
+    return None
+
+
+def _bare(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) -> str | None:
+    """As `_first_fault`, of a mapping that may be one of several classes, told apart by their tags."""
+    infos = [types.type_info(one) for one in options]
+    tagged = {str(one.tag): one for one in infos if isinstance(one, types.StructType) and one.tag_field}
+    if not tagged:
+        faults = [_first_fault(one, value, key) for one in options if types.type_info(one) is not None]
+        return None if None in faults else max(filter(None, faults), key=len)
+    field = next(iter(tagged.values())).tag_field or "kind"
+    if field not in value:
+        return f"missing key {join_key(key, field)}: one of {', '.join(tagged)}"
+    if str(value[field]) not in tagged:
+        return f"{join_key(key, field)} must be one of {', '.join(tagged)}, not {value[field]!r}"
+    return _fault_of_struct(tagged[str(value[field])], value, key)
+
+
+def _fault_of_struct(info: types.StructType, value: Mapping[str, Any], key: str) -> str | None:
+    fields = {field.encode_name: field for field in info.fields}
+    hints = typing.get_type_hints(info.cls, include_extras=True)
+    for name in value:
+        if name not in fields and name != info.tag_field:
+            return f"unknown key {join_key(key, name)}; {did_you_mean(name, fields)}"
+    for name, field in fields.items():
+        if name in value:
+            if fault := _first_fault(hints[name], value[name], join_key(key, name)):
+                return fault
+        elif field.required:
+            return f"missing key {join_key(key, name)}: {words_of_type(field.type)}"
+    try:
+        msgspec.convert(value, info.cls)
+    except msgspec.ValidationError as error:
+        return f"{key}: {_cause(error)}" if key else _cause(error)
+    return None
+
+
+def _cause(error: msgspec.ValidationError) -> str:
+    """What was wrong, without the path, which messages name by the key."""
+    return re.sub(r" - at `.*`$", "", str(error))
+
+
+def _first(faults: Iterator[str | None]) -> str | None:
+    return next(filter(None, faults), None)
+
+
+def _must_be(key: str, info: types.Type, value: Any) -> str:
+    shown = repr(value)
+    return f"{key or 'the file'} must be {words_of_type(info)}, not {shown if len(shown) <= 80 else shown[:77] + '...'}"
+
+
+def words_of_type(info: types.Type) -> str:
+    """Says in words what a field takes.
+
+    >>> words_of_type(types.type_info(Count)), words_of_type(types.type_info(Positive | None))
+    ('a whole number of at least 1', 'a number above 0, or nothing')
+    """
+    if isinstance(info, types.UnionType):
+        nothing = ["nothing"] if any(isinstance(one, types.NoneType) for one in info.types) else []
+        tags = [str(one.tag) for one in info.types if isinstance(one, types.StructType) and one.tag is not None]
+        kinds = [f"a mapping whose kind is one of {', '.join(tags)}"] if tags else []
+        others = [
+            words_of_type(one)
+            for one in info.types
+            if not isinstance(one, types.NoneType) and not (isinstance(one, types.StructType) and one.tag is not None)
+        ]
+        return ", or ".join([*others, *kinds, *nothing])
+    if isinstance(info, types.LiteralType):
+        return f"one of {', '.join(map(str, info.values))}" if len(info.values) > 1 else str(info.values[0])
+    if isinstance(info, types.VarTupleType | types.ListType):
+        return f"a list, each {words_of_type(info.item_type)}"
+    if isinstance(info, types.StructType):
+        return "a mapping"
+    if isinstance(info, types.DictType):
+        return f"a mapping from names, each to {words_of_type(info.value_type)}"
+    if isinstance(info, types.BoolType):
+        return "true or false"
+    if isinstance(info, types.StrType):
+        return "text that is not empty" if info.min_length else "text"
+    if isinstance(info, types.IntType | types.FloatType):
+        return ("a whole number" if isinstance(info, types.IntType) else "a number") + _words_of_range(info)
+    return "anything"
+
+
+def _words_of_range(info: types.IntType | types.FloatType) -> str:
+    low = (
+        f"above {info.gt:g}"
+        if info.gt is not None
+        else f"of at least {info.ge:g}"
+        if info.ge not in (None, -_MOST)
+        else ""
+    )
+    high = (
+        f"below {info.lt:g}" if info.lt is not None else f"at most {info.le:g}" if info.le not in (None, _MOST) else ""
+    )
+    if not low and not high:
+        return ", finite" if info.le == _MOST else ""
+    return f" {low} and {high}" if low and high else f" {low or high}"

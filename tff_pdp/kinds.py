@@ -1,0 +1,141 @@
+"""Finds what a configuration names by kind, of our own or from outside, and what their functions take as settings."""
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.settings import Settings, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where something that was defined outside of the package comes from.
+
+    Attributes:
+      name: `module:name` of it.
+      version: of the installed package that the module belongs to; empty where there is none.
+      digest: SHA-256 of the module's file; empty where there is no file.
+    """
+
+    name: str
+    version: str
+    digest: str
+
+    def __str__(self) -> str:
+        version = f", version {self.version}" if self.version else ""
+        return f"{self.name}{version}, SHA-256 {self.digest[:16]}"
+
+
+class Kinds(Generic[T]):
+    """Finds what a section's `kind` names: one of our own, of an installed package, or `module:name`.
+
+    Args:
+      key: dotted key of the kind, for error messages.
+      own: by kind, `module:name`, imported only where it is asked for.
+      group: entry points under which installed packages name theirs.
+    """
+
+    def __init__(self, key: str, own: Mapping[str, str], group: str):
+        self.key, self.own, self.group = key, own, group
+
+    def find(self, kind: str) -> T:
+        """Returns what a kind names.
+
+        Raises:
+          ConfigError: the kind is not known, or its module cannot be imported or has no such name.
+        """
+        path = self._path(kind)
+        module, _, name = path.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise ConfigError(f"{self.key}: cannot import {path} ({error})") from None
+        except AttributeError:
+            raise ConfigError(f"{self.key}: the module {module} has no {name!r}") from None
+
+    def origin(self, kind: str) -> Origin | None:
+        """Returns where a kind comes from; None for our own.
+
+        Raises:
+          ConfigError: as `find`.
+        """
+        if kind in self.own:
+            return None
+        self.find(kind)
+        path = self._path(kind)
+        module = sys.modules[path.partition(":")[0]]
+        package = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0])
+        file = getattr(module, "__file__", None)
+        return Origin(
+            name=path,
+            version=importlib.metadata.version(package[0]) if package else "",
+            digest=hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "",
+        )
+
+    def _path(self, kind: str) -> str:
+        if kind in self.own:
+            return self.own[kind]
+        installed = {one.name: one.value for one in importlib.metadata.entry_points(group=self.group)}
+        if kind in installed or ":" in kind:
+            return installed.get(kind, kind)
+        raise ConfigError(f"{self.key}: unknown kind {kind!r}; {did_you_mean(kind, [*self.own, *installed])}")
+
+
+@cache
+def settings_of(function: Callable[..., Any]) -> type[Settings]:
+    """Makes the `Settings` class of a function's keyword-only parameters: type and range by annotation, default, text.
+
+    Raises:
+      ConfigError: a parameter has no annotation.
+    """
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: list[Any] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        if name not in hints:
+            raise ConfigError(f"{function.__module__}:{function.__qualname__}: the parameter {name} has no annotation")
+        is_required = parameter.default is inspect.Parameter.empty
+        fields.append((name, hints[name]) if is_required else (name, hints[name], parameter.default))
+    made = msgspec.defstruct(function.__name__, fields, bases=(Settings,), frozen=True, kw_only=True)
+    made.__doc__ = function.__doc__
+    return typing.cast(type[Settings], made)
+
+
+_ENTRY = re.compile(r"^(\s+)(\w+): (.*)$")
+
+
+def meanings(owner: Any) -> dict[str, str]:
+    """Returns, by field, what the docstring of a class (and those it inherits from) or of a function says of it.
+
+    Args:
+      owner: with a section `Attributes:` or `Args:`.
+    """
+    found: dict[str, str] = {}
+    for one in reversed(inspect.getmro(owner)) if inspect.isclass(owner) else [owner]:
+        lines = inspect.cleandoc(one.__doc__ or "").splitlines()
+        starts = [place for place, line in enumerate(lines) if line in ("Attributes:", "Args:")]
+        indent = name = None
+        for line in lines[starts[0] + 1 :] if starts else []:
+            if line and not line.startswith(" "):
+                break
+            entry = _ENTRY.match(line)
+            if entry and indent in (None, entry[1]):
+                indent, name, found[entry[2]] = entry[1], entry[2], entry[3]
+            elif name and line.strip():
+                found[name] += " " + line.strip()
+    return found
