@@ -57,7 +57,7 @@ demo: setup  ## Raw data to served personal models; DATA=<folder of LEAF JSON> f
 test: lint types unit  ## Every gate: lint, types, doctests and tests; ten minutes on two cores
 
 test-all: lint types  ## Every gate, with the tests that are too long for every change
-	$(BIN)/python -m pytest -q $(TWO_WORKERS) -m "not hurt" --budget=enforce
+	$(BIN)/python -m pytest -q $(TWO_WORKERS) -m "not hurt" --timeout 600 --budget=enforce
 
 test-hurt: setup  ## Only the tests that kill, damage and flood; half an hour
 	$(BIN)/python -m pytest -q -m hurt --timeout 3600

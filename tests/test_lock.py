@@ -65,6 +65,13 @@ def test_a_link_has_the_lock_of_its_folder_and_one_that_outlasts_the_link(tmp_pa
         pass
 
 
+def test_a_link_to_itself_is_refused_in_one_line(tmp_path):
+    link = tmp_path / "mr_mtl"
+    link.symlink_to(link)
+    with pytest.raises(DataError, match=f"^{link} is a link that leads to itself: remove the link$"), only_writer(link):
+        pass
+
+
 def test_a_full_disk_keeps_the_lock(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")

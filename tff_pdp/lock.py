@@ -24,7 +24,8 @@ def only_writer(folder: Path) -> Iterator[None]:
       folder: need not exist.
 
     Raises:
-      DataError: another process writes to it; the message has its number and the folder.
+      DataError: another process writes to it; the message has its number and the folder. Or the folder is a link that
+        leads to itself.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -34,8 +35,15 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def lock_path(folder: Path) -> Path:
-    """The file that is locked for a folder; of a link, that of the folder it leads to."""
-    return _beside(folder.resolve())
+    """The file that is locked for a folder; of a link, that of the folder it leads to.
+
+    Raises:
+      DataError: the link leads to itself.
+    """
+    try:
+        return _beside(folder.resolve())
+    except RuntimeError:
+        raise DataError(f"{folder} is a link that leads to itself: remove the link") from None
 
 
 def _lock_paths(folder: Path) -> list[Path]:

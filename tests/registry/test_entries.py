@@ -102,8 +102,13 @@ def test_a_copy_that_lacks_what_the_run_has_done_takes_nothing_back(tmp_path):
         for refused in (lambda chains: registry.reserve("a", chains), lambda c: registry.raise_to("a", c, 9, None)):
             with pytest.raises(DataError, match=r"a copy of the run that began in .*runs/mr_mtl has gone on"):
                 refused(chains)
-        registry.close("a", chains, 10, ledger_of(3))
+        registry.close("a", chains[:2], 10, ledger_of(3))
     assert registry.path.read_bytes() == before
+    # What went on in another way has released something, too.
+    for _ in range(2):
+        registry.close("a", ["1", "2", "4"], 10, ledger_of(3))
+    assert [entry.run_id for entry in registry.entries()] == ["a", "a:4"]
+    assert (registry.entries()[1].upper.rounds, registry.entries()[1].records) == (10, registry.find("a").records)
     assert (registry.find("a").closed, registry.find("a").upper.rounds) == (None, 10)
     registry.close("a", ["1", "2", "3", "4"], 7, ledger_of(7))
     registry.close("a", ["1", "2", "3"], 3, ledger_of(3))
@@ -145,12 +150,29 @@ def test_entries_of_earlier_versions_say_only_how_far_the_run_came(tmp_path, rea
     )
     assert (closed.closed.rounds, closed.upper.ledger.to_json()) == (9, ledger_of(9).to_json())
     for entry in (begun, raised, closed):
-        assert (entry.heads, entry.is_in(["x", "y", "z"])) == ((), True)
-        assert entry.is_in(["x", "y"]) == (reached is None), "an older copy"
+        assert (entry.heads, entry.was_at(["x", "y", "z"])) == ((), True)
+        assert entry.was_at(["x", "y"]) == (reached is None), "an older copy"
+    # Whatever its number of lines, a copy that has spent less takes nothing back.
+    registry.close("c", ["1", "2", "3", "4"], 9, ledger_of(8))
+    assert registry.find("c").upper.ledger.to_json() == ledger_of(9).to_json()
+    assert not closed.is_in(["x", "y", "z"], (9, ledger_of(8).num_events))
     # From here on as any other.
     registry.reserve("a", ["1", "2", "3", "4"])
     with pytest.raises(DataError, match="has gone on"):
         registry.reserve("a", ["1", "2", "3", "5"])
+
+
+def test_what_an_earlier_version_raised_is_read(tmp_path):
+    """It did not say for how many rounds."""
+    registry = Registry(tmp_path / "registry")
+    begin(registry, "a")
+    registry.raise_to("a", ["1"], 10, ledger_of(12))
+    as_earlier_version(registry)
+    lines = [dict(line) for line in journal.read(registry.path).lines]
+    del lines[-1]["rounds"]
+    journal.write(registry.path, lines)
+    (entry,) = registry.entries()
+    assert (entry.planned.rounds, entry.planned.ledger.to_json()) == (10, ledger_of(12).to_json())
 
 
 def test_only_the_owner_reads_the_key(tmp_path):

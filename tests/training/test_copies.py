@@ -1,12 +1,14 @@
 """Copies of a run's folder: one goes on, or all do the same; whatever any of them has released counts."""
 
 import contextlib
+import json
 import shutil
 
 import pytest
 
 from tests.training.test_counted import NAME, ONE, by_hand
 from tff_pdp import journal
+from tff_pdp.digests import write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.lock import only_writer
@@ -118,7 +120,10 @@ def test_of_two_copies_that_are_drawn_from_otherwise_one_goes_on(start, copy):
         one.step()
     other.end()
     assert other.state.round_number == 6
-    # Three rounds of the first, of which two are in the copy's record as well, and the copy's four.
+    # Three rounds of the first, of which two are in the copy's record as well, and the copy's four. The first has
+    # reserved a round besides that it was refused: nobody can tell that nothing was drawn of it.
+    assert stated(other.config) > truth(other.config)
+    shutil.rmtree(one.folder)
     assert stated(other.config) == pytest.approx(truth(other.config), rel=1e-9)
     counts = [one.count for one in read_charges(other.folder).ledger.entries if one.scope == "silo_00"]
     assert sum(counts) >= 3 + 4
@@ -226,10 +231,9 @@ def test_a_run_is_not_replaced_through_a_link(start, experiment):
         train(config, NAME, overwrite=True, progress=False)
     assert link.is_symlink()
     assert {path: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()} == before
-    # To go on replaces nothing.
-    one = start("other", resume=True)
-    one.step()
-    one.end()
+    # Nor does a run go on there, whose checkpoints know what lies beside its own folder.
+    with pytest.raises(ConfigError, match=f"^{link} is a link to {one.folder}, "):
+        train(config, NAME, resume=True, progress=False)
 
 
 def test_what_is_planned_never_falls_where_two_copies_draw_anew_at_once(start, copy):
@@ -461,3 +465,153 @@ def test_a_finished_copy_says_what_its_run_has_drawn_anew_elsewhere(start, copy,
     page = (other.clients_folder.parent / "report.html").read_text()
     assert "nothing is added" not in page
     assert "A copy of it has drawn rounds anew elsewhere" in page
+
+
+def test_what_the_runs_own_folder_has_done_counts_for_whoever_has_a_copy(
+    start, copy, monkeypatch, experiment, tmp_path
+):
+    one = start("one")
+    one.step()
+    one.step()
+    one.stop()
+    copy("one", "other")
+    shutil.copytree(Registry().folder, tmp_path / "elsewhere" / "tff_pdp" / "registry")
+    with monkeypatch.context() as patch, other_machine():
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        one = start("one", resume=True)
+        for _ in range(4):
+            one.step()
+        one.end()
+    with other_machine("third"):
+        other = start("other", resume=True)
+    for _ in range(4):
+        other.step()
+    other.end()
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    both = stated(third)
+    assert both > 1.2 * truth(other.config)
+    for config in (one.config, other.config):
+        assert stated(config) == pytest.approx(both, rel=1e-9)
+    # `--overwrite` takes nothing back.
+    replace(one)
+    for config in (third, one.config, other.config):
+        assert stated(config) >= both * (1 - 1e-9)
+
+
+def test_a_fork_that_is_evaluated_or_replaced_here_counts_for_others_from_then_on(forks, experiment):
+    _, other = forks
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    before, both = stated(third), stated(other.config)
+    assert before < both, "nothing here knows of the copy"
+    evaluate_experiment(experiment("other", **ROOMY))
+    for _ in range(2):
+        assert stated(third) == pytest.approx(both, rel=1e-9)
+        assert stated(other.config) == pytest.approx(both, rel=1e-9), "counted once"
+        # The second time without the folder.
+        replace(other)
+
+
+def test_a_restored_backup_lowers_nothing_of_a_registry_of_an_earlier_version(start, experiment, tmp_path):
+    one = start("one")
+    for _ in range(6):
+        one.step()
+    one.end()
+    shutil.copytree(one.folder, tmp_path / "backup")
+    shutil.rmtree(sorted((one.folder / "checkpoints").glob("round_*"))[-1])
+    with other_machine():
+        train(one.config, NAME, resume=True, progress=False)
+    spent = truth(one.config)
+    registry = Registry()
+    journal.write(
+        registry.path,
+        [{key: value for key, value in line.items() if key != "head"} for line in journal.read(registry.path).lines],
+    )
+    shutil.rmtree(one.folder)
+    shutil.copytree(tmp_path / "backup", one.folder)
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    assert truth(one.config) < spent
+    assert stated(third) > spent, "whether the backup went on in another way is not known"
+    with pytest.raises(DataError, match="went on elsewhere"):
+        train(experiment("one", **ROOMY), NAME, resume=True, progress=False)
+    settle(one.config, one.folder)
+    shutil.rmtree(one.folder)
+    assert stated(third) == pytest.approx(spent, rel=1e-9)
+
+
+def test_of_two_copies_that_a_new_registry_meets_at_once_the_larger_plan_is_entered(start, copy, monkeypatch, tmp_path):
+    one = start("one")
+    one.step()
+    one.step()
+    copy("one", "other")
+    for _ in range(3):
+        one.step()
+    one.stop()
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        other = start("other", resume=True)
+        for _ in range(3):
+            other.step()
+        other.stop()
+    # The copy will have to draw a round anew.
+    shutil.rmtree(sorted((other.folder / "checkpoints").glob("round_*"))[-1])
+    shutil.rmtree(Registry().folder)
+    own, met = Registry.keep_dataset, []
+
+    def between(self, *arguments):
+        name = own(self, *arguments)
+        if not met:
+            met.append(True)
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Registry, "reserve", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+                start("one", resume=True)
+        return name
+
+    with monkeypatch.context() as patch, other_machine():
+        patch.setattr(Registry, "keep_dataset", between)
+        other = start("other", resume=True)
+    assert met
+    entry = Registry().find(read_charges(other.folder).run_id)
+    assert entry.planned.ledger.to_json() == planned_ledger(other.method.plan, other.state).to_json()
+    other.stop()
+
+
+def test_a_backup_that_was_replaced_after_its_run_counts_once_for_verify_too(start, experiment, tmp_path):
+    one = start("one")
+    for _ in range(3):
+        one.step()
+    shutil.copytree(one.folder, tmp_path / "backup")
+    for _ in range(3):
+        one.step()
+    one.end()
+    replace(one)
+    shutil.copytree(tmp_path / "backup", one.folder)
+    config = experiment("one", **ROOMY)
+    train(config, NAME, overwrite=True, progress=False)
+    evaluate_experiment(config)
+    assert [finding.text for finding in verify(one.folder.parent) if finding.status is Status.PROBLEM] == []
+
+
+def test_noised_numbers_without_budgets_have_no_bound_for_that_reason(experiment):
+    noised = {"privacy__num_examples": {"kind": "noised", "epsilon": 0.5}, "privacy__noise_multiplier": 20.0}
+    config = experiment("one", **{**ROOMY, **noised, "privacy__budgets": {"epsilon": float("inf"), "delta": 1e-4}})
+    train(config, NAME, progress=False)
+    summary = evaluate_experiment(config)
+    assert summary["privacy"]["claim"] == "none"
+    assert "have no budget, which alone would hold with noised numbers" in summary["privacy"]["claim_reason"]
+    texts = [finding.text for finding in verify(config.clients_folder.parent)]
+    assert any("no bound, as scopes are without noise, or without a budget: 3 of 3" in text for text in texts)
+    assert not any("inf" in text.split() for text in texts)
+
+
+def test_statistics_of_an_earlier_version_under_another_registry_are_not_said_to_count(
+    experiment, monkeypatch, tmp_path
+):
+    config = experiment("one", **{**ROOMY, "privacy__num_examples": {"kind": "noised", "epsilon": 0.5}})
+    train(config, NAME, progress=False)
+    path = config.clients_folder.parent / "silo_releases.json"
+    content = json.loads(path.read_text())
+    write_json(path, {name: value for name, value in content.items() if name not in ("registry_key", "digest")})
+    shutil.rmtree(config.algorithm_folder(NAME))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match=r"under another registry than .*, name that one, which counts it"):
+        train(config, NAME, progress=False)

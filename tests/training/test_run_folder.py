@@ -103,7 +103,7 @@ def test_metrics_of_an_earlier_version_go_on_and_keep_their_bytes(tmp_path):
     assert read_metrics(tmp_path) == [old]
 
 
-def test_no_run_begins_behind_a_link(tmp_path):
+def test_no_run_begins_or_goes_on_behind_a_link(tmp_path):
     real, link = tmp_path / "one" / "mr_mtl", tmp_path / "other" / "mr_mtl"
     link.parent.mkdir()
     link.symlink_to(real)

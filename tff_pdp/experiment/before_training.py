@@ -133,10 +133,12 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
             f"{path}: what silos released before training is in another registry than {registry.folder}, which cannot "
             "count it. Name that registry again by privacy.registry or XDG_STATE_HOME, or restore it from a copy"
         )
+    # An earlier version did not say which registry.
+    counts = f"The registry {registry.folder} counts both on the same records"
+    unknown = f"Where it was released under another registry than {registry.folder}, name that one, which counts it"
     raise ConfigError(
         f"{path}: what silos released before training was made with other settings or other data. Releasing it again "
-        f"costs again: name another output folder to do that. The registry {registry.folder} counts both on the same "
-        "records"
+        f"costs again: name another output folder to do that. {unknown if kept is None else counts}"
     )
 
 

@@ -50,12 +50,21 @@ RECORDS_FOLDER = "records"
 FORMAT_VERSION = 1
 
 
+# Between a run's id and the chain of a copy's last line.
+_COPY = ":"
+
+
+def _id_of_copy(run_id: str, head: str) -> str:
+    """The id under which a copy of a run is entered that went on under another registry, by the end of its record."""
+    return f"{run_id}{_COPY}{head}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """The registry's entry of a run, or of another release of clients' records.
 
     Attributes:
-      run_id: of the run.
+      run_id: of the run; of a copy that went on under another registry, as of `_id_of_copy`.
       method: the method's name, or what else was released.
       folder: of the run when it began, absolute.
       records: name of the file of digests.
@@ -64,8 +73,9 @@ class Entry:
       planned: what the run may spend until its end.
       includes: run id of a release that this run's ledger has in it; empty where there is none.
       closed: what the run has spent at most, once it has ended or was replaced; None while it may go on.
+      closings: all that `closed` has ever been, as a run that was closed may go on.
       heads: where the run's own record has been, as chains of lines; none where that is not known.
-      num_lines: how many lines the run's own record has at least, of entries of earlier versions, which had no chains.
+      num_lines: how many lines that record has at least, of entries of earlier versions, which had no chains.
     """
 
     run_id: str
@@ -77,8 +87,14 @@ class Entry:
     planned: "Cost"
     includes: str = ""
     closed: "Cost | None" = None
+    closings: "tuple[Cost, ...]" = ()
     heads: tuple[str, ...] = ()
     num_lines: int = 0
+
+    @property
+    def copy_head(self) -> str:
+        """Where the record of a copy ended that went on under another registry; empty of a run itself."""
+        return self.run_id.partition(_COPY)[2]
 
     @property
     def upper(self) -> "Cost":
@@ -90,8 +106,18 @@ class Entry:
         """Where the run's own record was last; `GENESIS` where that is not known."""
         return self.heads[-1] if self.heads else GENESIS
 
-    def is_in(self, chains: Collection[str]) -> bool:
-        """Whether a record has all that the registry knows the run to have done, by the chains of its lines."""
+    def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
+        """Whether a record has all that the registry knows the run to have done.
+
+        Args:
+          chains: of the lines of the record.
+          size: of what the record says that was spent, as of `Cost.size`.
+        """
+        return self.was_at(chains) and all(size >= cost.size for cost in self.closings)
+
+    def was_at(self, chains: Collection[str]) -> bool:
+        """Whether a record has been where the registry knows the run's own to have been, by the chains of its lines."""
+        # Entries of earlier versions say only how many lines there were.
         return self.head in chains if self.heads else len(chains) >= self.num_lines
 
 
@@ -113,6 +139,11 @@ class Cost:
         return cls(None if ledger is None else ledger.to_json(), rounds)
 
     @functools.cached_property
+    def size(self) -> tuple[int, int]:
+        """How much was released: numbers of rounds and of events, neither of which a run makes smaller."""
+        return self.rounds, self.ledger.num_events if self.ledger else 0
+
+    @functools.cached_property
     def ledger(self) -> Ledger | None:
         """The ledger; None without privacy."""
         return None if self.text is None else Ledger.from_json(self.text)
@@ -125,17 +156,9 @@ def default_folder() -> Path:
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "tff_pdp" / "registry"
 
 
-def check_newest(entry: Entry, chains: Collection[str]) -> None:
-    """Checks that a run's record has all that the registry knows the run to have done.
-
-    Args:
-      entry: of the run.
-      chains: of the lines of the record.
-
-    Raises:
-      DataError: the record does not have all of that.
-    """
-    if not entry.is_in(chains):
+def _check_head(entry: Entry, chains: Collection[str]) -> None:
+    """Checks that a run's record has been where the registry knows the run's own to have been."""
+    if not entry.was_at(chains):
         raise DataError(
             f"a copy of the run that began in {entry.folder} has gone on, and this one is older than that, or went on "
             "in another way: go on with that copy, or give --overwrite"
@@ -192,20 +215,18 @@ class Registry:
           DataError: the registry is damaged.
           OSError: the registry cannot be written; the run must not begin.
         """
-        with self._open() as journal:
-            if run_id not in _entries(self.path, journal.content.lines):
-                entry = Entry(
-                    run_id=run_id,
-                    method=method,
-                    folder=str(folder.absolute()),
-                    records=records,
-                    record_set=dict(record_set) if isinstance(record_set, Mapping) else record_set,
-                    non_private=non_private,
-                    planned=Cost.of(ledger, rounds),
-                    includes=includes,
-                )
-                line = {name: getattr(entry, name) for name in _BEGAN}
-                journal.append({"kind": "began", **line, **_line(entry.planned)})
+        self._begin(
+            Entry(
+                run_id=run_id,
+                method=method,
+                folder=str(folder.absolute()),
+                records=records,
+                record_set=dict(record_set) if isinstance(record_set, Mapping) else record_set,
+                non_private=non_private,
+                planned=Cost.of(ledger, rounds),
+                includes=includes,
+            )
+        )
 
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters, before it does, that a run may spend more than was entered, and where its own record ends.
@@ -224,7 +245,7 @@ class Registry:
         planned = Cost.of(ledger, rounds)
 
         def is_known(entry: Entry) -> bool:
-            check_newest(entry, chains)
+            _check_head(entry, chains)
             return (entry.planned, entry.closed, entry.head) == (planned, None, chains[-1])
 
         self._add(run_id, {"kind": "raised", **_line(planned), "head": chains[-1]}, unless=is_known)
@@ -246,7 +267,7 @@ class Registry:
         """
 
         def is_known(entry: Entry) -> bool:
-            check_newest(entry, chains)
+            _check_head(entry, chains)
             return (entry.head, entry.closed) == (chains[-1], None)
 
         if not self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known):
@@ -258,7 +279,9 @@ class Registry:
     def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters what a run has spent at most, once it has ended or is about to be removed.
 
-        Guarantee: a copy of a run that does not have all that the run has done is not believed: nothing is entered.
+        Guarantee: a copy of a run that does not have all that the run has done is not believed. Where its record ends
+          as the run's own has at some time, nothing is entered; where it went on in another way, such as under another
+          registry, it is entered beside the run.
 
         Args:
           run_id: of the run; one that was never entered is left alone.
@@ -269,11 +292,17 @@ class Registry:
         Raises:
           DataError, OSError: as `begin`.
         """
-        spent = Cost.of(ledger, rounds)
+        spent, other = Cost.of(ledger, rounds), self.find(run_id)
+        if other is not None and not other.is_in(chains, spent.size):
+            if other.heads and chains[-1] not in other.heads and rounds:
+                self._begin(dataclasses.replace(other, run_id=_id_of_copy(run_id, chains[-1]), planned=spent))
+            return
         self._add(
             run_id,
             {"kind": "closed", **_line(spent), "head": chains[-1]},
-            unless=lambda entry: not entry.is_in(chains) or (entry.closed, entry.head) == (spent, chains[-1]),
+            unless=lambda entry: (
+                not entry.is_in(chains, spent.size) or (entry.closed, entry.head) == (spent, chains[-1])
+            ),
         )
 
     def entries(self) -> list[Entry]:
@@ -352,6 +381,12 @@ class Registry:
         if not lines or lines[0].get("key_fingerprint") != key.fingerprint():
             raise DataError(f"{path} is not the key that the digests in {self.folder} were made with: restore it")
         return key
+
+    def _begin(self, entry: Entry) -> None:
+        with self._open() as journal:
+            if entry.run_id not in _entries(self.path, journal.content.lines):
+                line = {name: getattr(entry, name) for name in _BEGAN}
+                journal.append({"kind": "began", **line, **_line(entry.planned)})
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Journal]:
@@ -433,10 +468,11 @@ def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
     entry = dataclasses.replace(entry, closed=None, heads=heads, num_lines=num_lines)
     if line["kind"] == "reserved":
         return entry
-    cost = Cost(line["ledger"], line["rounds"])
+    # An earlier version raised what is planned without saying for how many rounds.
+    cost = Cost(line["ledger"], line.get("rounds", entry.planned.rounds))
     if line["kind"] == "raised":
         return dataclasses.replace(entry, planned=cost)
-    return dataclasses.replace(entry, closed=cost)
+    return dataclasses.replace(entry, closed=cost, closings=(*entry.closings, cost))
 
 
 def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:

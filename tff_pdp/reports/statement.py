@@ -268,7 +268,9 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 def _without_noise(silos: Sequence[content.SiloResult]) -> str:
     """A sentence that says which silos added no noise; empty where all did."""
     bare = [silo.id for silo in silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier > 0)]
-    return f"{len(bare)} of {len(silos)} silos trained without noise, for example {bare[0]}." if bare else ""
+    without_budget = all(silo.noise_multiplier > 0 for silo in silos if silo.id in bare)
+    what = "have no budget, which alone would hold with noised numbers" if without_budget else "trained without noise"
+    return f"{len(bare)} of {len(silos)} silos {what}, for example {bare[0]}." if bare else ""
 
 
 def _silo_costs(silo: content.SiloResult) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tff_pdp.reports.words import upper
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.all_runs import AllRuns, Own, compose, releases_on_record
 from tff_pdp.training.record.charges import Charges, read_charges
+from tff_pdp.training.record.releases import release_of
 
 _PLANNED = "planned"
 
@@ -45,8 +46,7 @@ def enter_run(
     if charges is None:
         return
     registry = Registry(config.privacy.registry)
-    known = registry.find(charges.run_id)
-    if known is None:
+    if registry.find(charges.run_id) is None:
         if charges.through_round:
             print(
                 f"{charges.method}: note: {registry.folder} does not know this run, which was begun under another "
@@ -64,8 +64,8 @@ def enter_run(
             rounds=method.plan.rounds,
             includes=released_id(config),
         )
-    elif not charges.is_closed and charges.attempt.number:
-        # Rounds are drawn anew.
+    if not charges.is_closed and charges.attempt.number:
+        # Rounds are drawn anew, and another copy may have been entered meanwhile, with less.
         registry.raise_to(charges.run_id, charges.chains, method.plan.rounds, upper)
 
 
@@ -78,8 +78,7 @@ def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None
     known = None if charges is None else Registry(config.privacy.registry).find(charges.run_id)
     if charges is None or known is None:
         return
-    # Entries of earlier versions say only how far the run came in all.
-    if not known.is_in(charges.chains) or (known.closed and charges.through_round < known.closed.rounds):
+    if not known.is_in(charges.chains, release_of(charges).size):
         raise DataError(
             f"{folder} is no copy of all that its run has done, which went on elsewhere: restore the newest copy, or "
             "give --overwrite"
@@ -100,6 +99,8 @@ def tell_registry(config: ExperimentConfig, charges: Charges | None) -> None:
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
     """Enters a run that has ended, such as one from before there was a registry, or from another computer.
 
+    A copy that went on under another registry is entered beside its run.
+
     Raises:
       DataError, OSError: as `enter_run`.
     """
@@ -108,6 +109,8 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
     known = Registry(config.privacy.registry).find(charges.run_id)
     if known is None or known.closed is None:
         enter_run(config, method, folder, charges, charges.ledger)
+        settle(config, folder)
+    elif not known.is_in(charges.chains, release_of(charges).size):
         settle(config, folder)
 
 

@@ -84,17 +84,17 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
       is_replaced: whether the run begins anew, so that its former files do not matter.
 
     Raises:
-      ConfigError: the folder is a link, and a run would begin there.
+      ConfigError: the folder is a link.
       DataError: one of them is missing or damaged, or the run's checkpoint is.
     """
-    found = [None if is_replaced else checkpoint_files.newest(folder / part, with_arrays=False) for part in _RESUMED]
-    if folder.is_symlink() and all(saved is None for saved in found):
-        # A run that begins replaces its folder. Behind a link, that may be the folder of another experiment; and once a
-        # folder has taken the link's place, writers under the other name would not know of it.
+    if folder.is_symlink():
+        # A run that begins replaces its folder, which behind a link may be that of another experiment; one that goes on
+        # keeps in its checkpoints what lies beside it, and the link has other neighbours than the folder.
         raise ConfigError(
-            f"{folder} is a link to {folder.resolve()}, and no run begins, or is replaced, behind a link: name the "
-            "real folder as output, or remove the link"
+            f"{folder} is a link to {folder.resolve()}, and no run begins, goes on or is replaced behind a link: name "
+            "the real folder as output, or remove the link"
         )
+    found = [None if is_replaced else checkpoint_files.newest(folder / part, with_arrays=False) for part in _RESUMED]
     for saved in found:
         if saved is not None:
             check_files(folder, saved)

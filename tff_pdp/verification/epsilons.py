@@ -73,7 +73,7 @@ def recompute(releases: Sequence[Release]) -> Recomputed:
     together = {scope: (math.inf, 0.0) if why else _together(ledgers, scope, known) for scope in scopes}
     composed = {scope: epsilon for scope, (epsilon, _) in together.items()}
     if not why and math.inf in composed.values():
-        why = "a run on record has scopes without noise"
+        why = "a run on record has scopes without noise, or without a budget"
     return Recomputed(releases, own, composed, {scope: delta for scope, (_, delta) in together.items()}, why)
 
 

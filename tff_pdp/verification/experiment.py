@@ -116,12 +116,12 @@ def _spent(release: Release, epsilons: Mapping[str, float]) -> str:
     ledger = release.ledger
     if release.non_private or ledger is None:
         return f"no bound, as {release.non_private or 'there is no ledger'}"
-    bare = [scope for scope, epsilon in epsilons.items() if math.isinf(epsilon)]
-    if bare:
-        return f"no bound, as scopes are without noise: {len(bare)} of {len(epsilons)}"
     # What was spent with the one number that came out is no bound of what others would have led to.
     chosen = [scope for scope in epsilons if ledger.follows_from_a_choice(scope)]
     values = sorted({**epsilons, **{scope: ledger.budgets[scope].epsilon for scope in chosen}}.values())
+    bare = [value for value in values if math.isinf(value)]
+    if bare:
+        return f"no bound, as scopes are without noise, or without a budget: {len(bare)} of {len(epsilons)}"
     span = f"{values[0]:.6g}" if values[0] == values[-1] else f"{values[0]:.6g} to {values[-1]:.6g}"
     if chosen:
         return f"epsilon at most {span}: budgets, which alone hold with noised numbers (scopes: {len(values)})"

@@ -14,7 +14,7 @@ from tff_pdp.files import overwrite_and_remove
 from tff_pdp.lock import only_writer
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.record import checkpoint_files
-from tff_pdp.training.record.charges import ChargesWriter, read_charges
+from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
     KNOWN_SEED,
@@ -93,6 +93,14 @@ def test_nothing_of_another_run_is_destroyed_through_a_link(tmp_path):
     link.symlink_to(other)
     with pytest.raises(ConfigError, match=f"^{link} is a link, .*: seal {other}, which it leads to, or put that"):
         seal_run(link, ROUNDS)
+    # The record of the other run, which would say that it is sealed.
+    charges = folder / CHARGES_FILE
+    charges.rename(tmp_path / "kept")
+    charges.symlink_to(other / CHARGES_FILE)
+    with pytest.raises(ConfigError, match=f"^{charges} is a link: "):
+        seal_run(folder, ROUNDS)
+    charges.unlink()
+    (tmp_path / "kept").rename(charges)
     with pytest.raises(OSError, match="symbolic links"):
         overwrite_and_remove(link)
     seal_run(folder, ROUNDS)

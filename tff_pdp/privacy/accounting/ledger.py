@@ -69,6 +69,11 @@ class Ledger:
         """Everything recorded, by first occurrence; repetitions for the same reason are one entry."""
         return tuple(self._entries)
 
+    @property
+    def num_events(self) -> int:
+        """How many events are recorded, in all scopes."""
+        return sum(entry.count for entry in self._entries)
+
     def precheck(
         self, scope: str, event: dp_accounting.DpEvent, count: int = 1, adjacency: Adjacency | None = None
     ) -> None:

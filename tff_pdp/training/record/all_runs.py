@@ -151,10 +151,12 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     found: list[OnRecord] = []
     included: set[str] = set()
     entered: set[str] = set()
-    for entry in registry.entries():
+    entries = registry.entries()
+    copies = {entry.copy_head for entry in entries if entry.copy_head}
+    for entry in entries:
         entered.add(entry.run_id)
         own = [one for one in in_folder if one.release.run_id == entry.run_id]
-        releases = _newest(entry, own)
+        releases = [_entered(entry)] if entry.copy_head else _newest(entry, own, copies)
         included |= {entry.includes} if releases else set()
         is_here = bool(own) or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
         found += [OnRecord(one, entry.folder, entry.records, entry.record_set, is_here) for one in releases]
@@ -163,27 +165,31 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     return [one for one in found if not one.release.run_id or one.release.run_id not in included]
 
 
-def _newest(entry: Entry, own: Sequence[Found]) -> list[Release]:
+def _newest(entry: Entry, own: Sequence[Found], copies: Collection[str]) -> list[Release]:
     """The most that a run has spent: as its own record says or, where that is not all of it, as the registry does.
 
     Args:
       entry: of the run.
       own: what the experiment's folder has of the run.
+      copies: where records of copies ended that have entries of their own.
     """
-    stated = [one for one in own if one.chains] or _stated_in_folder(entry)
-    # Of a copy that has not been where the registry knows the run to have been, nothing is believed. Entries of earlier
-    # versions say only how far the run came.
-    least = entry.closed.rounds if entry.closed else 0
-    newest = [one for one in stated if entry.is_in(one.chains) and one.release.rounds >= least]
+    stated = [one for one in own if one.chains]
+    stated += [one for one in _stated_in_folder(entry) if one.release.head not in {other.release.head for other in own}]
+    # Of a copy that has not been where the registry knows the run to have been, nothing is believed.
+    newest = [one for one in stated if entry.is_in(one.chains, one.release.size)]
     if not newest:
-        cost = entry.upper
-        entered = Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
-        newest = [Found(entered)]
+        newest = [Found(_entered(entry))]
     # A copy that went on under another registry has released something, too.
-    told = {*entry.heads, *(chain for one in newest for chain in one.chains)}
+    told = {*copies, *entry.heads, *(chain for one in newest for chain in one.chains)}
     there = [*own, *(one for one in stated if one not in own)]
     others = [one for one in there if one not in newest and _is_untold(one.release, told, newest)]
     return [one.release for one in (*newest, *others) if one.release.rounds]
+
+
+def _entered(entry: Entry) -> Release:
+    """What the registry has of a run."""
+    cost = entry.upper
+    return Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
 
 
 def _is_untold(release: Release, told: Collection[str], newest: Sequence[Found]) -> bool:
@@ -381,7 +387,7 @@ def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) 
     if not paid:
         return Composed(0.0, 0.0, runs)
     bounds, delta = compose_parts(paid)
-    bare = f"a run on record has {'users' if paid[0][0].unit == _USER else 'silos'} without noise"
+    bare = f"a run on record has {'users' if paid[0][0].unit == _USER else 'silos'} without noise, or without a budget"
     return Composed(bounds.best, delta, runs, "" if math.isfinite(bounds.best) else bare)
 
 

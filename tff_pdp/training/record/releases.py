@@ -77,7 +77,7 @@ class Release(NamedTuple):
     @property
     def size(self) -> tuple[int, int]:
         """How much has been released: numbers of rounds and of events, neither of which a run makes smaller."""
-        return self.rounds, sum(entry.count for entry in self.ledger.entries) if self.ledger else 0
+        return self.rounds, self.ledger.num_events if self.ledger else 0
 
 
 def release_of(charges: Charges) -> Release:
@@ -97,15 +97,20 @@ def set_aside(output: Path, folder: Path) -> None:
       DataError: what the old run spent cannot be read.
     """
     # A command that was killed after the entry finds the run once more.
-    on_record = [_line(entry) for entry in _entries(output)]
-    for release, *_ in _runs_in(folder):
-        if not release.run_id or _line(release) not in on_record:
-            enter(output, release)
+    on_record = [entry.release for entry in _entries(output)]
+    for release, chains in _runs_in(folder):
+        if not release.run_id or release not in on_record:
+            enter(output, release, chains)
     discard(folder)
 
 
-def enter(output: Path, release: Release) -> None:
+def enter(output: Path, release: Release, chains: Sequence[str] = ()) -> None:
     """Appends to the record of earlier releases; when this returns, the entry outlasts a power cut.
+
+    Args:
+      output: the experiment's folder.
+      release: what was spent.
+      chains: of the lines of the run's own record, by which its copies are told from it.
 
     Raises:
       DataError: the record is damaged.
@@ -113,9 +118,9 @@ def enter(output: Path, release: Release) -> None:
     """
     path = output / EARLIER
     if is_unchained(path):
-        journal.write(path, [_line(old) for old in _unchained(path)])
+        journal.write(path, [_line(Found(old)) for old in _unchained(path)])
     with Journal(path) as record:
-        record.append(_line(release))
+        record.append(_line(Found(release, chains)))
 
 
 def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
@@ -143,7 +148,7 @@ class Found(NamedTuple):
 
     Attributes:
       release: all that it may have spent.
-      chains: of the lines of the run's own record; empty where that is not there.
+      chains: of the lines of the run's own record; empty where that is not known.
     """
 
     release: Release
@@ -166,7 +171,7 @@ def find_releases(output: Path) -> list[Found]:
     folders = sorted({path.parent for part in parts for path in output.glob(f"*/{part}")})
     own = [found for folder in folders if not folder.name.startswith(".") for found in _runs_in(folder)]
     kept: list[Found] = []
-    for found in [*map(Found, _entries(output)), *own]:
+    for found in [*_entries(output), *own]:
         others = [other for other in kept if found.release.run_id and other.release.run_id == found.release.run_id]
         if any(_has_all_of(other, found) for other in others):
             continue
@@ -180,7 +185,7 @@ def _has_all_of(one: Found, other: Found) -> bool:
     if one.chains and other.release.head:
         return other.release.head in one.chains
     if one.release.head and other.release.head:
-        # Both were entered when a run was to be replaced: where they differ, one may have gone on in another way.
+        # Both were entered by an earlier version: where they differ, one may have gone on in another way.
         return one.release.head == other.release.head
     # Of entries of earlier versions, nothing else can be compared: ledgers only grow.
     return not other.chains and one.release.size >= other.release.size
@@ -215,22 +220,22 @@ def why_without_bound(releases: Sequence[Release]) -> str:
     return ""
 
 
-def _line(release: Release) -> dict[str, Any]:
-    ledger = release.ledger.to_json() if release.ledger else None
-    return {"format_version": 2, **release._asdict(), "ledger": ledger}
+def _line(found: Found) -> dict[str, Any]:
+    ledger = found.release.ledger.to_json() if found.release.ledger else None
+    return {"format_version": 2, **found.release._asdict(), "ledger": ledger, "chains": list(found.chains)}
 
 
-def _entries(output: Path) -> list[Release]:
+def _entries(output: Path) -> list[Found]:
     """The record of earlier releases."""
     path = output / EARLIER
     if is_unchained(path):
-        return list(_unchained(path))
+        return list(map(Found, _unchained(path)))
     found = []
     for number, line in enumerate(journal.read(path).lines, start=1):
         try:
             ledger = None if line["ledger"] is None else Ledger.from_json(line["ledger"])
             run = line["run"], line["rounds"], line["run_id"], line.get("head", "")
-            found.append(Release(ledger, line["non_private"], *run))
+            found.append(Found(Release(ledger, line["non_private"], *run), tuple(line.get("chains", ()))))
         except (KeyError, TypeError, ConfigError) as error:
             raise DataError(f"{path}: line {number} is no release ({type(error).__name__}: {error})") from error
     return found

@@ -136,7 +136,8 @@ def _check_links(folder: Path) -> None:
             f"{folder} is a link, and nothing is destroyed through a link: seal {folder.resolve()}, which it leads to, "
             "or put that in its place"
         )
-    for path in unsealed_files(folder):
+    # The run's own record among them: sealed through a link, it would be another run that says so.
+    for path in [*folder.glob("*"), *unsealed_files(folder)]:
         if path.is_symlink():
             raise ConfigError(
                 f"{path} is a link: put what it leads to in its place, which then can be destroyed, or remove the "
