@@ -190,10 +190,15 @@ def _first_fault(hint: Any, value: Any, key: str) -> str | None:
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return f"{key or 'the file'} must be {words_of_type(info)}, not {shown}"
+        return _must_be(key, [hint], value)
     return None
+
+
+def _must_be(key: str, options: Iterable[Any], value: Any) -> str:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    wanted = ", or ".join(words_of_type(types.type_info(one)) for one in options)
+    return f"{key or 'the file'} must be {wanted}, not {shown}"
 
 
 def _bare(hint: Any) -> Any:
@@ -205,8 +210,8 @@ def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) 
     infos = [types.type_info(one) for one in options]
     tagged = {str(one.tag): one for one in infos if isinstance(one, types.StructType) and one.tag_field}
     if not tagged:
-        faults = [_first_fault(one, value, key) for one in options if types.type_info(one) is not None]
-        return None if None in faults else max(filter(None, faults), key=len)
+        mappings = [one for one in options if isinstance(types.type_info(one), types.StructType | types.DictType)]
+        return _first_fault(mappings[0], value, key) if mappings else _must_be(key, options, value)
     field = next(iter(tagged.values())).tag_field or "kind"
     if field not in value:
         return f"missing key {join_key(key, field)}: one of {', '.join(tagged)}"

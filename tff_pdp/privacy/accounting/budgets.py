@@ -1,7 +1,7 @@
-"""Reads the `budgets` part of a configuration into one (epsilon, delta) for each silo: who may spend how much.
+"""Gives every silo its budget: one (epsilon, delta) each, by the section `budgets` of a configuration.
 
-Budgets are drawn from a distribution, as the papers on personalised budgets do, or given silo by silo: in the
-configuration itself, or in a CSV or YAML file of their own.
+A budget is the same for all silos, goes in turn, or is drawn from a distribution, as the papers on personalised budgets
+do; or it is given silo by silo, in the configuration itself or in a CSV or YAML file of its own.
 """
 
 import csv
@@ -9,247 +9,17 @@ import dataclasses
 import hashlib
 import io
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.settings import number, open_unit_delta, positive_epsilon, positive_number, require_keys
+from tff_pdp.settings import Delta, Epsilon, Finite, Name, Positive, Settings, read_settings, read_yaml
 
-_KEY = "privacy.budgets.distribution"
-
-# From two numbers uniform in (0, 1) to an epsilon.
-_Quantile = Callable[[float, float], float]
-
-
-def draw_epsilons(config: Any, client_ids: Collection[str]) -> dict[str, float]:
-    """Draws an epsilon for every silo, from the seed and the silo's name alone: never from data or from other silos.
-
-    A silo keeps its epsilon when others join or leave. The draws are independent and the same on every machine.
-
-    Args:
-      config: `{kind: normal_mixture, components: [{share: .., mean: .., stddev: ..}, ..], minimum: .., seed: ..}`,
-        where the shares sum to 1 and draws below `minimum` count as `minimum`; or
-        `{kind: log_uniform, low: .., high: .., seed: ..}`. The seed is 0 where none is given.
-      client_ids: every silo that takes part.
-
-    Raises:
-      ConfigError: naming the key that is unknown, missing or out of range.
-
-    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021: mixtures of
-    Gaussians, for example nine silos in ten around 0.5 and one around 10.
-
-    >>> spread = {"kind": "log_uniform", "low": 0.5, "high": 8, "seed": 0}
-    >>> {silo: round(epsilon, 3) for silo, epsilon in draw_epsilons(spread, ["a", "b"]).items()}
-    {'a': 2.766, 'b': 5.665}
-    >>> draw_epsilons(spread, ["b"])["b"] == draw_epsilons(spread, ["a", "b"])["b"]
-    True
-    """
-    kind = config.get("kind") if isinstance(config, Mapping) else None
-    if kind not in _KINDS:
-        raise ConfigError(f"{_KEY} is {config!r}; it must be a mapping whose `kind` is {' or '.join(_KINDS)}.")
-    quantile = _KINDS[kind](config)
-    seed = config.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ConfigError(f"{_KEY}.seed is {seed!r}; it must be a whole number.")
-    return {name: quantile(*_uniforms(seed, name)) for name in sorted(client_ids)}
-
-
-def _uniforms(seed: int, name: str) -> tuple[float, float]:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    # 52 bits and a half: exact in float64, and never 0 or 1.
-    first, second = (((int.from_bytes(digest[at : at + 8]) >> 12) + 0.5) / 2**52 for at in (0, 8))
-    return first, second
-
-
-def _log_uniform(config: Mapping[str, Any]) -> _Quantile:
-    require_keys(_KEY, config, ["kind", "low", "high"], ["seed"])
-    low, high = (positive_number(f"{_KEY}.{name}", config[name]) for name in ("low", "high"))
-    if not low < high:
-        raise ConfigError(f"{_KEY}.low is {low:g}, which is not below {_KEY}.high, {high:g}.")
-    return lambda first, _: low * math.exp(first * math.log(high / low))
-
-
-def _normal_mixture(config: Mapping[str, Any]) -> _Quantile:
-    require_keys(_KEY, config, ["kind", "components", "minimum"], ["seed"])
-    minimum = positive_number(f"{_KEY}.minimum", config["minimum"])
-    given = config["components"]
-    if not isinstance(given, list | tuple) or not given:
-        raise ConfigError(f"{_KEY}.components is {given!r}; it must be a list of {{share, mean, stddev}}.")
-    components = [_component(f"{_KEY}.components[{position}]", each) for position, each in enumerate(given)]
-    total = math.fsum(share for share, _ in components)
-    if not math.isclose(total, 1, abs_tol=1e-6):
-        raise ConfigError(f"{_KEY}.components have shares that sum to {total:g}; they must sum to 1.")
-
-    def quantile(first: float, second: float) -> float:
-        chosen, below = components[-1][1], 0.0
-        for share, normal in components:
-            below += share
-            if first < below:
-                chosen = normal
-                break
-        return max(minimum, chosen.inv_cdf(second))
-
-    return quantile
-
-
-def _component(key: str, config: Any) -> tuple[float, NormalDist]:
-    require_keys(key, config, ["share", "mean", "stddev"])
-    mean = number(f"{key}.mean", config["mean"])
-    if not math.isfinite(mean):
-        raise ConfigError(f"{key}.mean is {config['mean']!r}; it must be finite.")
-    share, stddev = (positive_number(f"{key}.{name}", config[name]) for name in ("share", "stddev"))
-    return share, NormalDist(mean, stddev)
-
-
-_KINDS: dict[str, Callable[[Mapping[str, Any]], _Quantile]] = {
-    "normal_mixture": _normal_mixture,
-    "log_uniform": _log_uniform,
-}
-
-
-_HEADERS = (["silo", "epsilon"], ["silo", "epsilon", "delta"])
-
-
-@dataclasses.dataclass(frozen=True)
-class BudgetEntry:
-    """One silo's budget as it was given.
-
-    Attributes:
-      place: where, for error messages: a key of the configuration, or a file and its line.
-      epsilon: positive, perhaps infinite.
-      delta: in (0, 1), or None where none was given for this silo.
-    """
-
-    place: str
-    epsilon: float
-    delta: float | None = None
-
-
-def mapping_entries(key: str, mapping: Any) -> dict[str, BudgetEntry]:
-    """Reads `silo: epsilon` and `silo: {epsilon: .., delta: ..}` from a configuration, by silo.
-
-    Raises:
-      ConfigError: naming the key: it is no mapping, or a number is missing or out of range.
-    """
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{key} is {mapping!r}; it must map silo names to epsilons.")
-    # YAML reads an unquoted 7 as a number, while silo names are always text.
-    return _by_silo((str(name), f"{key}.{name}", value) for name, value in mapping.items())
-
-
-def read_budget_file(path: str | Path) -> dict[str, BudgetEntry]:
-    """Reads a file of budgets, by silo.
-
-    Args:
-      path: a `.csv` file with the header `silo,epsilon` or `silo,epsilon,delta`, where a cell of delta may be empty;
-        or a `.yaml` or `.yml` file that maps silos to epsilons, or to `{epsilon: .., delta: ..}`. UTF-8. Relative to
-        the working directory.
-
-    Raises:
-      ConfigError: naming the file, and the line where there is one: the file cannot be read, is of neither form, has a
-        silo more than once, or a number that is missing or out of range.
-    """
-    path = Path(path)
-    readers = {".csv": _csv_rows, ".yaml": _yaml_rows, ".yml": _yaml_rows}
-    if path.suffix.lower() not in readers:
-        raise ConfigError(f"{path}: a file of budgets must end in .csv, .yaml or .yml.")
-    try:
-        # Spreadsheets put a byte order mark before the header.
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the file of budgets ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}).") from None
-    return _by_silo(readers[path.suffix.lower()](path, text))
-
-
-def _by_silo(rows: Iterator[tuple[str, str, Any]]) -> dict[str, BudgetEntry]:
-    entries: dict[str, BudgetEntry] = {}
-    for name, place, value in rows:
-        if name in entries:
-            raise ConfigError(f"{place}: silo {name!r} has a budget already, at {entries[name].place}.")
-        if isinstance(value, Mapping):
-            require_keys(place, value, ["epsilon"], ["delta"])
-            epsilon = positive_epsilon(f"{place}.epsilon", value["epsilon"])
-            delta = open_unit_delta(f"{place}.delta", value["delta"]) if "delta" in value else None
-            entries[name] = BudgetEntry(place, epsilon, delta)
-        else:
-            entries[name] = BudgetEntry(place, positive_epsilon(place, value))
-    return entries
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, str, Any]]:
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
-    try:
-        for cells in lines:
-            cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if header is None:
-                header = cells
-                if header not in _HEADERS:
-                    raise ConfigError(
-                        f"{path}, line {lines.line_num}: the header is {','.join(header)!r}; it must be "
-                        "'silo,epsilon' or 'silo,epsilon,delta'."
-                    )
-                continue
-            if len(cells) != len(header) or not cells[0]:
-                raise ConfigError(
-                    f"{path}, line {lines.line_num}: {','.join(cells)!r} does not have one value for each of "
-                    f"{', '.join(header)}."
-                )
-            row = dict(zip(header, cells, strict=True))
-            name = row.pop("silo")
-            if not row.get("delta", "given"):
-                del row["delta"]
-            yield name, f"{path}, line {lines.line_num}: {name}", row
-    except csv.Error as error:
-        raise ConfigError(f"{path}, line {lines.line_num}: not valid CSV: {error}.") from None
-    if header is None:
-        raise ConfigError(f"{path}: the file is empty; its first line must be 'silo,epsilon' or 'silo,epsilon,delta'.")
-
-
-def _yaml_rows(path: Path, text: str) -> Iterator[tuple[str, str, Any]]:
-    # By nodes: they know their lines, keep a repeated key, and a name such as 007 as it is written.
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path}: the file must map silo names to epsilons.")
-        for key, value in root.value:
-            line = f"{path}, line {key.start_mark.line + 1}"
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{line}: the name of a silo must be plain text.")
-            place = f"{line}: {key.value}"
-            if isinstance(value, yaml.MappingNode):
-                inner = [str(inner_key.value) for inner_key, _ in value.value]
-                repeated = [name for name in inner if inner.count(name) > 1]
-                if repeated:
-                    raise ConfigError(f"{place}.{repeated[0]} occurs more than once.")
-            yield key.value, place, loader.construct_object(value, deep=True)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
-_FORMS = (
-    "Use one of: `{epsilon: 4.0, delta: 1e-4}` for all silos; "
-    "`{delta: 1e-4, silos: {silo_a: 1.0, silo_b: {epsilon: 2.0, delta: 1e-5}}, default_epsilon: 4.0}`; "
-    "`{delta: 1e-4, file: budgets.csv}`, of silo,epsilon[,delta], or a YAML file of the same; "
-    "`{delta: 1e-4, cycle: [1, 2, 4, 8]}`, assigned in sorted order of the silo names; "
-    "`{delta: 1e-4, distribution: {kind: log_uniform, low: 0.5, high: 8, seed: 0}}`."
-)
-_KEYS_OF_FORM = {
-    "epsilon": {"epsilon"},
-    "silos": {"silos", "default_epsilon"},
-    "file": {"file", "default_epsilon"},
-    "cycle": {"cycle"},
-    "distribution": {"distribution"},
-}
+_KEY = "privacy.budgets"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,112 +29,306 @@ class SiloBudget:
     Attributes:
       epsilon: upper limit of the privacy loss, positive; infinite means that no privacy is asked for.
       delta: share of bad luck accepted, in (0, 1); choose it well below 1 / number of records of the silo.
+
+    Raises:
+      ConfigError: a number is out of range.
     """
 
     epsilon: float
     delta: float
 
     def __post_init__(self):
-        positive_epsilon("epsilon", self.epsilon)
-        open_unit_delta("delta", self.delta)
+        if not self.epsilon > 0:
+            raise ConfigError(f"epsilon must be a number above 0, not {self.epsilon!r}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"delta must be a number above 0 and below 1, not {self.delta!r}")
 
 
-def parse_budgets(config: Mapping[str, Any], client_ids: Collection[str]) -> dict[str, SiloBudget]:
-    """Reads the budgets of all silos from a configuration mapping.
+class LogUniform(Settings, tag_field="kind", tag="log_uniform"):
+    """Draws epsilons whose logarithm is uniform.
 
-    Args:
-      config: one of the forms in the example below, or `{delta: .., file: ..}`, for whose files see
-        `tff_pdp.privacy.accounting.budgets`; distributions are described in `tff_pdp.privacy.accounting.budgets`.
-        `delta` may be left out where every silo is given one of its own.
-      client_ids: every silo that takes part.
+    Attributes:
+      low: the smallest epsilon.
+      high: the largest epsilon.
+    """
+
+    low: Positive
+    high: Positive
+
+    def __post_init__(self):
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+
+    def quantile(self, first: float, second: float) -> float:
+        """Returns an epsilon from numbers that are uniform in (0, 1)."""
+        del second
+        return self.low * math.exp(first * math.log(self.high / self.low))
+
+
+class Component(Settings):
+    """One Gaussian of a mixture.
+
+    Attributes:
+      share: of the silos, in (0, 1].
+      mean: of their epsilons.
+      stddev: their standard deviation.
+    """
+
+    share: Annotated[float, Meta(gt=0, le=1)]
+    mean: Finite
+    stddev: Positive
+
+
+class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
+    """Draws epsilons from a mixture of Gaussians, for example nine silos in ten around 0.5 and one around 10.
+
+    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021.
+
+    Attributes:
+      components: the Gaussians, whose shares sum to 1.
+      minimum: what draws below it count as.
+    """
+
+    components: Annotated[tuple[Component, ...], Meta(min_length=1)]
+    minimum: Positive
+
+    def __post_init__(self):
+        total = math.fsum(one.share for one in self.components)
+        if not math.isclose(total, 1, abs_tol=1e-6):
+            raise ValueError(f"the shares of the components must sum to 1, not {total:g}")
+
+    def quantile(self, first: float, second: float) -> float:
+        """Returns an epsilon from numbers that are uniform in (0, 1)."""
+        chosen, below = self.components[-1], 0.0
+        for one in self.components:
+            below += one.share
+            if first < below:
+                chosen = one
+                break
+        return max(self.minimum, NormalDist(chosen.mean, chosen.stddev).inv_cdf(second))
+
+
+class OwnBudget(Settings):
+    """The budget of one silo.
+
+    Attributes:
+      epsilon: upper limit of the privacy loss.
+      delta: share of bad luck accepted; without it, that of all silos.
+    """
+
+    epsilon: Epsilon
+    delta: Delta | None = None
+
+
+class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
+    """Gives every silo the same budget.
+
+    Attributes:
+      epsilon: upper limit of the privacy loss; infinite (`.inf`) where no privacy is asked for.
+      delta: share of bad luck accepted, well below 1 / number of records of a silo.
+    """
+
+    epsilon: Epsilon
+    delta: Delta
+
+    def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
+        """Returns the budget by client id, in sorted order."""
+        return dict.fromkeys(sorted(client_ids), SiloBudget(self.epsilon, self.delta))
+
+
+class Cycled(Settings, tag_field="kind", tag="cycled"):
+    """Gives silos the epsilons of a list in turn, in the sorted order of their names.
+
+    Attributes:
+      epsilons: the list.
+      delta: as of `one_for_all`.
+    """
+
+    epsilons: Annotated[tuple[Epsilon, ...], Meta(min_length=1)]
+    delta: Delta
+
+    def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
+        """Returns the budget by client id, in sorted order."""
+        names, length = sorted(client_ids), len(self.epsilons)
+        return {name: SiloBudget(self.epsilons[place % length], self.delta) for place, name in enumerate(names)}
+
+
+class Drawn(Settings, tag_field="kind", tag="drawn"):
+    """Draws an epsilon for every silo, from the seed and the silo's name alone: never from data or from other silos.
+
+    A silo keeps its epsilon when others join or leave. The draws are independent and the same on every machine.
+
+    Attributes:
+      distribution: of epsilon.
+      delta: as of `one_for_all`.
+      seed: of the draws.
+    """
+
+    distribution: LogUniform | NormalMixture
+    delta: Delta
+    seed: int = 0
+
+    def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
+        """Returns the budget by client id, in sorted order.
+
+        >>> spread = Drawn(distribution=LogUniform(low=0.5, high=8), delta=1e-5)
+        >>> {silo: round(budget.epsilon, 3) for silo, budget in spread.assign(["a", "b"]).items()}
+        {'a': 2.766, 'b': 5.665}
+        >>> spread.assign(["b"])["b"] == spread.assign(["a", "b"])["b"]
+        True
+        """
+        quantile = self.distribution.quantile
+        return {name: SiloBudget(quantile(*_uniforms(self.seed, name)), self.delta) for name in sorted(client_ids)}
+
+
+class BySilo(Settings, tag_field="kind", tag="by_silo"):
+    """Gives every silo a budget of its own.
+
+    Attributes:
+      silos: by silo, an epsilon, or epsilon and delta.
+      default_epsilon: of silos that are not named; without it every silo has to be.
+      delta: of silos without a delta of their own.
+    """
+
+    silos: dict[str, Epsilon | OwnBudget]
+    default_epsilon: Epsilon | None = None
+    delta: Delta | None = None
+
+    def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
+        """Returns the budget by client id, in sorted order.
+
+        Raises:
+          ConfigError: a silo is named that does not exist, or one has no epsilon or no delta.
+        """
+        places = {name: f"{_KEY}.silos.{name}" for name in self.silos}
+        return _given_by_name(f"{_KEY}.silos", self.silos, places, self, client_ids)
+
+
+class FromFile(Settings, tag_field="kind", tag="from_file"):
+    """Reads every silo's budget from a file.
+
+    Attributes:
+      file: a `.csv` file with the header `silo,epsilon` or `silo,epsilon,delta`, where a cell of delta may be empty; or
+        a `.yaml` or `.yml` file that maps silos to epsilons, or to `{epsilon: .., delta: ..}`. UTF-8. Relative to the
+        working directory.
+      default_epsilon: as of `by_silo`.
+      delta: as of `by_silo`.
+    """
+
+    file: Name
+    default_epsilon: Epsilon | None = None
+    delta: Delta | None = None
+
+    def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
+        """Returns the budget by client id, in sorted order.
+
+        Raises:
+          ConfigError: the file cannot be read, is of neither form, or has a silo twice; a number is missing or out of
+            range; a silo is named that does not exist, or one has no epsilon or no delta.
+        """
+        given, places = read_budget_file(self.file)
+        return _given_by_name(self.file, given, places, self, client_ids)
+
+
+Budgets = OneForAll | Cycled | Drawn | BySilo | FromFile
+
+
+def read_budget_file(path: str | Path) -> tuple[dict[str, float | OwnBudget], dict[str, str]]:
+    """Reads a file of budgets, whose forms `FromFile` describes.
 
     Returns:
-      The budget by silo, in sorted order.
+      By silo, the budget, and the place in the file for messages.
 
     Raises:
-      ConfigError: naming the key, or the file and its line: it is unknown, missing or out of range, or names a silo
-        that does not exist.
-
-    >>> parse_budgets({"epsilon": 4.0, "delta": 1e-4}, ["b", "a"])
-    {'a': SiloBudget(epsilon=4.0, delta=0.0001), 'b': SiloBudget(epsilon=4.0, delta=0.0001)}
-    >>> [b.epsilon for b in parse_budgets({"delta": 1e-4, "cycle": [1, 2]}, ["a", "b", "c"]).values()]
-    [1.0, 2.0, 1.0]
-    >>> parse_budgets({"delta": 1e-4, "silos": {"a": 1}, "default_epsilon": 4}, ["a", "b"])["b"].epsilon
-    4.0
-    >>> parse_budgets({"silos": {"a": {"epsilon": 1, "delta": 1e-5}}}, ["a"])
-    {'a': SiloBudget(epsilon=1.0, delta=1e-05)}
-    >>> drawn = {"kind": "log_uniform", "low": 0.5, "high": 8, "seed": 0}
-    >>> 0.5 < parse_budgets({"delta": 1e-4, "distribution": drawn}, ["a"])["a"].epsilon < 8
-    True
+      ConfigError: naming the file, and of CSV the line: the file cannot be read, is of neither form, has a silo more
+        than once, or a number that is missing or out of range.
     """
-    form = _form(config)
+    path = Path(path)
+    if path.suffix.lower() not in (".csv", ".yaml", ".yml"):
+        raise ConfigError(f"{path}: a file of budgets must end in .csv, .yaml or .yml")
+    if path.suffix.lower() != ".csv":
+        given = read_settings(dict[str, Epsilon | OwnBudget], read_yaml(path), str(path))
+        return given, {name: f"{path}: {name}" for name in given}
+    budgets: dict[str, float | OwnBudget] = {}
+    places: dict[str, str] = {}
+    for name, place, row in _csv_rows(path):
+        if name in places:
+            raise ConfigError(f"{place}: silo {name!r} has a budget already, at {places[name]}")
+        budgets[name], places[name] = read_settings(OwnBudget, row, place), place
+    return budgets, places
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """By line: silo, place for messages, and cells as numbers where they are such."""
+    try:
+        # Spreadsheets put a byte order mark before the header.
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the file ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text (byte {error.start})") from None
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: list[str] | None = None
+    try:
+        for cells in lines:
+            cells, place = [cell.strip() for cell in cells], f"{path}, line {lines.line_num}"
+            if not any(cells):
+                continue
+            if header is None:
+                header = cells
+                if header not in (["silo", "epsilon"], ["silo", "epsilon", "delta"]):
+                    found = ",".join(header)
+                    raise ConfigError(f"{place}: the header must be silo,epsilon or silo,epsilon,delta, not {found!r}")
+                continue
+            if len(cells) != len(header) or not cells[0]:
+                raise ConfigError(f"{place}: {','.join(cells)!r} must have a value for each of {', '.join(header)}")
+            row = dict(zip(header, cells, strict=True))
+            name = row.pop("silo")
+            yield name, f"{place}: {name}", {key: _number(cell) for key, cell in row.items() if cell or key != "delta"}
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {lines.line_num}: not valid CSV: {error}") from None
+    if header is None:
+        raise ConfigError(f"{path}: the file is empty; its first line must be silo,epsilon or silo,epsilon,delta")
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def _given_by_name(
+    source: str,
+    given: Mapping[str, float | OwnBudget],
+    places: Mapping[str, str],
+    common: BySilo | FromFile,
+    client_ids: Collection[str],
+) -> dict[str, SiloBudget]:
     names = sorted(client_ids)
-    delta = open_unit_delta("privacy.budgets.delta", config["delta"]) if "delta" in config else None
-    if form == "epsilon":
-        epsilon = positive_epsilon("privacy.budgets.epsilon", config["epsilon"])
-        entries = _without_own_delta(dict.fromkeys(names, epsilon))
-    elif form == "cycle":
-        entries = _without_own_delta(_cycled(config["cycle"], names))
-    elif form == "distribution":
-        entries = _without_own_delta(draw_epsilons(config["distribution"], names))
-    else:
-        entries = _given_by_name(config, form, names)
-    return {name: _budget(name, entries[name], delta) for name in names}
-
-
-def _form(config: Mapping[str, Any]) -> str:
-    forms = [form for form in _KEYS_OF_FORM if form in config]
-    if "default_epsilon" in config and not forms:
-        forms = ["silos"]
-    if len(forms) != 1:
-        listed = [f"`{form}`" for form in forms or _KEYS_OF_FORM]
-        found = f"none of {', '.join(listed[:-1])} and {listed[-1]}" if not forms else " and ".join(listed)
-        raise ConfigError(f"privacy.budgets has {found}; exactly one is needed. {_FORMS}")
-    unknown = sorted(str(key) for key in set(config) - _KEYS_OF_FORM[forms[0]] - {"delta"})
-    if unknown:
-        raise ConfigError(f"privacy.budgets has the unknown key `{unknown[0]}`. {_FORMS}")
-    return forms[0]
-
-
-def _without_own_delta(epsilons: Mapping[str, float]) -> dict[str, BudgetEntry]:
-    return {name: BudgetEntry("privacy.budgets", epsilon) for name, epsilon in epsilons.items()}
-
-
-def _cycled(cycle: Any, names: list[str]) -> dict[str, float]:
-    if not isinstance(cycle, list | tuple) or not cycle:
-        raise ConfigError(f"privacy.budgets.cycle is {cycle!r}; it must be a list of epsilons, such as [1, 2, 4, 8].")
-    values = [positive_epsilon(f"privacy.budgets.cycle[{position}]", value) for position, value in enumerate(cycle)]
-    return {name: values[position % len(values)] for position, name in enumerate(names)}
-
-
-def _given_by_name(config: Mapping[str, Any], form: str, names: list[str]) -> dict[str, BudgetEntry]:
-    if form == "file":
-        if not isinstance(config["file"], str) or not config["file"]:
-            raise ConfigError(f"privacy.budgets.file is {config['file']!r}; it must be the path of a file.")
-        source, given = config["file"], read_budget_file(config["file"])
-    else:
-        source, given = "privacy.budgets.silos", mapping_entries("privacy.budgets.silos", config.get("silos", {}))
     strangers = sorted(set(given) - set(names))
     if strangers:
         known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise ConfigError(f"{given[strangers[0]].place} names no silo of this data set (it has {known}).")
-    default = None
-    if "default_epsilon" in config:
-        key = "privacy.budgets.default_epsilon"
-        default = BudgetEntry(key, positive_epsilon(key, config["default_epsilon"]))
-    missing = sorted(set(names) - set(given))
-    if not missing:
-        return given
-    if default is None:
+        raise ConfigError(f"{places[strangers[0]]} names no silo of this data set (known: {known})")
+    missing = [name for name in names if name not in given]
+    if missing and common.default_epsilon is None:
         raise ConfigError(
-            f"{source} has no epsilon for {len(missing)} silos, for example {missing[0]}. "
-            "Add them, or set privacy.budgets.default_epsilon."
+            f"{source} has no epsilon for {len(missing)} silos, for example {missing[0]!r}: "
+            f"add them, or set {_KEY}.default_epsilon"
         )
-    return dict.fromkeys(missing, default) | given
+    return {name: _budget(name, given.get(name, common.default_epsilon or 0.0), common.delta) for name in names}
 
 
-def _budget(name: str, entry: BudgetEntry, common_delta: float | None) -> SiloBudget:
-    delta = common_delta if entry.delta is None else entry.delta
+def _budget(name: str, given: float | OwnBudget, common_delta: float | None) -> SiloBudget:
+    own = given if isinstance(given, OwnBudget) else OwnBudget(epsilon=given)
+    delta = common_delta if own.delta is None else own.delta
     if delta is None:
-        raise ConfigError(f"privacy.budgets.delta is missing, and silo {name!r} has no delta of its own. {_FORMS}")
-    return SiloBudget(entry.epsilon, delta)
+        raise ConfigError(f"missing key {_KEY}.delta: silo {name!r} has no delta of its own")
+    return SiloBudget(own.epsilon, delta)
+
+
+def _uniforms(seed: int, name: str) -> tuple[float, float]:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    # 52 bits and a half: exact in float64, and never 0 or 1.
+    first, second = (((int.from_bytes(digest[at : at + 8]) >> 12) + 0.5) / 2**52 for at in (0, 8))
+    return first, second

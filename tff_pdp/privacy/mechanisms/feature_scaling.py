@@ -1,27 +1,22 @@
 """Features brought to a common scale: `x' = (x + shift) * scale`, by constants that are public or paid for."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.mechanisms.silo_statistics import MomentSettings, SiloStatistics
-from tff_pdp.settings import number, positive_number, require_keys
+from tff_pdp.settings import Finite, Positive, Settings
 
 _KEY = "privacy.feature_scaling"
-_KINDS = {
-    "none": (),
-    "public": ("shift", "scale"),
-    "public_bounds": ("lower", "upper"),
-    "dp_moments": ("lower", "upper", "noise_multiplier"),
-    "paper_private_standardisation": (),
-}
-_DEFAULT_SMALLEST_STDDEV = 0.05
-# With both, no scale overflows float32.
-_SMALLEST_STDDEV = 1e-3
+# With the smallest share of it that a standard deviation may be, no scale overflows float32.
 _SMALLEST_WIDTH = 1e-30
+
+# Numbers, or lists whose shape broadcasts to that of an example.
+Constants = Finite | tuple[Any, ...]
 
 WHY_PRIVATE_STANDARDISATION_IS_NOT_PRIVATE = (
     "features were standardised with the exact mean and standard deviation of each silo's training records: removing "
@@ -46,78 +41,120 @@ class FeatureScaling:
         return (np.asarray(x, np.float32) + self.shift) * self.scale
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class FeatureScalingSettings:
-    """How silos scale their features, the same way in each.
+class Scaler(Settings):
+    """Scales every silo's features, the same way in each silo."""
+
+    why_not_private: ClassVar[str] = ""
+
+    def public(self, input_shape: Sequence[int]) -> FeatureScaling | None:
+        """Returns the scaling of every silo where it is known without data; None elsewhere.
+
+        Args:
+          input_shape: of one example.
+
+        Raises:
+          ConfigError: a constant does not suit the shape, or is out of range.
+        """
+        del input_shape
+        return None
+
+    def moments(self, input_shape: Sequence[int]) -> MomentSettings | None:
+        """Returns how silos release their features' moments; None where they do not. Arguments and errors as above."""
+        del input_shape
+        return None
+
+    def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
+        """Returns one silo's scaling.
+
+        Guarantee: unless `why_not_private`, a function of public constants and of `statistics` alone.
+
+        Args:
+          statistics: what the silo has released.
+          x_train: `[n, *input_shape]`, its training examples; only their shape is used, but in the paper's variant.
+
+        Raises:
+          DataError: the statistics lack moments of this shape; or, in the paper's variant, the silo has no examples.
+        """
+        raise NotImplementedError
+
+
+class Unscaled(Scaler, tag_field="kind", tag="none"):
+    """Uses features as they are."""
+
+    def public(self, input_shape: Sequence[int]) -> FeatureScaling:
+        """Returns the scaling that changes nothing."""
+        return public_scaling(0.0, 1.0, input_shape)
+
+
+class PublicConstants(Scaler, tag_field="kind", tag="public"):
+    """Scales by constants that were chosen without looking at the data.
 
     Attributes:
-      kind: as in `parse_feature_scaling`.
-      public: the scaling of every silo, where it is known without data.
-      moments: how silos release their features' moments, where they do; belongs into `StatisticsSettings`.
+      shift: added to the features: a number, or lists whose shape broadcasts to that of an example.
+      scale: multiplies the sums; of the same forms.
     """
 
-    kind: str
-    public: FeatureScaling | None = None
-    moments: MomentSettings | None = None
+    shift: Constants
+    scale: Constants
 
-    @property
-    def why_not_private(self) -> str | None:
-        """Why a run with this scaling can claim `none` only; None where it can claim more."""
-        is_paper = self.kind == "paper_private_standardisation"
-        return WHY_PRIVATE_STANDARDISATION_IS_NOT_PRIVATE if is_paper else None
+    def public(self, input_shape: Sequence[int]) -> FeatureScaling:
+        """Returns the scaling by these constants."""
+        return public_scaling(self.shift, self.scale, input_shape)
 
 
-def parse_feature_scaling(config: Mapping[str, Any], input_shape: Sequence[int]) -> FeatureScalingSettings:
-    """Reads `privacy.feature_scaling`.
+class PublicBounds(Scaler, tag_field="kind", tag="public_bounds"):
+    """Takes public bounds to -1 and 1.
 
-    Args:
-      config: one of
-        `{kind: none}`;
-        `{kind: public, shift: .., scale: ..}`, constants chosen without looking at the data;
-        `{kind: public_bounds, lower: .., upper: ..}`, which takes the bounds to -1 and 1;
-        `{kind: dp_moments, lower: .., upper: .., noise_multiplier: .., smallest_stddev: ..}`, each silo's own noised
-        mean and standard deviation, of features clipped to public bounds, where the deviation is at least
-        `smallest_stddev` (0.05 if not given) times `upper - lower`;
-        `{kind: paper_private_standardisation}`, see `paper_private_standardisation`.
-        Shifts, scales and bounds are numbers, or lists whose shape broadcasts to `input_shape`.
-      input_shape: of one example.
-
-    Raises:
-      ConfigError: naming the key that is unknown, missing or out of range.
+    Attributes:
+      lower: a number, or lists whose shape broadcasts to that of an example.
+      upper: of the same forms.
     """
-    kind = config.get("kind") if isinstance(config, Mapping) else None
-    if kind not in _KINDS:
-        raise ConfigError(f"{_KEY} is {config!r}; it must be a mapping whose `kind` is one of: {', '.join(_KINDS)}.")
-    require_keys(_KEY, config, ["kind", *_KINDS[kind]], ["smallest_stddev"] if kind == "dp_moments" else [])
-    if kind == "none":
-        return FeatureScalingSettings(kind, public=public_scaling(0.0, 1.0, input_shape))
-    if kind == "public":
-        return FeatureScalingSettings(kind, public=public_scaling(config["shift"], config["scale"], input_shape))
-    if kind == "public_bounds":
-        return FeatureScalingSettings(kind, public=bounds_scaling(config["lower"], config["upper"], input_shape))
-    if kind == "dp_moments":
-        return FeatureScalingSettings(kind, moments=_moment_settings(config, input_shape))
-    return FeatureScalingSettings(kind)
+
+    lower: Constants
+    upper: Constants
+
+    def public(self, input_shape: Sequence[int]) -> FeatureScaling:
+        """Returns the scaling that takes the bounds to -1 and 1."""
+        return bounds_scaling(self.lower, self.upper, input_shape)
 
 
-def scaling_of(settings: FeatureScalingSettings, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
-    """Returns one silo's scaling.
+class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
+    """Scales by each silo's own noised mean and standard deviation, of features clipped to public bounds.
 
-    Guarantee: unless `settings.why_not_private`, a function of public constants and of `statistics` alone.
-
-    Args:
-      settings: those of the experiment.
-      statistics: what the silo has released.
-      x_train: `[n, *input_shape]`, the silo's training examples; only their shape is used, but in the paper's variant.
-
-    Raises:
-      DataError: the statistics lack moments of this shape; or, in the paper's variant, the silo has no examples.
+    Attributes:
+      lower: a number, or lists whose shape broadcasts to that of an example.
+      upper: of the same forms.
+      noise_multiplier: standard deviation of the noise over the sensitivity of the moments.
+      smallest_stddev: the smallest standard deviation there may be, as a share of `upper - lower`.
     """
-    if settings.public is not None:
-        return settings.public
-    if settings.moments is not None:
+
+    lower: Constants
+    upper: Constants
+    noise_multiplier: Positive
+    smallest_stddev: Annotated[float, Meta(ge=1e-3, le=0.5)] = 0.05
+
+    def moments(self, input_shape: Sequence[int]) -> MomentSettings:
+        """Returns how silos release their features' moments."""
+        lower, upper = _bounds(self.lower, self.upper, input_shape)
+        return MomentSettings(lower, upper, self.noise_multiplier, self.smallest_stddev)
+
+    def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
+        """Returns the scaling to mean 0 and standard deviation 1 by what the silo has released."""
         return moments_scaling(statistics, x_train.shape[1:])
-    return paper_private_standardisation(x_train)
+
+
+class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_standardisation"):
+    """Scales by the exact mean and standard deviation of each silo, as a paper does: nothing can be claimed then."""
+
+    why_not_private: ClassVar[str] = WHY_PRIVATE_STANDARDISATION_IS_NOT_PRIVATE
+
+    def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
+        """Returns the scaling by the silo's own examples; no guarantee, see `paper_private_standardisation`."""
+        del statistics
+        return paper_private_standardisation(x_train)
+
+
+FeatureScalings = Unscaled | PublicConstants | PublicBounds | DpMoments | PaperPrivateStandardisation
 
 
 def public_scaling(shift: Any, scale: Any, input_shape: Sequence[int]) -> FeatureScaling:
@@ -182,15 +219,6 @@ def paper_private_standardisation(x_train: np.ndarray) -> FeatureScaling:
     # Not the deviation itself: rounding leaves a constant feature with a tiny one.
     stddev = np.where(np.ptp(x, axis=0) == 0, 1.0, x.std(axis=0))
     return FeatureScaling((-x.mean(axis=0)).astype(np.float32), (1 / stddev).astype(np.float32))
-
-
-def _moment_settings(config: Mapping[str, Any], input_shape: Sequence[int]) -> MomentSettings:
-    lower, upper = _bounds(config["lower"], config["upper"], input_shape)
-    smallest = number(f"{_KEY}.smallest_stddev", config.get("smallest_stddev", _DEFAULT_SMALLEST_STDDEV))
-    if not _SMALLEST_STDDEV <= smallest <= 0.5:
-        raise ConfigError(f"{_KEY}.smallest_stddev is {smallest!r}; it must be from {_SMALLEST_STDDEV:g} to 0.5.")
-    noise_multiplier = positive_number(f"{_KEY}.noise_multiplier", config["noise_multiplier"])
-    return MomentSettings(lower, upper, noise_multiplier, smallest)
 
 
 def _bounds(lower: Any, upper: Any, input_shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent, event_from_dict, event_to_dict
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws, add_noise, whole_steps
-from tff_pdp.settings import positive_number, require_keys
+from tff_pdp.settings import Positive, Settings
 
 # Records whose moments are in memory together.
 _ROWS = 2**14
@@ -65,6 +65,25 @@ class StatisticsSettings:
     moments: MomentSettings | None = None
 
 
+class PublicNumber(Settings, tag_field="kind", tag="public"):
+    """Treats silos' numbers of training examples as public."""
+
+    epsilon: ClassVar[float | None] = None
+
+
+class NoisedNumber(Settings, tag_field="kind", tag="noised"):
+    """Releases silos' numbers of training examples with noise.
+
+    Attributes:
+      epsilon: what the number costs.
+    """
+
+    epsilon: Positive  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+NumExamples = PublicNumber | NoisedNumber
+
+
 @dataclasses.dataclass(frozen=True)
 class SiloStatistics:
     """What one silo has released.
@@ -106,29 +125,6 @@ class SiloStatistics:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"Not the stored statistics of a silo ({type(error).__name__}: {error}).") from error
-
-
-def parse_num_examples(config: Mapping[str, Any]) -> float | None:
-    """Reads `privacy.num_examples`: `{kind: public}`, or `{kind: noised, epsilon: ..}`.
-
-    Returns:
-      The epsilon that the number costs, or None where it is public.
-
-    Raises:
-      ConfigError: naming the key that is unknown, missing or out of range.
-
-    >>> parse_num_examples({"kind": "noised", "epsilon": 0.1})
-    0.1
-    """
-    key = "privacy.num_examples"
-    kind = config.get("kind") if isinstance(config, Mapping) else None
-    if kind == "public":
-        require_keys(key, config, ["kind"])
-        return None
-    if kind == "noised":
-        require_keys(key, config, ["kind", "epsilon"])
-        return positive_number(f"{key}.epsilon", config["epsilon"])
-    raise ConfigError(f"{key} is {config!r}; use `{{kind: public}}` or `{{kind: noised, epsilon: 0.1}}`.")
 
 
 def planned_events(settings: StatisticsSettings) -> tuple[ReasonedEvent, ...]:

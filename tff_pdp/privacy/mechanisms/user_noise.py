@@ -1,15 +1,14 @@
-"""Reads what noise a server adds to the sum of users' updates: the `user_noise` part of a configuration."""
+"""Describes the noise that a server adds to the sum of users' updates: fixed clip, adaptive clip, trees."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow_privacy
-
-from tff_pdp.errors import BudgetError, ConfigError
+from tff_pdp.errors import BudgetError
 from tff_pdp.privacy.facts import Generator
-from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, TreeSumQuery
-from tff_pdp.settings import number, require_keys
+from tff_pdp.settings import Positive, Settings, Share
+
+if TYPE_CHECKING:
+    import tensorflow_privacy
 
 # Halves, which a count is a sum of, are whole steps of the grid for noise up to 2**17.
 _MOST_COUNT_NOISE = 1e5
@@ -32,15 +31,16 @@ class UserMechanism:
     expected_cohort: float
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedClip:
+class FixedClip(Settings, tag_field="kind", tag="fixed_clip"):
     """Gaussian noise on the sum of updates that are clipped to a given norm: DP-FedAvg (McMahan et al., ICLR 2018)."""
 
     def build_query(
         self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
-    ) -> tensorflow_privacy.DPQuery:
+    ) -> "tensorflow_privacy.DPQuery":
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
         del num_values
+        from tff_pdp.privacy.mechanisms.user_queries import SeededGaussianSumQuery
+
         return SeededGaussianSumQuery(mechanism.clip_norm, _stddev(mechanism), seeds[0], generator)
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
@@ -48,8 +48,7 @@ class FixedClip:
         return mechanism.noise_multiplier
 
 
-@dataclasses.dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     """As `FixedClip`, with a clip norm that follows a quantile of the updates' norms (Andrew et al., NeurIPS 2021).
 
     Attributes:
@@ -59,23 +58,13 @@ class AdaptiveClip:
         cohort. That count is released too, so the sum gets more noise than a fixed clip asks for.
     """
 
-    quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_stddev: float = 0.05
-
-    def __post_init__(self):
-        rules = (
-            ("quantile", 0 < self.quantile < 1, "between 0 and 1"),
-            ("learning_rate", self.learning_rate > 0, "positive"),
-            ("count_stddev", self.count_stddev > 0, "positive"),
-        )
-        for name, holds, wanted in rules:
-            if not holds:
-                raise ConfigError(f"privacy.user_noise.{name} must be {wanted}, not {getattr(self, name)!r}")
+    quantile: Share = 0.5
+    learning_rate: Positive = 0.2
+    count_stddev: Positive = 0.05
 
     def build_query(
         self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
-    ) -> tensorflow_privacy.DPQuery:
+    ) -> "tensorflow_privacy.DPQuery":
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret.
 
         Raises:
@@ -83,6 +72,8 @@ class AdaptiveClip:
         """
         del num_values
         count_stddev = self.count_stddev * mechanism.expected_cohort
+        from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery
+
         return SeededAdaptiveClipSumQuery(
             mechanism.clip_norm,
             self.sum_noise_multiplier(mechanism),
@@ -117,8 +108,7 @@ class AdaptiveClip:
         return (total**-2 - (2 * count_stddev) ** -2) ** -0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class TreeNoise:
+class TreeNoise(Settings, tag_field="kind", tag="tree"):
     """DP-FTRL: noise of a binary tree on the running sum, which needs no random cohorts (Kairouz et al., ICML 2021).
 
     Every user takes part once in an epoch of rounds, in any order; each epoch has a tree of its own.
@@ -126,8 +116,10 @@ class TreeNoise:
 
     def build_query(
         self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
-    ) -> tensorflow_privacy.DPQuery:
+    ) -> "tensorflow_privacy.DPQuery":
         """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
+        from tff_pdp.privacy.mechanisms.user_queries import TreeSumQuery
+
         return TreeSumQuery(
             num_values,
             mechanism.clip_norm,
@@ -142,26 +134,7 @@ class TreeNoise:
         return mechanism.noise_multiplier
 
 
-_KEY = "privacy.user_noise"
 UserNoise = FixedClip | AdaptiveClip | TreeNoise
-_KINDS: Mapping[str, type[UserNoise]] = {"fixed_clip": FixedClip, "adaptive_clip": AdaptiveClip, "tree": TreeNoise}
-
-
-def parse_user_noise(config: Mapping[str, Any]) -> UserNoise:
-    """Reads `privacy.user_noise`: a `kind` of `fixed_clip`, `adaptive_clip` or `tree`, and that kind's attributes.
-
-    Raises:
-      ConfigError: a key or the kind is unknown, or a value out of range.
-
-    >>> parse_user_noise({"kind": "adaptive_clip", "quantile": 0.8})
-    AdaptiveClip(quantile=0.8, learning_rate=0.2, count_stddev=0.05)
-    """
-    kind = str(config.get("kind")) if isinstance(config, Mapping) else ""
-    if kind not in _KINDS:
-        raise ConfigError(f"{_KEY} is {config!r}; it must be a mapping whose `kind` is one of: {', '.join(_KINDS)}.")
-    names = [field.name for field in dataclasses.fields(_KINDS[kind])]
-    require_keys(_KEY, config, ["kind"], names)
-    return _KINDS[kind](**{name: number(f"{_KEY}.{name}", config[name]) for name in names if name in config})
 
 
 def rounds_per_epoch(share: float) -> int:
