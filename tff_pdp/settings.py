@@ -36,7 +36,14 @@ CountOrZero = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _FieldsByName(msgspec.StructMeta):
+    """Makes fields of all subclasses keyword-only, so that required ones may follow those with defaults."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> type:
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_FieldsByName):
     """Settings of one section: fields with type, range and default; unknown keys are refused.
 
     A subclass explains its fields under `Attributes:`. Rules that join several fields stand in `__post_init__` and

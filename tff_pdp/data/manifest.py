@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync, write_atomically
@@ -51,7 +51,27 @@ class RowInfluence:
         """What a manifest holds of it; None for data sets whose rows are independent."""
         return None if fields is None else cls(**fields)
 
+    def checked(self) -> "RowInfluence":
+        """Returns the promise, if it means something: a manifest is a file that can be edited.
 
+        Raises:
+          DataError: it means nothing.
+        """
+        if self.unit not in get_args(Unit) or self.adjacency not in _ADJACENCIES[self.unit]:
+            raise DataError(
+                f"manifest.json: row_influence has unit {self.unit!r} and adjacency {self.adjacency!r}; known are node "
+                "with replace_one or replace_special, and edge with add_or_remove_one: prepare the data again"
+            )
+        least = 1 if self.unit == "node" else 0
+        if not isinstance(self.num_rows, int) or self.num_rows < least:
+            raise DataError(
+                f"manifest.json: row_influence has num_rows {self.num_rows!r}, which must be a whole number, at "
+                f"least {least}: prepare the data again"
+            )
+        return self
+
+
+_ADJACENCIES = {"node": ("replace_one", "replace_special"), "edge": ("add_or_remove_one",)}
 FORMAT_VERSION = 2
 SPLITS = ("train", "validation", "test")
 

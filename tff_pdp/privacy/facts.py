@@ -8,7 +8,6 @@ import math
 from typing import Literal, get_args
 
 from tff_pdp.data.manifest import RowInfluence
-from tff_pdp.errors import ConfigError
 
 # Why nothing is claimed of a run with training.test_only_seed.
 FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subtract it"
@@ -18,18 +17,6 @@ Generator = Literal["philox", "chacha20"]
 GENERATORS: tuple[Generator, ...] = get_args(Generator)
 _PHILOX = "random bits are Philox's, which is no cryptographic generator"
 _EXAMPLES = "an example's gradient is taken not to depend, to the last bit, on the others in its batch"
-
-
-def checked_generator(name: str) -> Generator:
-    """Returns the generator of a name.
-
-    Raises:
-      ConfigError: there is none.
-    """
-    for generator in GENERATORS:
-        if name == generator:
-            return generator
-    raise ConfigError(f"privacy.generator must be one of {', '.join(GENERATORS)}, not {name!r}")
 
 
 def generator_condition(generator: Generator) -> str:

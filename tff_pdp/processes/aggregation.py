@@ -10,29 +10,13 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
-from tff_pdp.privacy.mechanisms.user_noise import UserMechanism, UserNoise
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
+from tff_pdp.privacy.mechanisms.user_noise import UserSum
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
-from tff_pdp.privacy.plans.user import UserPlan
 
 # Of a client's seed, a place that no gradient estimator draws from.
 _NOISE_SHARE = 2**22
-
-
-@dataclasses.dataclass(frozen=True)
-class UserSum:
-    """That users' releases are clipped, summed and noised, and how.
-
-    Attributes:
-      noise: kind of noise and clip.
-      sampling_rate: of cohorts.
-      generator: of the noise's random bits.
-    """
-
-    noise: UserNoise
-    sampling_rate: float
-    generator: Generator = "philox"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +73,7 @@ def build_user_aggregation(
 
     All that a user releases is one record, clipped jointly. A weight, at most one, multiplies the clipped record.
 
-    It is one computation for every clip norm and noise multiplier: the state holds them, and `start_user_sum` enters
+    It is one computation for every clip norm and noise multiplier: the state holds them, and `UserPlan.start` enters
     them. Before that they are NaN, and so is every result.
 
     Raises:
@@ -139,19 +123,6 @@ def build_user_aggregation(
         return at_server(sum=output.state, cohort=state["cohort"]), aggregates
 
     return Aggregation(initialize, next_aggregates)
-
-
-def start_user_sum(state: Any, plan: UserPlan, seeds: np.ndarray) -> Any:
-    """The first state of a user aggregation, with a plan's mechanism in it.
-
-    Args:
-      state: as initialized.
-      plan: whose clip norm, noise and expected cohort to enter.
-      seeds: int64 `[2, 2]`, secret, of this run alone.
-    """
-    query_state = plan.build_query(seeds).initial_global_state()
-    cohort = tf.constant(plan.mechanism.expected_cohort, tf.float32)
-    return {"sum": state["sum"]._replace(query_state=query_state), "cohort": cohort}
 
 
 def at_server(**values: Any) -> Any:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -12,6 +12,7 @@ from tff_pdp.algorithms.base import ClientData, GradientEstimator
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
+from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.per_example import ROWS_OF_A_BLOCK, clipped_sum
 from tff_pdp.privacy.mechanisms.random_bits import (
     are_compiled,
@@ -21,28 +22,6 @@ from tff_pdp.privacy.mechanisms.random_bits import (
     gaussians,
 )
 from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
-
-Sampler = Literal["poisson", "paper_shuffled"]
-
-
-@dataclasses.dataclass(frozen=True)
-class SiloMechanism:
-    """The public parameters of one silo's DP-SGD, as the computation and the accountant both use them.
-
-    The rate is a multiple of 2**-23 and the noise multiplier a float32, the grids on which they are computed with.
-
-    Attributes:
-      clip_norm: L2 bound C on each example's gradient.
-      noise_multiplier: z, standard deviation of the noise on the sum over C.
-      sampling_rate: q, the probability that an example is in a batch.
-      expected_batch_size: the constant the noised sum is divided by.
-    """
-
-    clip_norm: float
-    noise_multiplier: float
-    sampling_rate: float
-    expected_batch_size: float
-
 
 # A share of the clip norm for what float64 loses in shortening it.
 _MARGIN = 2.0**-40

@@ -154,7 +154,8 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
         return paper_private_standardisation(x_train)
 
 
-FeatureScalings = Unscaled | PublicConstants | PublicBounds | DpMoments | PaperPrivateStandardisation
+ScalingsWithoutRelease = Unscaled | PublicConstants | PublicBounds | PaperPrivateStandardisation
+Scalings = ScalingsWithoutRelease | DpMoments
 
 
 def public_scaling(shift: Any, scale: Any, input_shape: Sequence[int]) -> FeatureScaling:

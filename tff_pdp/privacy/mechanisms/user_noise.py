@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_pdp.errors import BudgetError
 from tff_pdp.privacy.facts import Generator
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.settings import Positive, Settings, Share
 
 if TYPE_CHECKING:
@@ -15,20 +16,18 @@ _MOST_COUNT_NOISE = 1e5
 
 
 @dataclasses.dataclass(frozen=True)
-class UserMechanism:
-    """The public parameters of the noised sums, as the computation and the accountant both use them.
+class UserSum:
+    """Says that users' releases are clipped, summed and noised, and how.
 
     Attributes:
-      clip_norm: L2 bound C on all that one user releases in a round; the first of them where the clip adapts.
-      noise_multiplier: z of one round's release as a whole, or of a tree's nodes.
-      sampling_rate: q, the probability that a user is in a round's cohort; the share of users in it for trees.
-      expected_cohort: the constant that means are divided by.
+      noise: kind of noise and clip.
+      sampling_rate: of cohorts.
+      generator: of the noise's random bits.
     """
 
-    clip_norm: float
-    noise_multiplier: float
+    noise: "UserNoise"
     sampling_rate: float
-    expected_cohort: float
+    generator: Generator = "philox"
 
 
 class FixedClip(Settings, tag_field="kind", tag="fixed_clip"):

@@ -17,10 +17,10 @@ import tensorflow_privacy
 
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_in_steps, whole_steps_within
+from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 
 # Clip norms that float32 represents in full, and noise and squares of such lengths as well.
-SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
 # More than what float64 may add to a record's norm when the record is scaled, and than what float32 takes from a noise
 # multiplier.
 _ROUNDING = 2.0**-20

@@ -1,30 +1,36 @@
-"""Defines node- and edge-level DP in silos as a plan, and builds it: for rows made of a contact graph.
+"""Protects people, or pairs of people, of a contact graph inside their silo: settings, plan and builder.
 
-One person is in several of these rows.
+Rows are made of the graph, and one person is in several of them: node- and edge-level DP.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import dp_accounting
 
 from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, next_float32
-from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import rounds_within_budget
 from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
-from tff_pdp.privacy.facts import checked_generator, condition_of_examples
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, checked_promise
-from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.privacy.facts import condition_of_examples
+from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
+from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings
 from tff_pdp.privacy.plans.silo_example import (
     SiloExamplePlan,
     check_delta,
-    check_silo_settings,
+    check_for_silos,
     check_some_silo_trains,
     silo_mechanism,
     silo_noise,
     silo_sampling_rate,
 )
+from tff_pdp.settings import Positive
+
+if TYPE_CHECKING:
+    from tff_pdp.algorithms.base import Algorithm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,15 +45,11 @@ class ContactGraphPlan(SiloExamplePlan):
       bounds epsilon_k.
     Assumes: what `row_influence` promises of the rows, and what `claim_reason` says. What one person's disease does to
       others' states is not a contact nor one's own value: neighbouring graphs have the same states of all others.
-
-    Attributes:
-      row_influence: what is protected, and S, the most rows that change with it.
     """
-
-    row_influence: RowInfluence
 
     def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
         """The event of one gradient computation in a silo."""
+        assert self.row_influence is not None
         mechanism = self.mechanisms[client_id]
         changed = changed_rows(self.row_influence, self.num_examples[client_id])
         return poisson_rows_event(mechanism.sampling_rate, mechanism.noise_multiplier, changed, 1)
@@ -64,74 +66,107 @@ _NOT_PROTECTED = {
 }
 
 
-def build_contact_graph_plan(config: PrivacyConfig, training: PlannedTraining) -> ContactGraphPlan:
-    """Builds Poisson DP-SGD in each silo, calibrated to the silo's own budget for one person, or one pair's contacts.
+class ContactGraph(PlanSettings):
+    """Protects people of a contact graph, or all contacts of one pair, inside their silo.
 
-    What is protected, and in how many rows it is, is the data set's promise and cannot be configured.
+    Which of both, and in how many rows a person is, is the data set's promise and cannot be configured. Nothing else is
+    released: what a person changes would be more than one row.
 
-    Args:
-      config: budgets, clip norm and expected batch size B; the sampling rate of silo k is `min(1, B / n_k)`.
-      training: what the silos release, how often, and the `row_influence` of their rows.
-
-    Raises:
-      ConfigError: a budget is missing or malformed, a parameter is out of range, the data set's rows are independent,
-        or training releases what is calibrated for one row.
-      DataError: the data set's promise means nothing.
-      BudgetError: a silo's budget cannot be met.
+    Attributes:
+      budgets: epsilon and delta of each silo, for one person, or one pair's contacts.
+      clip_norm: C, L2 bound on each row's gradient.
+      noise_multiplier: z, the same for all silos; each leaves when its budget is spent. Without it every silo stays to
+        the last round, with the noise its own budget asks for.
     """
-    influence = _row_influence(config, training)
-    budgets = parse_budgets(config.budgets, sorted(training.num_examples))
-    mechanisms, last_rounds, drawn_noise = {}, {}, {}
-    for client_id, budget in budgets.items():
-        size = training.num_examples[client_id]
-        check_delta(client_id, budget, size)
-        sampling_rate = silo_sampling_rate(config.batch_size, size)
-        drawn_noise.update(silo_noise(training, client_id))
-        noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
-            config, training, client_id, budget, sampling_rate, influence
-        )
-        mechanisms[client_id] = silo_mechanism(config.clip_norm, noise_multiplier, sampling_rate, size)
-    check_some_silo_trains(config, last_rounds)
-    claim, reason = _claim(config, training, influence)
-    return ContactGraphPlan(
-        unit=influence.unit,
-        adjacency=Adjacency(influence.adjacency),
-        claim=claim,
-        claim_reason=reason,
-        mechanisms=mechanisms,
-        budgets=budgets,
-        num_examples=dict(training.num_examples),
-        gradients_per_round=dict(training.gradients_per_round),
-        rounds=training.rounds,
-        last_rounds=last_rounds,
-        drawn_noise=drawn_noise,
-        generator=checked_generator(config.generator),
-        row_influence=influence,
-    )
 
+    budgets: Budgets
+    clip_norm: Positive = 1.0
+    noise_multiplier: Positive | None = None
+    feature_scaling: ScalingsWithoutRelease = Unscaled()
 
-def _row_influence(config: PrivacyConfig, training: PlannedTraining) -> RowInfluence:
-    """The data set's promise, if the settings and what training releases suit it."""
-    influence = checked_promise(training.row_influence)
-    check_silo_settings(config, search=None)
-    for_one_row = (
-        (training.selection_rounds > 0, "the private selection of clusters (ifca and its relatives)"),
-        (training.num_examples_are_noised, "privacy.num_examples kind noised"),
-        (any(training.fixed_events.values()), "what silos release before training (privacy.feature_scaling)"),
-        (training.search is not None, "tuning.search"),
-        (config.sampler != "poisson", f"privacy.sampler {config.sampler}"),
-        (config.noise_calibration != "tightest", f"privacy.noise_calibration {config.noise_calibration}"),
-    )
-    for is_used, what in for_one_row:
-        if is_used:
+    def check(self, algorithm: "Algorithm", weighting: str) -> None:
+        """Checks that a method is for silos, and selects nothing."""
+        check_for_silos(algorithm, weighting)
+        if algorithm.selection_rounds:
             raise ConfigError(
-                f"privacy.plan contact_graph: {what} is for one row, and a person is in several: leave it out"
+                f"algorithms.{algorithm.name} selects a cluster privately, for one row, and under privacy.kind "
+                "contact_graph a person is in several"
             )
-    return influence
+
+    def check_rows(self, row_influence: RowInfluence | None) -> None:
+        """Checks that rows are made of a contact graph."""
+        if row_influence is None:
+            raise ConfigError(
+                "privacy.kind contact_graph is for rows made of a contact graph, and this data set's manifest has no "
+                "row_influence: its examples are independent. Set privacy.kind to silo_example, or to user"
+            )
+        row_influence.checked()
+
+    def budgets_of(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
+        """Returns every silo's budget by client id."""
+        return self.budgets.assign(client_ids)
+
+    def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
+        """Refuses new clients."""
+        raise ConfigError(
+            "privacy.kind contact_graph: examples are rows made of people's contacts, so that a new client's tell of "
+            "people in other clients' rows, too, and no figure would cover both. Train again with the new client"
+        )
+
+    def build(self, training: PlannedTraining) -> ContactGraphPlan:
+        """Builds Poisson DP-SGD in each silo, calibrated to the silo's own budget for one person, or one pair.
+
+        The sampling rate of silo k is `min(1, batch_size / n_k)`.
+
+        Args:
+          training: what the silos release, how often, and the `row_influence` of their rows.
+
+        Raises:
+          ConfigError: a budget is missing, the data set's rows are independent, or training releases what is calibrated
+            for one row.
+          DataError: the data set's promise means nothing.
+          BudgetError: a silo's budget cannot be met.
+        """
+        self.check_rows(training.row_influence)
+        influence = training.row_influence
+        assert influence is not None
+        if training.search is not None or any(training.fixed_events.values()):
+            raise ConfigError(
+                "privacy.kind contact_graph: tuning.search, and what silos release before training, is for one row, "
+                "and a person is in several: leave it out"
+            )
+        budgets = self.budgets_of(sorted(training.num_examples))
+        mechanisms, last_rounds, drawn_noise = {}, {}, {}
+        for client_id, budget in budgets.items():
+            size = training.num_examples[client_id]
+            check_delta(client_id, budget, size)
+            sampling_rate = silo_sampling_rate(self.batch_size, size)
+            drawn_noise.update(silo_noise(training, client_id))
+            noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
+                self, training, client_id, budget, sampling_rate, influence
+            )
+            mechanisms[client_id] = silo_mechanism(self.clip_norm, noise_multiplier, sampling_rate, size)
+        check_some_silo_trains(self.noise_multiplier, last_rounds)
+        claim, reason = _claim(self, training, influence)
+        return ContactGraphPlan(
+            unit=influence.unit,
+            adjacency=Adjacency(influence.adjacency),
+            claim=claim,
+            claim_reason=reason,
+            mechanisms=mechanisms,
+            budgets=budgets,
+            num_examples=dict(training.num_examples),
+            gradients_per_round=dict(training.gradients_per_round),
+            rounds=training.rounds,
+            last_rounds=last_rounds,
+            drawn_noise=drawn_noise,
+            generator=self.generator,
+            row_influence=influence,
+        )
 
 
 def _noise_and_last_round(
-    config: PrivacyConfig,
+    settings: ContactGraph,
     training: PlannedTraining,
     client_id: str,
     budget: SiloBudget,
@@ -142,8 +177,8 @@ def _noise_and_last_round(
     steps, adjacency = training.gradients_per_round[client_id], Adjacency(influence.adjacency)
     changed = changed_rows(influence, training.num_examples[client_id])
     drawn_noise = list(silo_noise(training, client_id).values())
-    if config.noise_multiplier is not None:
-        noise_multiplier = next_float32(config.noise_multiplier)
+    if settings.noise_multiplier is not None:
+        noise_multiplier = next_float32(settings.noise_multiplier)
         event = poisson_rows_event(sampling_rate, noise_multiplier, changed, steps)
         return noise_multiplier, rounds_within_budget(budget, event, drawn_noise, training.rounds, adjacency)
     planned_steps = training.rounds * steps
@@ -160,7 +195,7 @@ def _noise_and_last_round(
     return next_float32(calibrated), training.rounds
 
 
-def _claim(config: PrivacyConfig, training: PlannedTraining, influence: RowInfluence) -> tuple[Claim, str]:
+def _claim(settings: ContactGraph, training: PlannedTraining, influence: RowInfluence) -> tuple[Claim, str]:
     if training.unsound:
         return "none", training.unsound
     conditions = (
@@ -169,6 +204,6 @@ def _claim(config: PrivacyConfig, training: PlannedTraining, influence: RowInflu
         f"at most {influence.num_rows} rows differ: {influence.rule}",
         training.condition,
         _NOT_PROTECTED[influence.unit],
-        condition_of_examples(checked_generator(config.generator)),
+        condition_of_examples(settings.generator),
     )
     return "formal-conditional", "; ".join(filter(None, conditions))

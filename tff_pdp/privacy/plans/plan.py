@@ -1,22 +1,25 @@
-"""The privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
+"""Defines the privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
 
-Builders such as those of `tff_pdp.privacy.plans.silo_example` make it from a `PlannedTraining`. Training takes its
-sampler and its noise from the plan, and the ledger takes its events from the same plan, so what runs and what is
-accounted cannot drift apart.
+`PlanSettings` is the section `privacy` of an experiment; its subclasses, one beside each plan, build the plan from a
+`PlannedTraining`. Training takes its sampler and its noise from the plan, and the ledger takes its events from the same
+plan, so what runs and what is accounted cannot drift apart. Whatever depends on the unit of protection is a method
+here: nobody else asks what kind of plan there is.
 """
 
 import abc
 import copy
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import dp_accounting
 import numpy as np
 
-from tff_pdp.data.manifest import RowInfluence, Unit
-from tff_pdp.errors import BudgetError, ConfigError, DataError
+from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
@@ -24,7 +27,16 @@ from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, Unscaled
+from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
 from tff_pdp.privacy.plans.search import Search
+from tff_pdp.settings import Count, Name, Settings
+
+if TYPE_CHECKING:
+    from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
+    from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+    from tff_pdp.models.base import Model
+    from tff_pdp.privacy.mechanisms.user_noise import UserSum
 
 Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 # What a scope releases once, before training, and what for.
@@ -33,6 +45,95 @@ FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
 DRAWN_NOISE = "noise on a grid in place of ideal Gaussians"
 # So many times the planned rounds may be run: rounds are drawn anew where the same bits cannot be had again.
 _TIMES_DRAWN = 2
+
+
+class PlanSettings(Settings):
+    """Says what is promised to whom.
+
+    Attributes:
+      kind: what is protected: `silo_example`, each example of a silo, inside the silo; `contact_graph`, people or pairs
+        of a contact graph, inside their silo; `user`, each client as a whole, from what the server releases; `none`,
+        nothing, for a comparison; or a plan from outside, by `module:name`.
+      batch_size: expected size of a Poisson batch; of users' plain batches, their size.
+      feature_scaling: what features are shifted and scaled by.
+      generator: of random bits inside computations: `philox`, which is fast and no cryptographic generator, so that
+        claims are conditional on it; or `chacha20`, which is one.
+      registry: folder, an absolute path, of the registry that all runs on the same records are counted in, over all
+        folders; without it the user's own, `$XDG_STATE_HOME/tff_pdp/registry`, by default in `~/.local/state`.
+    """
+
+    kind: Name
+    batch_size: Count
+    feature_scaling: Scalings = Unscaled()
+    generator: Generator = "philox"
+    registry: str | None = None
+
+    # Whether clients are users, of whom some take part in a round.
+    are_users: ClassVar[bool] = False
+    is_private: ClassVar[bool] = True
+    # Of silos alone; elsewhere as by default.
+    num_examples: ClassVar[NumExamples] = PublicNumber()
+    sampler: ClassVar[str] = "poisson"
+    selection_loss_bound: ClassVar[float] = 0.1
+
+    def __post_init__(self):
+        if self.registry is not None and not Path(self.registry).is_absolute():
+            raise ValueError(
+                f"registry {self.registry!r} must be an absolute path: it would be another folder in each working "
+                "directory"
+            )
+
+    def check(self, algorithm: "Algorithm", weighting: str) -> None:
+        """Checks that a method may be trained under this plan.
+
+        Args:
+          algorithm: the method.
+          weighting: how clients count in a mean.
+
+        Raises:
+          ConfigError: it may not.
+        """
+        del algorithm, weighting
+
+    def check_rows(self, row_influence: RowInfluence | None) -> None:
+        """Checks that the plan protects what the rows of a data set are made of.
+
+        Args:
+          row_influence: of the data set.
+
+        Raises:
+          ConfigError: it does not; the message names the plan that does.
+          DataError: the data set promises something that means nothing.
+        """
+        if row_influence is not None:
+            raise ConfigError(
+                f"privacy.kind {self.kind} is for examples that are independent. The examples of this data set are "
+                f"rows made of a contact graph, and one {row_influence.unit} is in up to {row_influence.num_rows} of "
+                "them: to protect single rows would not protect people. Set privacy.kind to contact_graph"
+            )
+
+    def build(self, training: "PlannedTraining") -> "PrivacyPlan":
+        """Builds the plan.
+
+        Raises:
+          ConfigError: a setting does not suit the training.
+          BudgetError: a budget cannot be met.
+        """
+        raise NotImplementedError
+
+    def budgets_of(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
+        """Returns every silo's budget by client id; empty where silos have none."""
+        del client_ids
+        return {}
+
+    def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
+        """Returns what each new silo may spend to be fitted; None where its examples are not protected by it.
+
+        Raises:
+          ConfigError: a budget is missing, or out of range; or the plan allows no new clients.
+        """
+        del epsilon, delta
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +192,14 @@ class PrivacyPlan(abc.ABC):
       fixed_events: by scope, what it releases before training.
       drawn_noise: by scope, the noise that is drawn for it in place of ideal Gaussians; see `drawn_noise_event`.
       generator: of random bits in computations: batches, noise and selections.
+      search: what every silo repeats to choose hyper-parameters, where silos do.
+      row_influence: what is protected of rows made of a contact graph, and S, the most rows that change with it; None
+        where examples are independent.
     """
+
+    # Whether clients are users, of whom some take part in a round; their states lie in a store, their data come by
+    # cohorts.
+    samples_clients: ClassVar[bool] = False
 
     unit: str
     adjacency: Adjacency
@@ -102,6 +210,39 @@ class PrivacyPlan(abc.ABC):
     fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
     drawn_noise: Mapping[str, GridNoiseDpEvent] = dataclasses.field(default_factory=dict)
     generator: Generator = "philox"
+    search: Search | None = None
+    row_influence: RowInfluence | None = None
+
+    @abc.abstractmethod
+    def estimator(self, model: "Model") -> "GradientEstimator":
+        """Builds how clients estimate gradients of a model."""
+
+    def server_sum(self) -> "UserSum | None":
+        """How the server adds up what clients release; None where it takes plain means and sums."""
+        return None
+
+    def start(self, server_state: Any, seeds: np.ndarray) -> Any:
+        """Returns the server's first state, with this plan's mechanism in it where the server adds noise.
+
+        Args:
+          server_state: as initialized.
+          seeds: int64 `[2, 2]`, secret, of this run alone.
+        """
+        del seeds
+        return server_state
+
+    def check_redrawn(self, round_number: int) -> None:
+        """Checks that what comes after a round can be drawn anew.
+
+        Raises:
+          ConfigError: the noise goes on from round to round there.
+        """
+        del round_number
+
+    def round_of_nobody(self, process: Any, server_state: Any) -> Any:
+        """Returns the server's state after a round without clients; `process` is a `PersonalizedProcess`."""
+        del process
+        return server_state
 
     @abc.abstractmethod
     def scope_of(self, client_id: str) -> str:
@@ -124,6 +265,44 @@ class PrivacyPlan(abc.ABC):
         del client_ids
         return {}
 
+    def release_values(self, *, is_weighted: bool) -> dict[str, float]:
+        """What clients' releases take of the plan, the same of all clients, by name."""
+        del is_weighted
+        return {}
+
+    @abc.abstractmethod
+    def weights(
+        self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
+    ) -> np.ndarray:
+        """What clients count in a mean: float64 `[clients]`.
+
+        Args:
+          num_examples: of every client, public or noised.
+          client_ids: of the clients asked for.
+          cap: number of examples from which on a user counts as one.
+          round_number: from 1.
+        """
+
+    def claim_of(self, client_id: str) -> tuple[Claim, str]:
+        """The claim for one client, which may have one where another has none, and why."""
+        del client_id
+        return self.claim, self.claim_reason
+
+    def clients_without_noise(self) -> list[str]:
+        """Clients that a plan with a claim leaves without noise, as their budgets are infinite."""
+        return []
+
+    def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
+        """What MR-MTL's lambda is set from: public parameters of all silos.
+
+        Args:
+          hparams: by name, of every silo.
+
+        Raises:
+          ConfigError: clients are no silos, or one leaves before the last round.
+        """
+        raise ConfigError("prox_weight: auto is for silos, whose models are released")
+
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
         """What a client's selection in a round is run with: 0 for none, infinite for an exact one."""
         del client_id, round_number
@@ -145,6 +324,29 @@ class PrivacyPlan(abc.ABC):
     def planned_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
         """What is released of a scope after the fixed events."""
         return self.training_counts(scope)
+
+    def charge_search(self, ledger: Ledger) -> None:
+        """Enters a search for every silo, the pivot run's rounds included, before any of it runs.
+
+        Raises:
+          BudgetError: a silo would overspend.
+          ConfigError: the plan has no search.
+        """
+        raise ConfigError("tuning.search is for privacy.kind silo_example")
+
+    def planned_epsilon(self) -> float:
+        """Epsilon of a whole planned training, the largest over scopes; infinite without privacy."""
+        ledger = self.build_ledger()
+        if ledger is None:
+            return math.inf
+        for scope in self.budgets:
+            ledger.append(scope, self.training_event(scope))
+        return max(ledger.epsilon(scope).best for scope in self.budgets)
+
+    @property
+    def noise_facts(self) -> dict[str, float]:
+        """What tables of results say of the noise, by name; empty where it differs between clients."""
+        return {}
 
     def build_ledger(self) -> Ledger | None:
         """Returns a ledger with these budgets and what is released before training; None without budgets.
@@ -244,54 +446,3 @@ class PrivacyPlan(abc.ABC):
 def drawn_noise_event(values: int) -> GridNoiseDpEvent:
     """The event of so many values of planned noise, and of as many in rounds that may have to be drawn anew."""
     return GridNoiseDpEvent(int(_TIMES_DRAWN * values))
-
-
-_ADJACENCIES = {"node": ("replace_one", "replace_special"), "edge": ("add_or_remove_one",)}
-
-
-def check_suits_rows(plan: str, row_influence: RowInfluence | None) -> None:
-    """Checks that a plan protects what the rows of a data set are made of.
-
-    Args:
-      plan: its name in a configuration.
-      row_influence: of the data set.
-
-    Raises:
-      ConfigError: it does not; the message names the plan that does.
-      DataError: the data set promises something that means nothing.
-    """
-    if plan == "contact_graph":
-        checked_promise(row_influence)
-    elif plan != "none" and row_influence is not None:
-        raise ConfigError(
-            f"privacy.plan {plan} is for examples that are independent. The examples of this data set are rows made of "
-            f"a contact graph, and one {row_influence.unit} is in up to {row_influence.num_rows} of them: to protect "
-            "single rows would not protect people. Set privacy.plan to contact_graph"
-        )
-
-
-def checked_promise(row_influence: RowInfluence | None) -> RowInfluence:
-    """Returns what a data set promises of its rows.
-
-    Raises:
-      ConfigError: it promises nothing.
-      DataError: the promise means nothing.
-    """
-    if row_influence is None:
-        raise ConfigError(
-            "privacy.plan contact_graph is for rows made of a contact graph, and this data set's manifest has no "
-            "row_influence: its examples are independent. Set privacy.plan to silo_example, or to user"
-        )
-    # A manifest is a file that can be edited.
-    unit, least = row_influence.unit, 1 if row_influence.unit == "node" else 0
-    if unit not in get_args(Unit) or row_influence.adjacency not in _ADJACENCIES[unit]:
-        raise DataError(
-            f"manifest.json: row_influence has unit {unit!r} and adjacency {row_influence.adjacency!r}; known are node "
-            "with replace_one or replace_special, and edge with add_or_remove_one: prepare the data again"
-        )
-    if not isinstance(row_influence.num_rows, int) or row_influence.num_rows < least:
-        raise DataError(
-            f"manifest.json: row_influence has num_rows {row_influence.num_rows!r}, which must be a whole number, at "
-            f"least {least}: prepare the data again"
-        )
-    return row_influence

@@ -1,13 +1,10 @@
-"""Defines silo-specific example-level DP as a plan, and builds it: every silo protects its own examples.
-
-It does so inside the silo. The plan of the same training without privacy is built here as well.
-"""
+"""Protects a silo's records inside the silo: settings, plan and builder of silo-specific example-level DP."""
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, Literal
 
 import dp_accounting
 import numpy as np
@@ -20,18 +17,24 @@ from tff_pdp.privacy.accounting.accountants import (
     next_float32,
     poisson_gaussian_event,
 )
-from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import paper_noise_multiplier, rounds_within_budget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
-from tff_pdp.privacy.facts import checked_generator, condition_of_examples
-from tff_pdp.privacy.mechanisms.dp_sgd import Sampler, SiloMechanism
+from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, check_suits_rows, drawn_noise_event
+from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
+from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
+from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan, drawn_noise_event
 from tff_pdp.privacy.plans.search import Search
-from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.settings import Positive, Share
+
+if TYPE_CHECKING:
+    from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
+    from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+    from tff_pdp.models.base import Model
 
 # Reasons in the ledger.
 GRADIENTS, SELECTION, SEARCH = "DP-SGD training", "private cluster selection", "private hyper-parameter search"
@@ -57,7 +60,6 @@ class SiloExamplePlan(PrivacyPlan):
         where selections are exact up to ties.
       sampler: how batches are drawn.
       num_examples_are_noised: whether numbers of examples were released with noise; otherwise they are public.
-      search: what every silo repeats to choose hyper-parameters, where it does.
     """
 
     mechanisms: Mapping[str, SiloMechanism]
@@ -68,7 +70,12 @@ class SiloExamplePlan(PrivacyPlan):
     selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sampler: Sampler = "poisson"
     num_examples_are_noised: bool = False
-    search: Search | None = None
+
+    def estimator(self, model: "Model") -> "GradientEstimator":
+        """Builds DP-SGD with the plan's sampler and generator."""
+        from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
+
+        return build_dp_sgd(model, self.sampler, self.generator)
 
     def scope_of(self, client_id: str) -> str:
         """A silo is a scope of its own."""
@@ -87,6 +94,49 @@ class SiloExamplePlan(PrivacyPlan):
             field.name: np.array([getattr(self.mechanisms[client_id], field.name) for client_id in client_ids])
             for field in dataclasses.fields(SiloMechanism)
         }
+
+    def weights(
+        self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
+    ) -> np.ndarray:
+        """What silos count: their numbers of examples over the mean of those that take part."""
+        del cap
+        sizes = np.array([num_examples[client_id] for client_id in client_ids], np.float64)
+        present = [num_examples[one] for one in num_examples if self.takes_part(one, round_number)]
+        return sizes / np.mean(present) if present else sizes
+
+    def claim_of(self, client_id: str) -> tuple[Claim, str]:
+        """The claim for one silo: none where it trains without noise."""
+        if self.claim != "none" and self.mechanisms[client_id].noise_multiplier == 0:
+            return "none", "the silo trained without noise"
+        return self.claim, self.claim_reason
+
+    def clients_without_noise(self) -> list[str]:
+        """Silos that train without noise under a plan that claims something."""
+        if self.claim == "none":
+            return []
+        return [client_id for client_id, one in self.mechanisms.items() if one.noise_multiplier == 0]
+
+    def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
+        """What MR-MTL's lambda is set from: public parameters of all silos.
+
+        Raises:
+          ConfigError: a silo leaves before the last round.
+        """
+        from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
+
+        if any(last < self.rounds for last in self.last_rounds.values()):
+            raise ConfigError("prox_weight: auto needs every silo in every round: leave out privacy.noise_multiplier")
+        mechanisms = list(self.mechanisms.values())
+        return SiloParameters(
+            learning_rate=float(hparams["learning_rate"][0]),
+            rounds=self.rounds,
+            local_steps=hparams["local_steps"],
+            num_examples=np.array(list(self.num_examples.values())),
+            clip_norm=np.array([mechanism.clip_norm for mechanism in mechanisms]),
+            noise_multiplier=np.array([mechanism.noise_multiplier for mechanism in mechanisms]),
+            sampling_rate=np.array([mechanism.sampling_rate for mechanism in mechanisms]),
+            expected_batch_size=np.array([mechanism.expected_batch_size for mechanism in mechanisms]),
+        )
 
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
         """The epsilon that may be claimed of a silo: what is spent.
@@ -168,74 +218,146 @@ class SiloExamplePlan(PrivacyPlan):
         return charges
 
 
+class SiloSettings(PlanSettings):
+    """Says what is promised where clients are silos, all of whom take part in every round.
+
+    Attributes:
+      num_examples: whether silos' numbers of training examples are public, or released with noise.
+      sampler: `poisson`, or `paper_shuffled`, for which no guarantee holds.
+      selection_loss_bound: the largest loss of one example that counts in a private selection, for a regression.
+    """
+
+    num_examples: NumExamples = PublicNumber()  # pyright: ignore[reportIncompatibleVariableOverride]
+    sampler: Sampler = "poisson"  # pyright: ignore[reportIncompatibleVariableOverride]
+    selection_loss_bound: Positive = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def check(self, algorithm: "Algorithm", weighting: str) -> None:
+        """Checks that a method is for silos."""
+        check_for_silos(algorithm, weighting)
+
+
+def check_for_silos(algorithm: "Algorithm", weighting: str) -> None:
+    """Checks that a method and a weighting are for silos.
+
+    Raises:
+      ConfigError: one is for users.
+    """
+    if algorithm.adapt is not None:
+        raise ConfigError(
+            f"algorithms.{algorithm.name} adapts to a client's examples without noise before its model is used, which "
+            "does not protect these examples: it is for users, by privacy.kind user, or none with unit user"
+        )
+    if weighting == "paper_capped_num_examples":
+        raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
+
+
 CALIBRATIONS = {"tightest": calibrate_noise_multiplier, "paper_rdp": paper_noise_multiplier}
 
 
-def build_silo_example_plan(config: PrivacyConfig, training: PlannedTraining) -> SiloExamplePlan:
-    """Builds silo-specific example-level DP: Poisson DP-SGD in each silo, calibrated to that silo's own budget.
+class SiloExample(SiloSettings):
+    """Protects each record of a silo, inside the silo.
 
-    Args:
-      config: budgets, clip norm and expected batch size B; the sampling rate of silo k is `min(1, B / n_k)`.
-      training: what the silos release, and how often.
-
-    Raises:
-      ConfigError: a budget is missing or malformed, a parameter is out of range, or examples are not independent.
-      BudgetError: a silo's budget cannot be met.
+    Attributes:
+      budgets: epsilon and delta of each silo.
+      clip_norm: C, L2 bound on each example's gradient.
+      noise_multiplier: z, the same for all silos; each leaves when its budget is spent. Without it every silo stays to
+        the last round, with the noise its own budget asks for.
+      noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the more of
+        `tff_pdp.privacy.accounting.calibration`, to compare with published figures.
+      selection_share: of a silo's epsilon, for each private selection of a cluster.
     """
-    check_suits_rows("silo_example", training.row_influence)
-    check_silo_settings(config, training.search)
-    budgets = parse_budgets(config.budgets, sorted(training.num_examples))
-    mechanisms, selection_epsilons, last_rounds, drawn_noise = {}, {}, {}, {}
-    for client_id, budget in budgets.items():
-        size = training.num_examples[client_id]
-        sampling_rate = silo_sampling_rate(config.batch_size, size)
-        check_delta(client_id, budget, size)
-        released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
-        selections = None
-        if training.selection_rounds:
-            selection_epsilons[client_id] = float(np.float32(config.selection_share * budget.epsilon))
-            selections = ExponentialMechanismDpEvent(selection_epsilons[client_id]), training.selection_rounds
-        steps = training.gradients_per_round[client_id]
-        drawn_noise.update(silo_noise(training, client_id))
-        released_before += [drawn_noise[client_id]] if client_id in drawn_noise else []
-        if training.search is None:
-            noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
-                config, client_id, budget, sampling_rate, steps, training.rounds, released_before, selections
+
+    budgets: Budgets
+    clip_norm: Positive = 1.0
+    noise_multiplier: Positive | None = None
+    noise_calibration: Literal["tightest", "paper_rdp"] = "tightest"
+    selection_share: Share = 0.03
+
+    def budgets_of(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
+        """Returns every silo's budget by client id."""
+        return self.budgets.assign(client_ids)
+
+    def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
+        """Returns what each new silo may spend to be fitted, which has to be given."""
+        if epsilon is None or delta is None:
+            raise ConfigError(
+                "--epsilon and --delta are needed: trained silos' rows are differentially private for their silos' own "
+                "examples, and so must be a new silo's, which pays for it from a budget of its own"
             )
-        else:
-            last_rounds[client_id] = training.rounds
-            noise_multiplier = _noise_of_search(
-                client_id,
-                budget,
-                sampling_rate,
-                training.rounds * steps,
-                training.search,
-                _all(selections),
-                released_before,
+        if math.isinf(epsilon):
+            raise ConfigError("--epsilon must be finite")
+        return SiloBudget(epsilon, delta)
+
+    def build(self, training: PlannedTraining) -> SiloExamplePlan:
+        """Builds Poisson DP-SGD in each silo, calibrated to that silo's own budget.
+
+        The sampling rate of silo k is `min(1, batch_size / n_k)`.
+
+        Args:
+          training: what the silos release, and how often.
+
+        Raises:
+          ConfigError: a budget is missing, a parameter does not suit the training, or examples are not independent.
+          BudgetError: a silo's budget cannot be met.
+        """
+        self.check_rows(training.row_influence)
+        if training.search is not None and (self.noise_multiplier is not None or self.noise_calibration != "tightest"):
+            raise ConfigError(
+                "tuning.search sets the noise so that the whole search fits into the budgets: leave out "
+                "privacy.noise_multiplier and privacy.noise_calibration"
             )
-        mechanisms[client_id] = silo_mechanism(config.clip_norm, noise_multiplier, sampling_rate, size)
-    check_some_silo_trains(config, last_rounds)
-    claim, reason = _claim(config, training.num_examples_are_noised, training.unsound)
-    return SiloExamplePlan(
-        unit="silo_example",
-        adjacency=Adjacency.ADD_OR_REMOVE_ONE,
-        claim=claim,
-        claim_reason=reason,
-        mechanisms=mechanisms,
-        budgets=budgets,
-        num_examples=dict(training.num_examples),
-        gradients_per_round=dict(training.gradients_per_round),
-        rounds=training.rounds,
-        last_rounds=last_rounds,
-        selection_rounds=training.selection_rounds,
-        selection_epsilons=selection_epsilons,
-        fixed_events=training.fixed_events,
-        drawn_noise=drawn_noise,
-        generator=checked_generator(config.generator),
-        sampler=config.sampler,  # type: ignore[arg-type]
-        num_examples_are_noised=training.num_examples_are_noised,
-        search=training.search,
-    )
+        budgets = self.budgets_of(sorted(training.num_examples))
+        mechanisms, selection_epsilons, last_rounds, drawn_noise = {}, {}, {}, {}
+        for client_id, budget in budgets.items():
+            size = training.num_examples[client_id]
+            sampling_rate = silo_sampling_rate(self.batch_size, size)
+            check_delta(client_id, budget, size)
+            released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
+            selections = None
+            if training.selection_rounds:
+                selection_epsilons[client_id] = float(np.float32(self.selection_share * budget.epsilon))
+                selections = ExponentialMechanismDpEvent(selection_epsilons[client_id]), training.selection_rounds
+            steps = training.gradients_per_round[client_id]
+            drawn_noise.update(silo_noise(training, client_id))
+            released_before += [drawn_noise[client_id]] if client_id in drawn_noise else []
+            if training.search is None:
+                noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
+                    self, client_id, budget, sampling_rate, steps, training.rounds, released_before, selections
+                )
+            else:
+                last_rounds[client_id] = training.rounds
+                noise_multiplier = _noise_of_search(
+                    client_id,
+                    budget,
+                    sampling_rate,
+                    training.rounds * steps,
+                    training.search,
+                    _all(selections),
+                    released_before,
+                )
+            mechanisms[client_id] = silo_mechanism(self.clip_norm, noise_multiplier, sampling_rate, size)
+        check_some_silo_trains(self.noise_multiplier, last_rounds)
+        claim, reason = _claim(self, training.num_examples_are_noised, training.unsound)
+        return SiloExamplePlan(
+            unit="silo_example",
+            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+            claim=claim,
+            claim_reason=reason,
+            mechanisms=mechanisms,
+            budgets=budgets,
+            num_examples=dict(training.num_examples),
+            gradients_per_round=dict(training.gradients_per_round),
+            rounds=training.rounds,
+            last_rounds=last_rounds,
+            selection_rounds=training.selection_rounds,
+            selection_epsilons=selection_epsilons,
+            fixed_events=training.fixed_events,
+            drawn_noise=drawn_noise,
+            generator=self.generator,
+            sampler=self.sampler,
+            num_examples_are_noised=training.num_examples_are_noised,
+            search=training.search,
+        )
 
 
 def silo_noise(training: PlannedTraining, client_id: str) -> dict[str, GridNoiseDpEvent]:
@@ -245,57 +367,6 @@ def silo_noise(training: PlannedTraining, client_id: str) -> dict[str, GridNoise
     values = 2 * math.ceil(training.num_parameters / 2) * training.gradients_per_round[client_id]
     values *= training.rounds * runs
     return {client_id: drawn_noise_event(values)} if values else {}
-
-
-def build_unprotected_silo_plan(config: PrivacyConfig, training: PlannedTraining) -> SiloExamplePlan:
-    """Builds the same training without clipping and noise, for comparison; arguments as above."""
-    check_silo_settings(config, training.search)
-    mechanisms = {}
-    for client_id, size in training.num_examples.items():
-        sampling_rate = silo_sampling_rate(config.batch_size, size)
-        mechanisms[client_id] = silo_mechanism(math.inf, 0.0, sampling_rate, size)
-    return SiloExamplePlan(
-        unit="silo_example",
-        adjacency=Adjacency.ADD_OR_REMOVE_ONE,
-        claim="none",
-        claim_reason="privacy is switched off: no clipping, no noise",
-        mechanisms=mechanisms,
-        budgets={},
-        num_examples=dict(training.num_examples),
-        gradients_per_round=dict(training.gradients_per_round),
-        rounds=training.rounds,
-        last_rounds=dict.fromkeys(training.num_examples, training.rounds),
-        selection_rounds=training.selection_rounds,
-        generator=checked_generator(config.generator),
-        sampler=config.sampler,  # type: ignore[arg-type]
-        search=training.search,
-    )
-
-
-def check_silo_settings(config: PrivacyConfig, search: Search | None) -> None:
-    """Checks the settings of any plan whose clients are silos.
-
-    Raises:
-      ConfigError: one is out of range, or is not for silos.
-    """
-    rules = (
-        ("users_per_round", config.users_per_round is None, "left out: silos all take part"),
-        ("clip_norm", 0 < config.clip_norm < math.inf, "positive and finite"),
-        ("batch_size", config.batch_size >= 1, "at least 1"),
-        ("selection_share", 0 < config.selection_share < 1, "between 0 and 1"),
-        ("selection_loss_bound", 0 < config.selection_loss_bound < math.inf, "positive and finite"),
-        ("noise_multiplier", config.noise_multiplier is None or 0 < config.noise_multiplier < math.inf, "positive"),
-        ("sampler", config.sampler in get_args(Sampler), f"one of {', '.join(get_args(Sampler))}"),
-        ("noise_calibration", config.noise_calibration in CALIBRATIONS, f"one of {', '.join(CALIBRATIONS)}"),
-    )
-    for key, holds, wanted in rules:
-        if not holds:
-            raise ConfigError(f"privacy.{key} must be {wanted}, not {getattr(config, key)!r}")
-    if search is not None and (config.noise_multiplier is not None or config.noise_calibration != "tightest"):
-        raise ConfigError(
-            "tuning.search sets the noise so that the whole search fits into the budgets: leave out "
-            "privacy.noise_multiplier and privacy.noise_calibration"
-        )
 
 
 def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
@@ -311,7 +382,7 @@ def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
         )
 
 
-def check_some_silo_trains(config: PrivacyConfig, last_rounds: Mapping[str, int]) -> None:
+def check_some_silo_trains(noise_multiplier: float | None, last_rounds: Mapping[str, int]) -> None:
     """Checks that with a given noise multiplier not all silos leave before the first round.
 
     Raises:
@@ -319,13 +390,13 @@ def check_some_silo_trains(config: PrivacyConfig, last_rounds: Mapping[str, int]
     """
     if not any(last_rounds.values()):
         raise BudgetError(
-            f"No silo's budget pays for a single round with privacy.noise_multiplier {config.noise_multiplier:g}: give "
+            f"No silo's budget pays for a single round with privacy.noise_multiplier {noise_multiplier:g}: give "
             "more noise, or larger budgets"
         )
 
 
-def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -> tuple[Claim, str]:
-    if config.sampler == "paper_shuffled":
+def _claim(settings: SiloExample, num_examples_are_noised: bool, unsound: str) -> tuple[Claim, str]:
+    if settings.sampler == "paper_shuffled":
         return "none", "batches are disjoint parts of a shuffled epoch, while epsilon assumes Poisson sampling"
     if unsound:
         return "none", unsound
@@ -335,7 +406,7 @@ def _claim(config: PrivacyConfig, num_examples_are_noised: bool, unsound: str) -
             "which silos take part is treated as public; all else that depends on a silo's training examples, their "
             "number included, is in its ledger"
         )
-    return "formal-conditional", f"{condition}; {condition_of_examples(checked_generator(config.generator))}"
+    return "formal-conditional", f"{condition}; {condition_of_examples(settings.generator)}"
 
 
 def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:
@@ -350,7 +421,7 @@ def silo_sampling_rate(batch_size: int, num_examples: int) -> float:
 
 
 def _noise_and_last_round(
-    config: PrivacyConfig,
+    settings: SiloExample,
     client_id: str,
     budget: SiloBudget,
     sampling_rate: float,
@@ -360,12 +431,12 @@ def _noise_and_last_round(
     selections: tuple[dp_accounting.DpEvent, int] | None,
 ) -> tuple[float, int]:
     """The noise a budget asks for over all rounds or, where the noise is given, the round at which it is spent."""
-    if config.noise_multiplier is not None:
-        noise_multiplier = next_float32(config.noise_multiplier)
+    if settings.noise_multiplier is not None:
+        noise_multiplier = next_float32(settings.noise_multiplier)
         event = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
         return noise_multiplier, rounds_within_budget(budget, event, released_before, rounds, first=selections)
     try:
-        calibrated = CALIBRATIONS[config.noise_calibration](
+        calibrated = CALIBRATIONS[settings.noise_calibration](
             budget.epsilon, budget.delta, sampling_rate, rounds * steps, [*released_before, *_all(selections)]
         )
     except BudgetError as error:

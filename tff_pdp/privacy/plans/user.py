@@ -1,18 +1,18 @@
-"""Defines user-level DP as a plan, and builds it: a server that is trusted with single updates releases noised sums.
+"""Protects users as wholes: settings, plan and builder of user-level DP.
 
-Plans of the same training without privacy are built here as well, of silos too.
+The server is trusted with single updates, and releases noised sums of them.
 """
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import dp_accounting
 import numpy as np
-import tensorflow_privacy
 from dp_accounting import dp_event
+from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import (
@@ -22,23 +22,28 @@ from tff_pdp.privacy.accounting.accountants import (
     poisson_gaussian_event,
     solve_noise_multiplier,
 )
-from tff_pdp.privacy.accounting.budgets import SiloBudget, parse_budgets
+from tff_pdp.privacy.accounting.budgets import OneForAll, SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
-from tff_pdp.privacy.facts import checked_generator, generator_condition
+from tff_pdp.privacy.facts import Generator, generator_condition
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
+from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, UserMechanism
 from tff_pdp.privacy.mechanisms.user_noise import (
     AdaptiveClip,
     FixedClip,
     TreeNoise,
-    UserMechanism,
     UserNoise,
-    parse_user_noise,
+    UserSum,
     rounds_per_epoch,
 )
-from tff_pdp.privacy.mechanisms.user_queries import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PrivacyPlan, drawn_noise_event
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.silo_example import build_unprotected_silo_plan
+from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan, drawn_noise_event
+from tff_pdp.settings import Count, Positive
+
+if TYPE_CHECKING:
+    import tensorflow_privacy
+
+    from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+    from tff_pdp.models.base import Model
 
 # The one scope of a user-level ledger.
 USERS = "all users"
@@ -59,6 +64,7 @@ class UserPlan(PrivacyPlan):
     Assumes: the server is trusted with users' clipped updates and with who takes part; and what `claim_reason` says.
 
     Attributes:
+      batch_size: of users' plain batches.
       mechanism: public parameters of the noised sums.
       noise: kind of noise and clip.
       num_users: of the population, for which the sampling rate was set.
@@ -68,12 +74,73 @@ class UserPlan(PrivacyPlan):
         zero, as a paper does; that protects nobody.
     """
 
+    samples_clients: ClassVar[bool] = True
+
+    batch_size: int
     mechanism: UserMechanism
     noise: UserNoise = dataclasses.field(default_factory=FixedClip)
     num_users: int
     num_released: int
     num_noised: int
     noise_on_own_support: bool = False
+
+    def estimator(self, model: "Model") -> "GradientEstimator":
+        """Builds plain gradients of batches: noise is added to what leaves a user."""
+        from tff_pdp.algorithms.minibatch import build_minibatch
+
+        return build_minibatch(model, self.batch_size)
+
+    def server_sum(self) -> UserSum:
+        """How the server adds up what users release."""
+        return UserSum(self.noise, self.mechanism.sampling_rate, self.generator)
+
+    def start(self, server_state: Any, seeds: np.ndarray) -> Any:
+        """Returns the server's first state, with clip norm, noise and expected cohort in it."""
+        if not self.num_released:
+            return server_state
+        aggregation = server_state["aggregation"]
+        started = aggregation["sum"]._replace(query_state=self.build_query(seeds).initial_global_state())
+        cohort = np.float32(self.mechanism.expected_cohort)
+        return {**server_state, "aggregation": {"sum": started, "cohort": cohort}}
+
+    def check_redrawn(self, round_number: int) -> None:
+        """Checks that no noise, and no clip norm, goes on from round to round there."""
+        if not self.num_released or isinstance(self.noise, FixedClip):
+            return
+        if isinstance(self.noise, TreeNoise) and not round_number % rounds_per_epoch(self.mechanism.sampling_rate):
+            return
+        raise ConfigError(
+            f"after round {round_number} the noise, or the clip norm, goes on from round to round, and this run was "
+            "started on another processor, with another version of this project, or with other versions or settings of "
+            "TensorFlow: resume the run there, or give --overwrite to start again"
+        )
+
+    def round_of_nobody(self, process: Any, server_state: Any) -> Any:
+        """Returns the server's state after a round without users, which is noised like any other."""
+        return process.next_of_nobody(server_state, [], [], [])
+
+    def release_values(self, *, is_weighted: bool) -> dict[str, float]:
+        """The clip norm, where users clip what they release, and a user's share of the noise, where they add it."""
+        if not (is_weighted or self.noise_on_own_support):
+            return {}
+        clip_norm = {"clip_norm": self.mechanism.clip_norm}
+        return {**clip_norm, "noise_share": self.noise_share} if self.noise_on_own_support else clip_norm
+
+    def weights(
+        self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
+    ) -> np.ndarray:
+        """What users count: their numbers of examples over the cap, and at most one."""
+        del round_number
+        return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
+
+    def planned_epsilon(self) -> float:
+        """Epsilon of a whole planned training; zero where nothing is released, with noise or without."""
+        return super().planned_epsilon() if self.num_released else 0.0
+
+    @property
+    def noise_facts(self) -> dict[str, float]:
+        """What tables of results say of the noise, by name."""
+        return {"noise_multiplier": self.mechanism.noise_multiplier, "noise_to_signal": self.noise_to_signal}
 
     def scope_of(self, client_id: str) -> str:
         """All users together: what is released is about any of them."""
@@ -120,7 +187,7 @@ class UserPlan(PrivacyPlan):
         steps = min(length, self.rounds - round_number + 1)
         return [(tree_event(self.mechanism.noise_multiplier, steps), 1, UPDATES)]
 
-    def build_query(self, seeds: Any) -> tensorflow_privacy.DPQuery:
+    def build_query(self, seeds: Any) -> "tensorflow_privacy.DPQuery":
         """The query of the server's sums, and with it the state they start from; `seeds` are int64 `[2, 2]`, secret."""
         mechanism = self.mechanism
         if self.noise_on_own_support:
@@ -169,89 +236,116 @@ def tree_event(noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
     return dp_event.SingleEpochTreeAggregationDpEvent(float(noise_multiplier), int(steps))
 
 
-# Settings that mean nothing to users, and what they are where they are left out.
-_FOR_SILOS = {
-    field.name: field.default
-    for field in dataclasses.fields(PrivacyConfig)
-    if field.name in ("noise_calibration", "sampler", "selection_share", "selection_loss_bound")
-}
+def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
+    """Numbers of examples over a cap, and at most one: float64 `[clients]`."""
+    return np.minimum(sizes / cap, 1.0)
 
 
-def build_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
-    """Builds user-level DP: cohorts, clip and noise calibrated to one budget for all users.
+class User(PlanSettings):
+    """Protects each client as a whole, from what the server releases.
 
-    Args:
-      config: budget, clip norm, `users_per_round`, and `num_users` where their number is not to be taken from the data.
-      training: rounds, users, and how much each releases.
+    Attributes:
+      users_per_round: the expected number of users in a round.
+      num_users: N of the population, a public constant; without it, the number of clients in the data counts as public.
+      clip_norm: C, L2 bound on all that a user releases in a round.
+      budgets: epsilon and delta for all users.
+      user_noise: what is added to sums of updates.
+    """
+
+    budgets: OneForAll
+    users_per_round: Positive
+    num_users: Count | None = None
+    clip_norm: Annotated[float, Meta(ge=SMALLEST_CLIP_NORM, le=LARGEST_CLIP_NORM)] = 1.0
+    user_noise: UserNoise = FixedClip()
+    feature_scaling: ScalingsWithoutRelease = Unscaled()
+
+    are_users: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if math.isinf(self.budgets.epsilon):
+            raise ValueError("budgets.epsilon is infinite; for no privacy, set kind to none and unit to user")
+
+    def check(self, algorithm: "Algorithm", weighting: str) -> None:
+        """Checks that a method is for users."""
+        check_for_users(algorithm, weighting)
+
+    def build(self, training: PlannedTraining) -> UserPlan:
+        """Builds cohorts, clip and noise, calibrated to one budget for all users.
+
+        Args:
+          training: rounds, users, and how much each releases.
+
+        Raises:
+          ConfigError: a parameter is out of range, or training releases what a user-level plan does not cover.
+          BudgetError: the budget cannot be met.
+        """
+        plan = user_plan_without_noise(
+            training, self.users_per_round, self.num_users, self.user_noise, self.batch_size, self.generator
+        )
+        budget = self.budgets.assign([USERS])[USERS]
+        if budget.delta >= 1 / plan.num_users:
+            raise ConfigError(
+                f"privacy.budgets: delta {budget.delta:g} is not below 1 / {plan.num_users}, the number of users: "
+                "publishing one user at random would pass"
+            )
+        if training.num_released and not training.noise_on_own_support:
+            plan = dataclasses.replace(plan, drawn_noise={USERS: _drawn_noise(plan, training)})
+        noise_multiplier = next_float32(_noise_multiplier(plan, budget)) if training.num_released else 0.0
+        mechanism = dataclasses.replace(plan.mechanism, clip_norm=self.clip_norm, noise_multiplier=noise_multiplier)
+        if isinstance(plan.noise, AdaptiveClip):
+            plan.noise.sum_noise_multiplier(mechanism)
+        claim, reason = _claim(self, training)
+        return dataclasses.replace(plan, claim=claim, claim_reason=reason, budgets={USERS: budget}, mechanism=mechanism)
+
+
+def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
+    """Checks that a method and a weighting are for users.
 
     Raises:
-      ConfigError: a parameter is missing or out of range, or training releases what a user-level plan does not cover.
-      BudgetError: the budget cannot be met.
+      ConfigError: one is for silos.
     """
-    plan = _unprotected(config, training)
-    budget = parse_budgets(config.budgets, [USERS])[USERS]
-    if math.isinf(budget.epsilon):
-        raise ConfigError("privacy.budgets: epsilon is infinite; for no privacy, set privacy.plan to none")
-    if budget.delta >= 1 / plan.num_users:
+    if set(algorithm.released.values()) - {"mean"} or algorithm.candidates is not None:
         raise ConfigError(
-            f"privacy.budgets: delta {budget.delta:g} is not below 1 / {plan.num_users}, the number of users: "
-            "publishing one user at random would pass"
+            f"algorithms.{algorithm.name} selects clusters or releases values of single clients: it is for silos"
         )
-    if not SMALLEST_CLIP_NORM <= config.clip_norm <= LARGEST_CLIP_NORM:
+    if algorithm.needs_everyone:
         raise ConfigError(
-            f"privacy.clip_norm must be positive and finite, between {SMALLEST_CLIP_NORM:g} and "
-            f"{LARGEST_CLIP_NORM:g}, not {config.clip_norm!r}"
+            f"algorithms.{algorithm.name} needs every client in every round: it is for silos. Methods for users share "
+            "a part of the model, or tune it before it is used, such as centaur, udp_hypernet and dp_fed_avg_ft"
         )
-    if training.num_released and not training.noise_on_own_support:
-        plan = dataclasses.replace(plan, drawn_noise={USERS: _drawn_noise(plan, training)})
-    noise_multiplier = next_float32(_noise_multiplier(config, plan, budget)) if training.num_released else 0.0
-    mechanism = dataclasses.replace(plan.mechanism, clip_norm=config.clip_norm, noise_multiplier=noise_multiplier)
-    if isinstance(plan.noise, AdaptiveClip):
-        plan.noise.sum_noise_multiplier(mechanism)
-    claim, reason = _claim(config, training)
-    return dataclasses.replace(plan, claim=claim, claim_reason=reason, budgets={USERS: budget}, mechanism=mechanism)
+    if weighting == "num_examples":
+        raise ConfigError(
+            "training.weighting num_examples is for silos: users count the same, or as paper_capped_num_examples"
+        )
 
 
-def build_unprotected_user_plan(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
-    """Builds the same cohorts without clip and noise, for comparison; arguments and errors as above."""
-    plan = _unprotected(config, training)
-    # There is no norm to adapt where nothing is clipped.
-    return dataclasses.replace(plan, noise=FixedClip()) if isinstance(plan.noise, AdaptiveClip) else plan
-
-
-def build_no_privacy_plan(config: PrivacyConfig, training: PlannedTraining) -> PrivacyPlan:
-    """Builds a plan without clipping and noise, for comparison.
-
-    Args:
-      config: with `users_per_round`, clients are users, some of whom take part in a round.
-      training: what is planned.
+def user_plan_without_noise(
+    training: PlannedTraining,
+    users_per_round: float,
+    num_users: int | None,
+    noise: UserNoise,
+    batch_size: int,
+    generator: Generator,
+) -> UserPlan:
+    """Builds the cohorts of a user-level plan, without clip and noise.
 
     Raises:
-      ConfigError: a parameter is out of range.
+      ConfigError: a parameter does not suit the training.
     """
-    if config.users_per_round is not None:
-        return build_unprotected_user_plan(config, training)
-    return build_unprotected_silo_plan(config, training)
-
-
-def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
-    _check(config, training)
-    num_users = len(training.num_examples) if config.num_users is None else config.num_users
-    users_per_round = config.users_per_round
-    if users_per_round is None:
-        raise ConfigError("privacy.users_per_round is missing: the expected number of users in a round")
-    if not 0 < users_per_round <= num_users:
+    if training.search is not None:
+        raise ConfigError("tuning.search is for privacy.kind silo_example")
+    population = len(training.num_examples) if num_users is None else num_users
+    if users_per_round > population:
         raise ConfigError(
-            f"privacy.users_per_round must be positive and at most {num_users}, the number of users, not "
-            f"{users_per_round!r}"
+            f"privacy.users_per_round must be at most {population}, the number of users, not {users_per_round!r}"
         )
-    noise = parse_user_noise(config.user_noise)
     if not isinstance(noise, FixedClip) and (training.noise_on_own_support or training.total_weight is not None):
         raise ConfigError("privacy.user_noise: a paper's variant clips before the server sees it; use kind fixed_clip")
     # What a cohort is drawn with and what is accounted for are the same float64.
-    sampling_rate = users_per_round / num_users
+    sampling_rate = users_per_round / population
     is_tree = isinstance(noise, TreeNoise)
-    weight = num_users if training.total_weight is None else training.total_weight
+    weight = population if training.total_weight is None else training.total_weight
     if is_tree:
         # An epoch has whole rounds, so that cohorts may be smaller than asked for.
         sampling_rate = 1 / rounds_per_epoch(sampling_rate)
@@ -262,33 +356,18 @@ def _unprotected(config: PrivacyConfig, training: PlannedTraining) -> UserPlan:
         claim_reason="privacy is switched off: no clipping, no noise",
         budgets={},
         rounds=training.rounds,
+        batch_size=batch_size,
         mechanism=UserMechanism(math.inf, 0.0, sampling_rate, weight * sampling_rate),
         noise=noise,
-        num_users=num_users,
+        num_users=population,
         num_released=training.num_released,
         num_noised=training.num_released if training.num_noised is None else training.num_noised,
         noise_on_own_support=training.noise_on_own_support,
-        generator=checked_generator(config.generator),
+        generator=generator,
     )
 
 
-def _check(config: PrivacyConfig, training: PlannedTraining) -> None:
-    if config.num_users is not None and config.num_users < 1:
-        raise ConfigError(f"privacy.num_users must be at least 1, not {config.num_users!r}")
-    if training.search is not None:
-        raise ConfigError("tuning.search is for privacy.plan silo_example")
-    if any(training.fixed_events.values()):
-        raise ConfigError(
-            "privacy.num_examples and privacy.feature_scaling may release nothing of single users: use public forms"
-        )
-    for key, default in _FOR_SILOS.items():
-        if getattr(config, key) != default:
-            raise ConfigError(f"privacy.{key} is for silos: leave it out for users")
-    if config.noise_multiplier is not None:
-        raise ConfigError("privacy.noise_multiplier is for silos that leave; a user-level plan takes epsilon's noise")
-
-
-def _noise_multiplier(config: PrivacyConfig, plan: UserPlan, budget: SiloBudget) -> float:
+def _noise_multiplier(plan: UserPlan, budget: SiloBudget) -> float:
     if not isinstance(plan.noise, TreeNoise):
         return calibrate_noise_multiplier(
             budget.epsilon, budget.delta, plan.mechanism.sampling_rate, plan.rounds, list(plan.drawn_noise.values())
@@ -320,11 +399,11 @@ def _drawn_noise(plan: UserPlan, training: PlannedTraining) -> GridNoiseDpEvent:
     return drawn_noise_event((sums * (training.num_released + 1) + 2) * plan.rounds)
 
 
-def _claim(config: PrivacyConfig, training: PlannedTraining) -> tuple[Claim, str]:
+def _claim(settings: User, training: PlannedTraining) -> tuple[Claim, str]:
     if training.unsound:
         return "none", training.unsound
-    public_number = "the number of users is treated as public" if config.num_users is None else ""
-    of_bits = generator_condition(checked_generator(config.generator))
+    public_number = "the number of users is treated as public" if settings.num_users is None else ""
+    of_bits = generator_condition(settings.generator)
     conditions = [condition for condition in (training.condition, public_number, of_bits) if condition]
     if conditions:
         return "formal-conditional", "; ".join(conditions)

@@ -1,0 +1,88 @@
+"""Trains without privacy, for comparison: settings and builder of plans of silos, and of users, that claim nothing."""
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.privacy.accounting.accountants import Adjacency
+from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, UserNoise
+from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.plans.silo_example import (
+    SiloExamplePlan,
+    SiloSettings,
+    check_for_silos,
+    silo_mechanism,
+    silo_sampling_rate,
+)
+from tff_pdp.privacy.plans.user import check_for_users, user_plan_without_noise
+from tff_pdp.settings import Count, Positive
+
+if TYPE_CHECKING:
+    from tff_pdp.algorithms.base import Algorithm
+
+
+class Unprotected(SiloSettings):
+    """Protects nothing, for comparison: no clipping, no noise.
+
+    Attributes:
+      unit: `silo`, all clients take part in every round; or `user`, some of them do.
+      users_per_round: as of `user`; of the unit `user` alone, where it is required.
+      num_users: as of `user`.
+      user_noise: as of `user`: kind `tree` has cohorts of its own, the others have none.
+    """
+
+    unit: Literal["silo", "user"]
+    users_per_round: Positive | None = None
+    num_users: Count | None = None
+    user_noise: UserNoise = FixedClip()
+
+    is_private: ClassVar[bool] = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.unit == "user") != (self.users_per_round is not None):
+            raise ValueError("users_per_round is given with unit user, and with no other")
+
+    @property
+    def are_users(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether clients are users."""
+        return self.unit == "user"
+
+    def check(self, algorithm: "Algorithm", weighting: str) -> None:
+        """Checks that a method is for the unit."""
+        (check_for_users if self.are_users else check_for_silos)(algorithm, weighting)
+
+    def check_rows(self, row_influence: RowInfluence | None) -> None:
+        """Accepts any rows: nothing is protected."""
+
+    def build(self, training: PlannedTraining) -> PrivacyPlan:
+        """Builds the same training without clipping and noise.
+
+        Raises:
+          ConfigError: a parameter does not suit the training.
+        """
+        if self.users_per_round is not None:
+            # There is no norm to adapt where nothing is clipped.
+            noise = FixedClip() if isinstance(self.user_noise, AdaptiveClip) else self.user_noise
+            return user_plan_without_noise(
+                training, self.users_per_round, self.num_users, noise, self.batch_size, self.generator
+            )
+        mechanisms = {}
+        for client_id, size in training.num_examples.items():
+            mechanisms[client_id] = silo_mechanism(math.inf, 0.0, silo_sampling_rate(self.batch_size, size), size)
+        return SiloExamplePlan(
+            unit="silo_example",
+            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+            claim="none",
+            claim_reason="privacy is switched off: no clipping, no noise",
+            mechanisms=mechanisms,
+            budgets={},
+            num_examples=dict(training.num_examples),
+            gradients_per_round=dict(training.gradients_per_round),
+            rounds=training.rounds,
+            last_rounds=dict.fromkeys(training.num_examples, training.rounds),
+            selection_rounds=training.selection_rounds,
+            generator=self.generator,
+            sampler=self.sampler,
+            search=training.search,
+        )
