@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from beam_pipelines.rules import ExampleRule, SplitRule
 from tff_pdp.data.manifest import (
@@ -15,20 +16,17 @@ from tff_pdp.data.manifest import (
     Manifest,
 )
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings
 
-# As `data.input` of what is made up and not read.
-GENERATED = "generated"
+if TYPE_CHECKING:
+    from beam_pipelines.raw_data import PreparedSource, RawData
 
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Where examples come from, and how they become a client dataset.
+class SourceSettings(Settings):
+    """Says where examples come from, and how they become a client dataset; a kind of raw data adds fields of its own.
 
     Attributes:
-      input: the raw data: a file or folder that `source` says how to read.
-      source: kind of the raw data, a name from `tff_pdp.experiment.registry.DATASETS`.
-      arguments: the source's own options; see its function in `beam_pipelines.sources.builders` or
-        `beam_pipelines.sources.user_builders`.
+      kind: of the raw data: a name from `tff_pdp.experiment.kinds.SOURCES`, or `module:name`.
+      input: the raw data: a file or folder, as the kind says.
       input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
       num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
       validation_fraction: share of each client's examples for choosing settings; where the source has test examples of
@@ -37,38 +35,69 @@ class DataConfig:
       exact_split: make each client's shares exact, rounded up to whole examples, instead of expected.
       min_examples_per_client: smaller clients are left out, and counted.
       num_shards: number of output files.
-      seed: decides the splits.
+      seed: decides the splits, and whatever else a kind draws.
       max_bad_fraction: preparing fails when more than this share of the examples cannot be used.
       record_set: whose records these are, where that cannot be seen from their content: one name for all clients, or a
         name by client. Runs on records of one name are counted together, in whatever form the records are; users and
         silos of one id under different names are not the same.
     """
 
-    input: str
-    source: str = "leaf"
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    input_shape: tuple[int, ...] = (28, 28, 1)
-    num_classes: int = 62
-    validation_fraction: float = 0.2
-    test_fraction: float = 0.2
+    kind: Name
+    input: Name
+    input_shape: Annotated[tuple[Count, ...], Meta(min_length=1)] = (28, 28, 1)
+    num_classes: CountOrZero = 62
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     exact_split: bool = False
-    min_examples_per_client: int = 10
-    num_shards: int = 2
-    seed: int = 0
-    max_bad_fraction: float = 0.01
-    record_set: str | Mapping[str, str] | None = None
+    min_examples_per_client: Count = 10
+    num_shards: Count = 2
+    seed: CountOrZero = 0
+    max_bad_fraction: Fraction = 0.01
+    record_set: Name | dict[str, Name] | None = None
 
+    def __post_init__(self):
+        if not self.validation_fraction + self.test_fraction < 1:
+            raise ValueError("validation_fraction and test_fraction must leave room for training examples")
 
-def check_features(data: DataConfig, shape: tuple[int, ...], num_classes: int) -> None:
-    """Compares an experiment's `input_shape` and `num_classes` with those of its source.
+    def build(self, workspace: Path) -> "RawData | PreparedSource":
+        """Describes the raw data to a job, after writing what the kind has to write first.
 
-    Raises:
-      ConfigError: they differ; the message has both.
-    """
-    if (data.input_shape, data.num_classes) != (shape, num_classes):
-        raise ConfigError(
-            f"data.input_shape and data.num_classes are {list(data.input_shape)} and {data.num_classes}; "
-            f"{data.source} has {list(shape)} and {num_classes}"
+        Args:
+          workspace: a folder that may be written to, made if missing.
+
+        Raises:
+          ConfigError: a setting does not suit the input.
+          DataError: the input is missing or damaged.
+        """
+        raise NotImplementedError
+
+    def check_features(self, shape: tuple[int, ...], num_classes: int) -> None:
+        """Compares `input_shape` and `num_classes` with those of the source.
+
+        Raises:
+          ConfigError: they differ; the message has both.
+        """
+        if (self.input_shape, self.num_classes) != (shape, num_classes):
+            raise ConfigError(
+                f"data.input_shape and data.num_classes are {list(self.input_shape)} and {self.num_classes}; "
+                f"{self.kind} has {list(shape)} and {num_classes}"
+            )
+
+    def job_options(self, output: Path, *, overwrite: bool) -> "ClientDatasetOptions":
+        """Returns the options of the job that makes a client dataset in a folder of its own."""
+        return ClientDatasetOptions(
+            input=self.input,
+            output=output,
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            test_fraction=self.test_fraction,
+            validation_fraction=self.validation_fraction,
+            exact_split=self.exact_split,
+            min_examples_per_client=self.min_examples_per_client,
+            num_shards=self.num_shards,
+            seed=self.seed,
+            max_bad_fraction=self.max_bad_fraction,
+            overwrite=overwrite,
         )
 
 

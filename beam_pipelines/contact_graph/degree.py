@@ -11,21 +11,17 @@ contradict each other (not S, I, R in this order), are left out, which changes h
 that refuses input of which too much is bad says one bit about it.
 """
 
-import dataclasses
-import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 
-from tff_pdp.data.manifest import RowAdjacency, RowInfluence
+from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import DataError
+from tff_pdp.settings import Count, CountOrZero, Settings
 
-_GROUP_COLUMN = re.compile(r"(person|household)\.\w+")
 
-
-@dataclasses.dataclass(frozen=True)
-class DegreePromise:
+class DegreePromise(Settings, tag_field="kind", tag="promise", omit_defaults=True):
     """Nobody has met more than D people: a public promise, checked when rows are made.
 
     Guarantee: let u be a person. Rows that u can change are u's own and those of the people u has met, at most D:
@@ -39,14 +35,8 @@ class DegreePromise:
       adjacency: how neighbouring graphs differ.
     """
 
-    kind: ClassVar[str] = "promise"
-    max_degree: int
-    adjacency: RowAdjacency = "replace_one"
-
-    def __post_init__(self):
-        _require_integer("max_degree", self.max_degree, 0)
-        known = [name for name in get_args(RowAdjacency) if name != "add_or_remove_one"]
-        _require(self.adjacency in known, "adjacency", self.adjacency, f"one of {', '.join(known)}")
+    max_degree: CountOrZero
+    adjacency: Literal["replace_one", "replace_special"] = "replace_one"
 
     group_column: ClassVar[str | None] = None
 
@@ -76,8 +66,7 @@ class DegreePromise:
         """Nothing: groups play no part."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PublicGroups:
+class PublicGroups(Settings, tag_field="kind", tag="public_groups", omit_defaults=True):
     """Contacts outside of public groups, such as households, wards or school classes, are left out.
 
     Guarantee: whatever u does, only rows of u's group change, u's own among them: at most B.
@@ -88,14 +77,8 @@ class PublicGroups:
       max_group_size: B.
     """
 
-    kind: ClassVar[str] = "public_groups"
-    group_column: str
-    max_group_size: int
-
-    def __post_init__(self):
-        is_column = isinstance(self.group_column, str) and bool(_GROUP_COLUMN.fullmatch(self.group_column))
-        _require(is_column, "group_column", self.group_column, "person.<column> or household.<column>")
-        _require_integer("max_group_size", self.max_group_size, 1)
+    group_column: Annotated[str, Meta(pattern=r"^(person|household)\.\w+$")]
+    max_group_size: Count
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
         """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
@@ -119,14 +102,12 @@ class PublicGroups:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class EdgeLevel:
+class EdgeLevel(Settings, tag_field="kind", tag="edge", omit_defaults=True):
     """Protects which pairs have met, and when; not people, whose own features and states are then not hidden.
 
     Guarantee: all contacts of a pair are in the rows of these two people and in no other: two rows change.
     """
 
-    kind: ClassVar[str] = "edge"
     group_column: ClassVar[str | None] = None
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
@@ -146,39 +127,7 @@ class EdgeLevel:
 
 
 DegreeBound = DegreePromise | PublicGroups | EdgeLevel
-_KINDS: dict[str, type[DegreePromise] | type[PublicGroups] | type[EdgeLevel]] = {
-    kind.kind: kind for kind in (DegreePromise, PublicGroups, EdgeLevel)
-}
-
-
-def parse_degree_bound(given: Mapping[str, Any]) -> DegreeBound:
-    """Reads `{kind: promise, max_degree: 20}`, `{kind: public_groups, group_column: ..., max_group_size: ...}`, ...
-
-    Raises:
-      DataError: the kind or a key is unknown or missing, or a value out of range or of another type.
-    """
-    if not isinstance(given, Mapping):
-        raise DataError(f"degree_bound is {given!r}; it must be a mapping such as {{kind: promise, max_degree: 20}}")
-    arguments = dict(given)
-    kind = arguments.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"degree_bound: kind is {kind!r}; known: {', '.join(_KINDS)}")
-    try:
-        return _KINDS[kind](**arguments)
-    except TypeError:
-        fields = ", ".join(field.name for field in dataclasses.fields(_KINDS[kind])) or "no other keys"
-        raise DataError(f"degree_bound of kind {kind} takes {fields}; got {', '.join(arguments) or 'none'}") from None
 
 
 def _times(num_windows: int) -> str:
     return f"; everybody has {num_windows} rows" if num_windows > 1 else ""
-
-
-def _require_integer(key: str, value: Any, least: int) -> None:
-    # A bool is an int to isinstance.
-    _require(type(value) is int and value >= least, key, value, f"an integer, at least {least}")
-
-
-def _require(holds: bool, key: str, value: Any, wanted: str) -> None:
-    if not holds:
-        raise DataError(f"degree_bound: {key} is {value!r}; it must be {wanted}")

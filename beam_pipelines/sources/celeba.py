@@ -13,13 +13,17 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from beam_pipelines.options import SourceSettings
 from beam_pipelines.raw_data import RawData, part_names, split_part
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.images import hash_images, read_image
 from beam_pipelines.sources.leaf import leaf_raw_data, read_users
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import Count, CountOrZero, Name
 
 IDENTITY_FILE = "identity_CelebA.txt"
 ATTRIBUTE_FILE = "list_attr_celeba.txt"
@@ -122,41 +126,53 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 IMAGE_FOLDER = "img_align_celeba"
 CELEBA_CLASSES = 2
 CELEBA_ATTRIBUTE = "Smiling"
-CELEBA_SPLITS = ("random", "by_image_partition")
 # What LEAF scales its images to.
 CELEBA_SHAPE = (84, 84, 3)
 _IMAGES_PER_TASK = 2000
 
 
-@dataclasses.dataclass(frozen=True)
-class CelebaOptions:
-    """How CelebA is read.
+class Celeba(SourceSettings):
+    """Groups CelebA by the person in the picture, with one attribute as the label (Liu et al., 2015; LEAF, 2018).
+
+    `input` is the folder that holds `identity_CelebA.txt`, `list_attr_celeba.txt` and the folder `img_align_celeba`;
+    users are `identity_00001`, ... Or it is a folder of LEAF's JSON for CelebA, with the same images in it, beside it,
+    or where `images` says. Images are resized to `input_shape` (3 channels, or 1 for grey) by averages over areas. An
+    image that is missing or damaged becomes a dead letter and counts against `max_bad_fraction`. As in LEAF, set
+    `min_examples_per_client` to 5 to leave out people with fewer images.
 
     Attributes:
-      shape: height, width and channels (3 for colours, 1 for grey) to which images are resized, by averages over areas.
-      attribute: the label is 1 where an image has it, otherwise 0. LEAF's JSON has Smiling only.
+      attribute: the label is 1 where an image has it, otherwise 0; a name from the second line of
+        `list_attr_celeba.txt`. LEAF's JSON has Smiling only.
       split: `random`, each person's images are divided by the job, or as LEAF's folders `train` and `test` have it; or
         `by_image_partition`, as `list_eval_partition.txt` has it. That file speaks of images, but all images of a
         person are on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
       images: the folder of JPEGs; default: `img_align_celeba` in the input or beside it, or in their folders `raw`.
-
-    Raises:
-      ConfigError: there is no such split, or the shape is not one of an image.
     """
 
-    shape: tuple[int, ...] = CELEBA_SHAPE
-    attribute: str = CELEBA_ATTRIBUTE
-    split: str = "random"
+    input_shape: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = CELEBA_SHAPE
+    num_classes: CountOrZero = CELEBA_CLASSES
+    attribute: Name = CELEBA_ATTRIBUTE
+    split: Literal["random", "by_image_partition"] = "random"
     images: str | None = None
 
     def __post_init__(self):
-        if len(self.shape) != 3 or self.shape[2] not in (1, 3):
-            raise ConfigError(f"data.input_shape is {list(self.shape)}; celeba takes [height, width, 3], or 1 for grey")
-        if self.split not in CELEBA_SPLITS:
-            raise ConfigError(f"split: {self.split!r} is not known; known: {', '.join(CELEBA_SPLITS)}")
+        super().__post_init__()
+        if self.input_shape[2] not in (1, 3):
+            raise ValueError(f"input_shape must be [height, width, 3], or 1 for grey, not {list(self.input_shape)}")
+
+    def build(self, workspace: Path) -> RawData:
+        """Describes the folder.
+
+        Raises:
+          ConfigError: there is no such attribute, or the number of classes does not fit.
+          DataError: a text file or the folder of images is missing, or a text file is damaged.
+        """
+        del workspace
+        self.check_features(self.input_shape, CELEBA_CLASSES)
+        return celeba_images(Path(self.input), self)
 
 
-def celeba_images(folder: Path, options: CelebaOptions, images_per_task: int = _IMAGES_PER_TASK) -> RawData:
+def celeba_images(folder: Path, options: Celeba, images_per_task: int = _IMAGES_PER_TASK) -> RawData:
     """The raw data of CelebA's folder, or of a folder of LEAF's JSON.
 
     People are users: `identity_00001`, or, in LEAF's JSON, `1`. An image that is missing or damaged becomes a dead
@@ -183,7 +199,7 @@ def celeba_images(folder: Path, options: CelebaOptions, images_per_task: int = _
     }
     return dataclasses.replace(
         raw,
-        read_users=CelebaReader(_reader(raw), jpegs, options.shape),
+        read_users=CelebaReader(_reader(raw), jpegs, options.input_shape),
         parts=tuple(part for unit in raw.units for part in part_names(unit, count)),
         parameters=parameters,
     )
@@ -244,7 +260,7 @@ class PeopleReader:
         return _read_people(path.parent, self, tuple((file.st_ino, file.st_mtime_ns) for file in files))
 
 
-def _text_form(folder: Path, options: CelebaOptions) -> tuple[RawData, list[str]]:
+def _text_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
     """The raw data, whose examples are names of images, and these names."""
     uses_partition = options.split == "by_image_partition"
     people = read_people(folder, options.attribute)
@@ -263,7 +279,7 @@ def _text_form(folder: Path, options: CelebaOptions) -> tuple[RawData, list[str]
     return raw, [image for ones in people.values() for image, _ in ones]
 
 
-def _leaf_form(folder: Path, options: CelebaOptions) -> tuple[RawData, list[str]]:
+def _leaf_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
     """The same of LEAF's JSON."""
     if (options.attribute, options.split) != (CELEBA_ATTRIBUTE, "random"):
         raise ConfigError(

@@ -17,12 +17,18 @@ own; and each silo lays a mask of its own over all its images: patches of 2 x 2 
 probability.
 """
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
+from beam_pipelines.options import SourceSettings
+from beam_pipelines.raw_data import RawData
+from beam_pipelines.sources.cifar import read_cifar10, read_cifar100
 from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
+from beam_pipelines.sources.mnist import read_emnist, read_mnist
 from beam_pipelines.sources.partition import (
     draw_class_mixes,
     draw_class_shares,
@@ -30,53 +36,146 @@ from beam_pipelines.sources.partition import (
     partition_by_shares,
     uniform_partition,
 )
-from beam_pipelines.sources.silo_arrays import SiloArrays
+from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.errors import ConfigError
+from tff_pdp.settings import Count, CountOrZero, Fraction, Positive, Settings, to_plain
+
+# Labels of one side of a data set, and the random stream that divides them.
+Side = tuple[np.ndarray, np.random.Generator]
 
 # Each has a random stream of its own: the test side is divided as before when the train side has other images.
 _SHARES, _TRAIN, _TEST = range(3)
-# The option that each partition needs, and no other takes.
-_OPTION_OF = {"classes": "classes_per_client", "dirichlet": "concentration", "uniform": None}
+_POOLED_IMAGES: dict[str, Callable[[str], ImageDataset]] = {
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "mnist": lambda source: read_mnist(Path(source)),
+    "emnist": lambda source: read_emnist(Path(source)),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class PartitionOptions:
-    """How to divide images; `beam_pipelines.sources.builders.build_partitioned_images` explains each field.
+class ByClasses(Settings, tag_field="kind", tag="classes"):
+    """Gives each client images of a few classes, in uneven shares.
 
-    Raises:
-      ConfigError: a value is out of range, or does not go with the partition.
+    Attributes:
+      num_clients: number of clients.
+      classes_per_client: how many classes each client has images of; times `num_clients`, a multiple of the number of
+        classes.
     """
 
-    partition: str
-    num_clients: int
-    classes_per_client: int | None = None
-    concentration: float | None = None
-    shrink: int = 1
+    num_clients: Count
+    classes_per_client: Count
 
-    def __post_init__(self):
-        if self.partition not in _OPTION_OF:
-            known = ", ".join(_OPTION_OF)
-            raise ConfigError(f"data.arguments.partition: {self.partition!r} is not known; known: {known}")
-        for option in filter(None, _OPTION_OF.values()):
-            is_needed, is_given = option == _OPTION_OF[self.partition], getattr(self, option) is not None
-            if is_needed != is_given:
-                problem = "needs" if is_needed else "does not take"
-                raise ConfigError(f"data.arguments: partition {self.partition} {problem} {option}")
-        rules = (
-            (self.num_clients >= 1, "num_clients must be at least 1"),
-            (self.concentration is None or 0 < self.concentration < np.inf, "concentration must be finite and above 0"),
-        )
-        for holds, rule in rules:
-            if not holds:
-                raise ConfigError(f"data.arguments: {rule}; got {self}")
+    def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
+        """Returns, for the train and the test side, the positions of each client's images.
+
+        Args:
+          sides: labels and a random stream of each side.
+          num_classes: of the images.
+          shares: draws what both sides have in common.
+
+        Raises:
+          ConfigError: the images cannot be divided so.
+        """
+        each = self.classes_per_client
+        if self.num_clients * each % num_classes or each > num_classes:
+            raise ConfigError(
+                f"data.partition: {self.num_clients} clients with {each} of {num_classes} classes: num_clients * "
+                f"classes_per_client must be a multiple of {num_classes}, so that every class is as frequent"
+            )
+        drawn = draw_class_shares(self.num_clients, num_classes, each, shares)
+        return [partition_by_shares(labels, drawn, stream) for labels, stream in sides]
 
 
-def partitioned_images(dataset: ImageDataset, options: PartitionOptions, seed: int) -> Iterator[SiloArrays]:
+class Dirichlet(Settings, tag_field="kind", tag="dirichlet"):
+    """Gives each client as many images, in a mix of classes of its own.
+
+    Attributes:
+      num_clients: number of clients.
+      concentration: small values (0.1) give each client few classes, large ones (100) all the same mix.
+    """
+
+    num_clients: Count
+    concentration: Positive
+
+    def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
+        """Returns positions as `ByClasses.divide`."""
+        mixes = draw_class_mixes(self.num_clients, num_classes, self.concentration, shares)
+        return [partition_by_class_mixes(labels, mixes, stream) for labels, stream in sides]
+
+
+class Uniform(Settings, tag_field="kind", tag="uniform"):
+    """Gives each client as many images, drawn at random from all.
+
+    Attributes:
+      num_clients: number of clients.
+    """
+
+    num_clients: Count
+
+    def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
+        """Returns positions as `ByClasses.divide`."""
+        return [uniform_partition(len(labels), self.num_clients, stream) for labels, stream in sides]
+
+
+Partition = ByClasses | Dirichlet | Uniform
+
+
+class PartitionedImages(SourceSettings):
+    """Divides pooled images among artificial clients; `beam_pipelines.sources.divided` has the partitions' sources.
+
+    | images | `input` |
+    |---|---|
+    | `cifar10`, `cifar100` | the python version's archive, its extracted folder, or `tfds` for TensorFlow Datasets |
+    | `mnist` | the folder of MNIST's four `idx.gz` files, or of others in that format, such as Fashion-MNIST |
+    | `emnist` | the folder of one split's four `idx.gz` files, or the train images of one of several |
+
+    The data set's own test images are divided like its train images and are the test examples; `test_fraction` is not
+    used, and `seed` decides who gets which images.
+
+    Attributes:
+      images: which images; `cifar100` has 100 fine classes.
+      partition: how they are divided.
+      shrink: side of the squares of pixels of which each becomes one pixel, their mean.
+    """
+
+    images: Literal["cifar10", "cifar100", "mnist", "emnist"]
+    partition: Partition
+    shrink: Count = 1
+
+    def build(self, workspace: Path) -> RawData:
+        """Writes the clients' images to `workspace/partitioned_images.npz`, which the job then reads.
+
+        Raises:
+          ConfigError: a setting, or the shape or the number of classes, does not fit; or TensorFlow Datasets is asked
+            for and not installed.
+          DataError: the input is missing or damaged.
+        """
+        dataset = _POOLED_IMAGES[self.images](self.input)
+        self.check_features(shrunken_shape(dataset.train.x.shape[1:], self.shrink), dataset.num_classes)
+        clients = partitioned_images(dataset, self.partition, self.shrink, self.seed)
+        write_silo_arrays(workspace / "partitioned_images.npz", clients)
+        given = to_plain(self.partition)
+        options = {name: given.get(name) for name in ("num_clients", "classes_per_client", "concentration")}
+        parameters = {
+            "images": self.images,
+            "partition": given["kind"],
+            **options,
+            "shrink": self.shrink,
+            "origin": dataset.origin,
+        }
+        return array_images("partitioned_images", workspace, self.num_classes, parameters, has_test_examples=True)
+
+
+def partitioned_images(
+    dataset: ImageDataset, partition: Partition, shrink: int, seed: int
+) -> Iterator[SiloArrays]:
     """Makes the clients `silo_000`, ..., one at a time.
 
     Args:
       dataset: its train images are divided among the clients as training examples, its test images as test examples.
-      options: how.
+      partition: how.
+      shrink: side of the squares of pixels of which each becomes one pixel.
       seed: the same arguments and seed give the same clients.
 
     Returns:
@@ -85,14 +184,17 @@ def partitioned_images(dataset: ImageDataset, options: PartitionOptions, seed: i
     Raises:
       ConfigError: the images cannot be divided among so many clients, or cannot be shrunk.
     """
-    shrunken_shape(dataset.train.x.shape[1:], options.shrink)
-    if options.num_clients > len(dataset.train.y):
+    shrunken_shape(dataset.train.x.shape[1:], shrink)
+    num_clients = partition.num_clients
+    if num_clients > len(dataset.train.y):
         raise ConfigError(
-            f"data.arguments: {len(dataset.train.y)} training images cannot be divided among {options.num_clients} "
-            "clients; lower num_clients"
+            f"data.partition: {len(dataset.train.y)} training images cannot be divided among {num_clients} clients; "
+            "lower num_clients"
         )
-    train_parts, test_parts = _divide_images(dataset, options, seed)
-    width = max(3, len(str(options.num_clients - 1)))
+    shares_stream, *streams = (np.random.default_rng([seed, purpose]) for purpose in (_SHARES, _TRAIN, _TEST))
+    sides = list(zip((dataset.train.y, dataset.test.y), streams, strict=True))
+    train_parts, test_parts = partition.divide(sides, dataset.num_classes, shares_stream)
+    width = max(3, len(str(num_clients - 1)))
 
     def clients() -> Iterator[SiloArrays]:
         for client, (train_part, test_part) in enumerate(zip(train_parts, test_parts, strict=True)):
@@ -100,36 +202,12 @@ def partitioned_images(dataset: ImageDataset, options: PartitionOptions, seed: i
             yield SiloArrays(
                 # The name decides a client's random numbers in training: changed, it would change published results.
                 f"silo_{client:0{width}d}",
-                shrunk(np.concatenate([side.x for side in sides]), options.shrink),
+                shrunk(np.concatenate([side.x for side in sides]), shrink),
                 np.concatenate([side.y for side in sides]),
                 np.arange(len(train_part) + len(test_part)) >= len(train_part),
             )
 
     return clients()
-
-
-def _divide_images(
-    dataset: ImageDataset, options: PartitionOptions, seed: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """For each client the positions of its train images and of its test images."""
-    num_clients, num_classes = options.num_clients, dataset.num_classes
-    shares_stream, *streams = (np.random.default_rng([seed, purpose]) for purpose in (_SHARES, _TRAIN, _TEST))
-    sides = list(zip((dataset.train.y, dataset.test.y), streams, strict=True))
-    if options.classes_per_client is not None:
-        if num_clients * options.classes_per_client % num_classes or not 1 <= options.classes_per_client <= num_classes:
-            raise ConfigError(
-                f"data.arguments: {num_clients} clients with {options.classes_per_client} of {num_classes} classes: "
-                f"num_clients * classes_per_client must be a multiple of {num_classes}, so that every class is as "
-                "frequent"
-            )
-        shares = draw_class_shares(num_clients, num_classes, options.classes_per_client, shares_stream)
-        train, test = (partition_by_shares(labels, shares, stream) for labels, stream in sides)
-    elif options.concentration is not None:
-        mixes = draw_class_mixes(num_clients, num_classes, options.concentration, shares_stream)
-        train, test = (partition_by_class_mixes(labels, mixes, stream) for labels, stream in sides)
-    else:
-        train, test = (uniform_partition(len(labels), num_clients, stream) for labels, stream in sides)
-    return train, test
 
 
 _PATCH = 2
@@ -138,48 +216,67 @@ _WHITE = 255
 _SHUFFLE_TRAIN, _SHUFFLE_TEST, _GROUPS, _MASKS = range(4)
 
 
-@dataclasses.dataclass(frozen=True)
-class RotatedMnistOptions:
-    """How to divide and change the images; `beam_pipelines.sources.builders.build_rotated_mnist` explains each field.
+class RotatedMnist(SourceSettings):
+    """Rotates and masks MNIST (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
-    Raises:
-      ConfigError: a value is out of range.
+    `input` is the folder of MNIST's four `idx.gz` files, or of others in their format with ten classes. The manifest's
+    parameters say under `rotation_groups` to which group each silo belongs, the ground truth of a clustering: group g
+    is rotated by 90 g degrees. MNIST's own test images are the test examples; `test_fraction` is not used, and `seed`
+    decides who gets which images, rotation and mask.
+
+    Attributes:
+      num_silos: number of silos, a multiple of `num_rotations`.
+      num_rotations: number of groups of silos, by 0, 90, 180 and 270 degrees.
+      mask_fraction: probability that a patch of 2 x 2 pixels is white in all images of a silo; 0 for rotations alone.
+      train_per_silo: training (and validation) images of a silo.
+      test_per_silo: test images of a silo.
+      shrink: side of the squares of pixels, masked ones included, of which each becomes one pixel, their mean.
     """
 
-    num_silos: int
-    num_rotations: int
-    mask_fraction: float
-    train_per_silo: int
-    test_per_silo: int
-    shrink: int = 1
+    num_silos: Count = 40
+    num_rotations: Annotated[int, Meta(ge=1, le=4)] = 4
+    mask_fraction: Fraction = 0.0
+    train_per_silo: Count = 1500
+    test_per_silo: CountOrZero = 250
+    shrink: Count = 1
 
     def __post_init__(self):
-        rules = (
-            (min(self.num_silos, self.train_per_silo) >= 1, "num_silos and train_per_silo must be at least 1"),
-            (self.test_per_silo >= 0, "test_per_silo must be at least 0"),
-            (1 <= self.num_rotations <= 4, "num_rotations must be 1 to 4: 0, 90, 180 and 270 degrees"),
-            (0 <= self.mask_fraction <= 1, "mask_fraction must lie in [0, 1]"),
-        )
-        for holds, rule in rules:
-            if not holds:
-                raise ConfigError(f"data.arguments: {rule}; got {self}")
+        super().__post_init__()
         if self.num_silos % self.num_rotations:
-            raise ConfigError(
-                f"data.arguments: num_silos {self.num_silos} must be a multiple of num_rotations {self.num_rotations}, "
-                "so that the groups have the same size"
+            raise ValueError(
+                f"num_silos {self.num_silos} must be a multiple of num_rotations {self.num_rotations}, so that the "
+                "groups have the same size"
             )
+
+    def build(self, workspace: Path) -> RawData:
+        """Writes the silos' images to `workspace/rotated_mnist.npz`, which the job then reads.
+
+        Raises:
+          ConfigError: a setting, or the shape or the number of classes, does not fit.
+          DataError: a file is missing or damaged.
+        """
+        mnist = read_mnist(Path(self.input))
+        self.check_features(shrunken_shape(mnist.train.x.shape[1:], self.shrink), mnist.num_classes)
+        groups, silos = rotated_mnist(mnist.train, mnist.test, self)
+        write_silo_arrays(workspace / "rotated_mnist.npz", silos)
+        options = {name: getattr(self, name) for name in _ROTATIONS}
+        parameters = {**options, "rotation_groups": groups, "origin": mnist.origin}
+        return array_images("rotated_mnist", workspace, self.num_classes, parameters, has_test_examples=True)
+
+
+# What a manifest says of rotated images.
+_ROTATIONS = ("num_silos", "num_rotations", "mask_fraction", "train_per_silo", "test_per_silo", "shrink")
 
 
 def rotated_mnist(
-    train: Images, test: Images, options: RotatedMnistOptions, seed: int
+    train: Images, test: Images, options: RotatedMnist
 ) -> tuple[dict[str, int], Iterator[SiloArrays]]:
     """Makes the silos.
 
     Args:
       train: where each silo's first `train_per_silo` examples come from.
       test: where its other `test_per_silo` examples come from, marked as test examples.
-      options: how.
-      seed: the same arguments and seed give the same silos.
+      options: how; the same options give the same silos.
 
     Returns:
       The group of each silo, by its name (`silo_000`, ...): group g is rotated by 90 g degrees, counter-clockwise. And
@@ -188,11 +285,11 @@ def rotated_mnist(
     Raises:
       ConfigError: there are too few images, or images of their shape cannot be rotated or shrunk.
     """
-    height, width = train.x.shape[1:3]
+    (height, width), seed = train.x.shape[1:3], options.seed
     # Judged here: the silos are made only when they are asked for.
     shrunken_shape(train.x.shape[1:], options.shrink)
     if options.num_rotations > 1 and height != width:
-        raise ConfigError(f"data.arguments: images of {height} x {width} pixels cannot be rotated by 90 degrees")
+        raise ConfigError(f"data: images of {height} x {width} pixels cannot be rotated by 90 degrees")
     train_parts = _divide_rotations(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
     test_parts = _divide_rotations(test, options.num_silos, options.test_per_silo, "test", [seed, _SHUFFLE_TEST])
     order = np.random.default_rng([seed, _GROUPS]).permutation(options.num_silos)
@@ -234,7 +331,7 @@ def _divide_rotations(images: Images, num_silos: int, per_silo: int, side: str, 
     wanted = num_silos * per_silo
     if wanted > len(images.y):
         raise ConfigError(
-            f"data.arguments: {num_silos} silos with {per_silo} {side} images each need {wanted}, and there are "
+            f"data: {num_silos} silos with {per_silo} {side} images each need {wanted}, and there are "
             f"{len(images.y)}; lower num_silos or {side}_per_silo"
         )
     return np.random.default_rng(seed).permutation(len(images.y))[:wanted].reshape(num_silos, per_silo)

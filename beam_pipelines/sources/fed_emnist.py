@@ -19,15 +19,17 @@ import itertools
 import lzma
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from beam_pipelines.options import SourceSettings
+from beam_pipelines.raw_data import RawData
 from beam_pipelines.records import UserRecord
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import replacing
 
 FED_EMNIST_SHAPE = (28, 28, 1)
@@ -264,3 +266,46 @@ def _examples(path: Path, client: str, group: Any) -> tuple[list[np.ndarray], li
             f"{labels.shape}"
         )
     return list(pixels.reshape(len(pixels), -1)), labels.tolist()
+
+
+class FedEmnist(SourceSettings):
+    """Reads TensorFlow Federated's Federated EMNIST: handwriting by some 3,400 people, 10 or 62 classes.
+
+    `input` is `emnist_all.sqlite`, or `emnist_all.sqlite.lzma`, which is decompressed first; or a folder with the two
+    `.h5` files of the older form. `num_classes` 10 takes the database's digits, 62 all of it. Each writer's own test
+    images are the test examples; `test_fraction` is not used. Background 1, ink 0.
+    """
+
+    def build(self, workspace: Path) -> RawData:
+        """Describes the database, which is decompressed into the workspace where it has to be.
+
+        Raises:
+          ConfigError: the shape or the number of classes does not fit.
+          DataError: the input is missing or damaged, or has another schema.
+        """
+        if self.num_classes not in FED_EMNIST_CLASSES:
+            raise ConfigError(
+                f"data.num_classes is {self.num_classes}; fed_emnist has 10 (digits) or 62 (all characters)"
+            )
+        self.check_features(FED_EMNIST_SHAPE, self.num_classes)
+        path = Path(self.input)
+        if path.is_dir():
+            return _described(path, list_h5_files(path), read_h5_users)
+        if path.suffix == ".lzma":
+            path = decompress_database(path, workspace)
+        splits = find_splits(path, self.num_classes)
+        return _described(path.parent, (path.name,), FedEmnistReader(*splits), {"splits": list(splits)})
+
+
+def _described(
+    folder: Path, files: tuple[str, ...], read_users: Any, parameters: Mapping[str, Any] | None = None
+) -> RawData:
+    return RawData(
+        source="fed_emnist",
+        folder=folder,
+        files=files,
+        read_users=read_users,
+        are_images=True,
+        has_test_examples=True,
+        parameters=parameters or {},
+    )

@@ -1,4 +1,4 @@
-"""Reads LEAF's JSON format, whole or split into `train` and `test`, and runs the FEMNIST job on it.
+"""Reads LEAF's JSON format, whole or split into `train` and `test`.
 
 A file is `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`.
 
@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.dataset.clients import run_client_dataset_job
-from beam_pipelines.options import ClientDatasetOptions, Summary
+from beam_pipelines.options import SourceSettings
 from beam_pipelines.raw_data import RawData, files_in
 from beam_pipelines.records import Unusable, UserRecord, raw_excerpt
 from beam_pipelines.rules import user_problem
@@ -31,13 +30,21 @@ _SUFFIXES = (".json", ".json.gz")
 _TOP_LEVEL_KEYS = ("users", "num_samples", "user_data")
 
 
-def leaf_images(folder: Path) -> RawData:
-    """The raw data of a folder of LEAF files whose examples are images.
+class Leaf(SourceSettings):
+    """Reads LEAF JSON of images.
 
-    Raises:
-      DataError: the folder is missing, or is none that `list_sources` takes.
+    `input` is the folder of `.json` or `.json.gz` files, or of its folders `train` and `test`. These say which examples
+    are test examples, so that `test_fraction` is not used.
     """
-    return leaf_raw_data("leaf", folder, read_users)
+
+    def build(self, workspace: Path) -> RawData:
+        """Describes the folder.
+
+        Raises:
+          DataError: the folder is missing, or is none that `list_sources` takes.
+        """
+        del workspace
+        return leaf_raw_data("leaf", Path(self.input), read_users)
 
 
 def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[UserRecord]]) -> RawData:
@@ -199,23 +206,6 @@ def _user_record(user: str, source: str, data: Any, num_samples: Any) -> UserRec
 
 def _kind(value: Any) -> str:
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)[:40]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FemnistOptions(ClientDatasetOptions):
-    """What to prepare, and how: `input` is the folder of LEAF's files, or of its `train` and `test`."""
-
-    input_shape: tuple[int, ...] = (28, 28, 1)
-    num_classes: int = 62
-
-
-def run_femnist(options: FemnistOptions) -> Summary:
-    """Prepares a client dataset, or finds that it is already there.
-
-    Raises:
-      DataError: the input is missing or not LEAF JSON, or `run_client_dataset_job` refuses it.
-    """
-    return run_client_dataset_job(leaf_images(Path(options.input)), options)
 
 
 TRAIN, TEST = "train", "test"

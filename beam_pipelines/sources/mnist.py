@@ -20,10 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_pipelines.sources.images import ImageDataset, Images, shrunk
-from beam_pipelines.sources.silo_arrays import SiloArrays
+from beam_pipelines.options import SourceSettings
+from beam_pipelines.raw_data import RawData
+from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
+from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import DataError
+from tff_pdp.settings import Count
 
 MNIST_CLASSES = 10
 MNIST_TRAIN_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
@@ -213,3 +217,37 @@ def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[
     numbers, starts = np.unique(writers[order], return_index=True)
     for number, part in zip(numbers, np.split(order, starts[1:]), strict=True):
         yield SiloArrays(f"writer_{number:04d}", shrunk(images.x[part], shrink), images.y[part])
+
+
+class MnistWriters(SourceSettings):
+    """Groups MNIST's training images by the 539 people who wrote them (Yadav and Bottou, NeurIPS 2019).
+
+    `input` is the folder of MNIST's `idx.gz` files. MNIST's test images were written by others and are not used:
+    `test_fraction` decides how each writer's images are divided.
+
+    Attributes:
+      writers: QMNIST's `qmnist-train-labels-idx2-int.gz`; default: the file of that name in `input`, or in a folder
+        `mnist_writers` beside it.
+      shrink: side of the squares of pixels of which each becomes one pixel, their mean.
+    """
+
+    writers: str | None = None
+    shrink: Count = 1
+
+    def build(self, workspace: Path) -> RawData:
+        """Writes the writers' images to `workspace/mnist_writers.npz`, which the job then reads.
+
+        Raises:
+          ConfigError: `shrink`, or the shape or the number of classes, does not fit.
+          DataError: a file is missing or damaged, or its rows do not go with the images.
+        """
+        folder = Path(self.input)
+        path = find_writers(folder, self.writers)
+        images = read_labelled_images(folder, *MNIST_TRAIN_FILES, MNIST_CLASSES)
+        self.check_features(shrunken_shape(images.x.shape[1:], self.shrink), MNIST_CLASSES)
+        writers = mnist_writers(images, read_writers(path, images), self.shrink)
+        write_silo_arrays(workspace / "mnist_writers.npz", writers)
+        files = [*((folder, name) for name in MNIST_TRAIN_FILES), (path.parent, path.name)]
+        origin = [dataclasses.asdict(FileRecord.of(*file)) for file in files]
+        parameters = {"shrink": self.shrink, "origin": origin}
+        return array_images("mnist_writers", workspace, self.num_classes, parameters, has_test_examples=False)

@@ -24,6 +24,7 @@ import os
 import string
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow
@@ -32,7 +33,7 @@ from tqdm import tqdm
 from beam_pipelines.dataset.accounting import count_dropped, count_read, count_rows
 from beam_pipelines.dataset.clients import USERS, user_pieces
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
-from beam_pipelines.options import ClientRules
+from beam_pipelines.options import ClientRules, SourceSettings
 from beam_pipelines.raw_data import RawData
 from beam_pipelines.records import Reason, Unusable, UserRecord
 from beam_pipelines.rules import keyed_hash
@@ -345,3 +346,28 @@ def _pieces(
 def _rows(context: TaskContext, table: str) -> Iterator[tuple]:
     for batch in context.tables.get(table, []):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class NistSd19(SourceSettings):
+    """Groups NIST Special Database 19 by the person who wrote it (Grother, 1995; LEAF, 2018): raw FEMNIST.
+
+    `input` is the folder that holds `by_class` and `by_write`. Users are `f0000_14`, ... Images are scaled to
+    `input_shape`, of 1 channel, as in LEAF. Background 1, ink 0. `beam_pipelines.sources.nist` says what becomes a dead
+    letter.
+
+    Attributes:
+      classes: `all` (62), `digits` (10), `letters` (52), or `merged` (47, as in EMNIST's By_Merge).
+    """
+
+    classes: Literal["all", "digits", "letters", "merged"] = "all"
+
+    def build(self, workspace: Path) -> RawData:
+        """Describes the folder.
+
+        Raises:
+          ConfigError: the shape or the number of classes does not fit.
+          DataError: a folder is missing or has no images.
+        """
+        del workspace
+        self.check_features(self.input_shape, num_nist_classes(self.classes))
+        return nist_images(Path(self.input), self.classes, self.input_shape)

@@ -18,15 +18,56 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.options import DataConfig
+from beam_pipelines.options import SourceSettings
 from beam_pipelines.raw_data import RawData, files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
 from beam_pipelines.sources.silo_arrays import read_silo_arrays
 from tff_pdp.errors import DataError
+from tff_pdp.settings import Finite
 
 _NUMBERS = "biuf"
 _BRIGHTEST = 255
+
+
+class SiloFiles(SourceSettings):
+    """Reads feature vectors of silos, as they are.
+
+    `input` is a `.mat`, `.json`, `.json.gz` or `.npz` file, or a folder; `beam_pipelines.sources.silo_files` says what
+    the files hold. With two classes, labels {-1, 1} become {0, 1}.
+
+    Attributes:
+      label_shift: added to every label of a regression, before the scale. A public constant, not taken from the data:
+        nothing in the ledger accounts for it.
+      label_scale: what the labels of a regression are then multiplied by, not 0. A public constant too.
+    """
+
+    label_shift: Finite = 0.0
+    label_scale: Finite = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.label_scale == 0:
+            raise ValueError("label_scale must not be 0")
+        if self.num_classes and (self.label_shift, self.label_scale) != (0.0, 1.0):
+            raise ValueError("label_shift and label_scale are for regressions; set num_classes to 0 for one")
+
+    def build(self, workspace: Path) -> RawData:
+        """Describes the files.
+
+        Raises:
+          DataError: the input is missing or holds no such file.
+        """
+        del workspace
+        folder, files = list_silo_files(Path(self.input))
+        return RawData(
+            source="silo_files",
+            folder=folder,
+            files=files,
+            read_users=SiloFileReader(self.num_classes, label_shift=self.label_shift, label_scale=self.label_scale),
+            are_images=False,
+            parameters={"label_shift": self.label_shift, "label_scale": self.label_scale},
+        )
 
 
 def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
@@ -193,14 +234,14 @@ def _cell_members(path: Path, name: str, cell: Any) -> list[Any]:
 
 
 def array_images(
-    source: str, workspace: Path, data: DataConfig, parameters: Mapping[str, Any], *, has_test_examples: bool
+    source: str, workspace: Path, num_classes: int, parameters: Mapping[str, Any], *, has_test_examples: bool
 ) -> RawData:
     """The raw data of 8-bit images in `workspace/<source>.npz`, as `beam_pipelines.sources.silo_arrays` writes them."""
     return RawData(
         source=source,
         folder=workspace,
         files=(f"{source}.npz",),
-        read_users=SiloFileReader(data.num_classes, brightest=_BRIGHTEST),
+        read_users=SiloFileReader(num_classes, brightest=_BRIGHTEST),
         are_images=True,
         has_test_examples=has_test_examples,
         parameters=parameters,
