@@ -16,10 +16,11 @@ from tff_pdp.data.manifest import (
     Manifest,
 )
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings
+from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings, to_plain
 
 if TYPE_CHECKING:
     from beam_pipelines.raw_data import PreparedSource, RawData
+
 
 class SourceSettings(Settings):
     """Says where examples come from, and how they become a client dataset; a kind of raw data adds fields of its own.
@@ -143,7 +144,7 @@ class JobOptions:
         """The options that decide what the dataset holds, as JSON has them; where and how it is computed does not."""
         elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
         parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
-        return json.loads(json.dumps(parameters))
+        return json.loads(json.dumps(parameters, default=to_plain))
 
     def _require(self, holds: bool, rule: str) -> None:
         if not holds:

@@ -8,13 +8,12 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 from tqdm import tqdm
 
 from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
-from beam_pipelines.contact_graph.degree import DegreeBound, parse_degree_bound
+from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
 from beam_pipelines.contact_graph.people import PeopleRules
 from beam_pipelines.contact_graph.people_stages import people_stages
@@ -64,7 +63,7 @@ class ContactGraphOptions(JobOptions):
         one shard in memory.
     """
 
-    degree_bound: Mapping[str, Any]
+    degree_bound: DegreeBound
     silo_by: str = "person.region"
     num_slots: int = 20
     layout: str = "slots"
@@ -78,7 +77,6 @@ class ContactGraphOptions(JobOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        parse_degree_bound(self.degree_bound)
         for key, least in _INTEGERS.items():
             value = getattr(self, key)
             # A bool is an int to isinstance.
@@ -116,7 +114,7 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
     sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
     contacts = tables.pop("population_network")
     num_shards = options.num_shards or _enough_shards(contacts)
-    bound = parse_degree_bound(options.degree_bound)
+    bound = options.degree_bound
     layout = RowLayout(options.layout, options.num_slots, options.window_days, read_observed_days(folder))
     features = FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8")
     job = DatasetJob(
@@ -181,7 +179,7 @@ def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[
     required = ["person", "population_network", "disease_outcome_training"]
     if options.silo_by.startswith("residence_grid"):
         required += ["residence_locations", "activity_location_assignment"]
-    group = parse_degree_bound(options.degree_bound).group_column or ""
+    group = options.degree_bound.group_column or ""
     if "household." in (options.silo_by + group):
         required.append("household")
     missing = [table for table in required if not tables.get(table)]
@@ -204,7 +202,7 @@ def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
     }
     if options.silo_by.startswith("residence_grid"):
         columns["residence_locations"] = ["rlid", "longitude", "latitude"]
-    for name in (options.silo_by, parse_degree_bound(options.degree_bound).group_column or ""):
+    for name in (options.silo_by, options.degree_bound.group_column or ""):
         table, _, column = name.partition(".")
         if table in ("person", "household") and column not in columns[table]:
             columns[table].append(column)

@@ -10,13 +10,14 @@ function of seed, person and day, and hours are summed as whole seconds, so that
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import scipy.sparse
+from msgspec import Meta
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -24,6 +25,7 @@ from beam_pipelines.contact_graph.tables import STATE_NAMES, read_batches, read_
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from beam_pipelines.keyed_hash import mix
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import Count, CountOrZero, NotNegative, Settings
 
 # Seconds are summed as int32, which is 68 years: with 49 people, 17 months without a break.
 _MOST_SECONDS = np.iinfo(np.int32).max
@@ -148,8 +150,7 @@ _SECONDS_PER_HOUR = 3600.0
 _MASK = (1 << 64) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class OutbreakOptions:
+class OutbreakOptions(Settings):
     """What an outbreak is simulated by.
 
     Attributes:
@@ -166,30 +167,18 @@ class OutbreakOptions:
       target_days: days after these, in which `target` looks for infections.
     """
 
-    seed: int = 0
-    initial_infections: int | None = None
-    transmission_rate: float | None = None
-    reproduction_number: float = 2.0
-    infectious_days: float = 7.0
+    seed: CountOrZero = 0
+    initial_infections: CountOrZero | None = None
+    transmission_rate: NotNegative | None = None
+    reproduction_number: NotNegative = 2.0
+    infectious_days: Annotated[float, Meta(ge=1, le=1e6)] = 7.0
     fixed_duration: bool = False
-    observed_days: int = 57
-    target_days: int = 7
+    observed_days: Count = 57
+    target_days: Count = 7
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ConfigError(f"seed {self.seed}: must not be negative")
-        if self.initial_infections is not None and self.initial_infections < 0:
-            raise ConfigError(f"initial_infections {self.initial_infections}: must not be negative")
-        for name in ("transmission_rate", "reproduction_number"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ConfigError(f"{name} {value}: must be a number that is not negative")
-        if not 1 <= self.infectious_days < math.inf:
-            raise ConfigError(f"infectious_days {self.infectious_days}: must be at least 1")
         if self.fixed_duration and self.infectious_days != int(self.infectious_days):
-            raise ConfigError(f"infectious_days {self.infectious_days}: must be whole with fixed_duration")
-        if min(self.observed_days, self.target_days) < 1:
-            raise ConfigError("observed_days and target_days must be at least 1")
+            raise ValueError(f"infectious_days {self.infectious_days} must be whole with fixed_duration")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -16,7 +18,7 @@ from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, HOME, OTHER, wri
 from beam_pipelines.epidemic import community as communities
 from beam_pipelines.epidemic.community import Columns, Community
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
-from tff_pdp.errors import ConfigError
+from tff_pdp.settings import Count, CountOrZero, Settings
 
 _TRAVEL_SHARE = 0.06
 _TRAVEL_STREAM = 1 << 32
@@ -26,8 +28,7 @@ _PLACES_PER_COMMUNITY = 10**6
 _HOUR = 3600
 
 
-@dataclasses.dataclass(frozen=True)
-class PopulationOptions:
+class PopulationOptions(Settings):
     """What a population is made by.
 
     Attributes:
@@ -42,27 +43,17 @@ class PopulationOptions:
       assignments: whether to write `activity_location_assignment`, about three rows a person.
     """
 
-    num_people: int
-    contact_rows_per_person: float = 24.5
-    num_regions: int = 4
-    seed: int = 0
-    max_contacts: int | None = None
-    community_size: int = 50_000
+    num_people: Count
+    contact_rows_per_person: Annotated[float, Meta(ge=2, le=1000)] = 24.5
+    num_regions: Count = 4
+    seed: CountOrZero = 0
+    max_contacts: Count | None = None
+    community_size: Annotated[int, Meta(ge=2, le=_PLACES_PER_COMMUNITY)] = 50_000
     assignments: bool = True
 
     def __post_init__(self) -> None:
-        if self.num_regions < 1:
-            raise ConfigError(f"num_regions {self.num_regions}: must be at least 1")
         if self.num_people < 2 * self.num_regions:
-            raise ConfigError(f"num_people {self.num_people}: {self.num_regions} regions need at least 2 people each")
-        if not 2 <= self.contact_rows_per_person <= 1000:
-            raise ConfigError(f"contact_rows_per_person {self.contact_rows_per_person}: must be between 2 and 1000")
-        if self.max_contacts is not None and self.max_contacts < 1:
-            raise ConfigError(f"max_contacts {self.max_contacts}: must be at least 1")
-        if not 2 <= self.community_size <= _PLACES_PER_COMMUNITY:
-            raise ConfigError(f"community_size {self.community_size}: must be between 2 and {_PLACES_PER_COMMUNITY}")
-        if self.seed < 0:
-            raise ConfigError(f"seed {self.seed}: must not be negative")
+            raise ValueError(f"num_people {self.num_people}: {self.num_regions} regions need at least 2 people each")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from beam_pipelines.contact_graph.tables import FEMALE, MALE, OTHER, UNKNOWN_SEX, write_about
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import Count, Finite, Settings
 
 STEP = 20
 UNKNOWN_REGION = "unknown"
@@ -30,8 +31,7 @@ _DAY = 86400
 _HOUR = 3600
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(Settings):
     """How contacts are imported.
 
     Attributes:
@@ -43,16 +43,10 @@ class ImportOptions:
       hours_ahead: added to the file's times, where its days do not begin at midnight (or are those of UTC).
     """
 
-    observed_days: int
-    region_column: int | None = None
+    observed_days: Count
+    region_column: Count | None = None
     activity: int = OTHER
-    hours_ahead: float = 0.0
-
-    def __post_init__(self) -> None:
-        if type(self.observed_days) is not int or self.observed_days < 1:
-            raise ConfigError(f"observed_days is {self.observed_days!r}; it must be an integer, at least 1")
-        if self.region_column is not None and self.region_column < 1:
-            raise ConfigError(f"region_column {self.region_column}: columns count from 1")
+    hours_ahead: Finite = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,35 +1,73 @@
-"""Kinds of raw data whose examples are people of a contact graph; functions as in `beam_pipelines.sources.builders`."""
+"""Makes rows of people: the sources `contact_graph`, of tables there are, and `simulated_outbreak`, of made-up ones."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from beam_pipelines.contact_graph.degree import parse_degree_bound
+import msgspec
+from msgspec import Meta
+
+from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
-from beam_pipelines.options import GENERATED, DataConfig, check_features
+from beam_pipelines.options import SourceSettings
 from tff_pdp.data.manifest import Manifest, RowInfluence
-from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.settings import check_arguments
+from tff_pdp.errors import DataError
+from tff_pdp.settings import Count, CountOrZero, Settings, read_settings
 
 if TYPE_CHECKING:
     from beam_pipelines.options import ClientDatasetOptions, Summary
 
+# As `data.input` of what is made up and not read.
+GENERATED = "generated"
+
+
+class RowSettings(Settings):
+    """Says how people become rows.
+
+    Attributes:
+      degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
+      silo_by: `person.<column>`, `household.<column>` or `residence_grid.<degrees>`.
+      num_slots: how many contacts a row looks at; 0 for rows of people alone.
+      layout: `slots`, a block of numbers for each contact; `summary`, their mean; or `exposure`, ten numbers.
+      num_days: how many days were observed.
+      window_days: how many days of history a row has.
+      prediction_days: how many days ahead.
+      num_windows: rows of each person.
+    """
+
+    degree_bound: DegreeBound
+    silo_by: Annotated[str, Meta(pattern=r"^((person|household)\.\w+|residence_grid\.\d+(\.\d+)?)$")] = "person.region"
+    num_slots: CountOrZero = 20
+    layout: Literal["slots", "summary", "exposure"] = "slots"
+    num_days: Annotated[int, Meta(ge=2, lt=2**15 - 1)] = 57
+    window_days: Count = 21
+    prediction_days: Count = 7
+    num_windows: Count = 1
+
+    def __post_init__(self):
+        if self.window_days + self.prediction_days > self.num_days:
+            raise ValueError("num_days must leave room for window_days and prediction_days")
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers a row has."""
+        return RowLayout(self.layout, self.num_slots, self.window_days).size
+
 
 @dataclasses.dataclass(frozen=True)
-class ContactGraph:
+class People:
     """A population whose rows are still to be made.
 
     Attributes:
       tables: the folder of its tables.
-      arguments: options of `ContactGraphOptions` beyond those of every job.
+      rows: how they are made.
     """
 
     tables: Path
-    arguments: Mapping[str, Any]
+    rows: RowSettings
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
         """Makes the rows."""
@@ -46,118 +84,97 @@ class ContactGraph:
                 validation_fraction=options.validation_fraction,
                 min_people_per_silo=options.min_examples_per_client,
                 num_shards=options.num_shards,
-                **self.arguments,
+                **msgspec.structs.asdict(self.rows),
             )
         )
 
 
-def build_contact_graph(
-    data: DataConfig,
-    workspace: Path,
-    *,
-    degree_bound: Mapping[str, Any],
-    silo_by: str = "person.region",
-    num_slots: int = 20,
-    layout: str = "slots",
-    num_days: int = 57,
-    window_days: int = 21,
-    prediction_days: int = 7,
-    num_windows: int = 1,
-) -> ContactGraph:
-    """People of a contact graph: own features, those of sampled contacts, and whether the person falls ill.
+class ContactGraph(SourceSettings):
+    """Makes rows of a contact graph: own features, those of sampled contacts, and whether the person falls ill.
 
-    `data.input` is the folder of a population's tables, in the schema of the US/UK PETs pandemic challenge. The test
-    examples are everybody at the end of the observed days; `data.test_fraction` is not used. Train with
-    `privacy.plan: contact_graph`, which takes from the data how many rows a person can change.
+    `input` is the folder of a population's tables, in the schema of the US/UK PETs pandemic challenge; `input_shape` is
+    the number of values in a row, and `num_classes` 2. The test examples are everybody at the end of the observed days;
+    `test_fraction` is not used. Train with `privacy.kind: contact_graph`, which takes from the data how many rows a
+    person can change.
 
-    Args:
-      data: the experiment's data section; `input_shape` is the number of values in a row, and `num_classes` 2.
-      workspace: not used.
-      degree_bound: `{kind: promise, max_degree: D}`, `{kind: public_groups, group_column: ..., max_group_size: B}` or
-        `{kind: edge}`; see `beam_pipelines.contact_graph.degree`.
-      silo_by: `person.<column>`, `household.<column>` or `residence_grid.<degrees>`.
-      num_slots: how many contacts a row looks at; 0 for rows of people alone.
-      layout: `slots`, `summary` or `exposure`.
-      num_days: how many days were observed.
-      window_days: how many days of history a row has.
-      prediction_days: how many days ahead.
-      num_windows: rows of each person.
-
-    Raises:
-      ConfigError: an argument is out of range, or the shape or the number of classes does not fit.
+    Attributes:
+      rows: how people become rows.
     """
-    del workspace
-    arguments = {
-        "degree_bound": degree_bound,
-        "silo_by": silo_by,
-        "num_slots": num_slots,
-        "layout": layout,
-        "num_days": num_days,
-        "window_days": window_days,
-        "prediction_days": prediction_days,
-        "num_windows": num_windows,
-    }
-    check_features(data, (RowLayout(layout, num_slots, window_days).size,), NUM_CLASSES)
-    return ContactGraph(Path(data.input), arguments)
+
+    rows: RowSettings
+
+    def build(self, workspace: Path) -> People:
+        """Describes the tables.
+
+        Raises:
+          ConfigError: the shape or the number of classes does not fit.
+        """
+        del workspace
+        self.check_features((self.rows.num_values,), NUM_CLASSES)
+        return People(Path(self.input), self.rows)
 
 
-def build_simulated_outbreak(
-    data: DataConfig,
-    workspace: Path,
-    *,
-    population: Mapping[str, Any],
-    outbreak: Mapping[str, Any],
-    rows: Mapping[str, Any],
-    network: str | None = None,
-    metadata: str | None = None,
-) -> ContactGraph:
-    """As `build_contact_graph`, of an outbreak that is simulated first; the tables are written into `workspace`.
+class SimulatedOutbreak(SourceSettings):
+    """Simulates an outbreak, and makes rows of it as `contact_graph`.
 
-    `data.input` is `generated`, for a made-up population; a file of contacts as SocioPatterns publishes them
-    (`tij_*.dat`, `.gz`); or a folder with one such file and at most one `metadata_*.dat`, or one that has such folders.
+    `input` is `generated`, for a made-up population; a file of contacts as SocioPatterns publishes them (`tij_*.dat`,
+    `.gz`); or a folder with one such file and at most one `metadata_*.dat`, or one that has such folders.
 
-    Args:
-      data: the experiment's data section; `seed` decides population, outbreak, windows and sampling.
-      workspace: a folder, made if missing.
-      population: options of `PopulationOptions`; for published contacts, of `ImportOptions`, `observed_days` at least.
-      outbreak: options of `OutbreakOptions`.
-      rows: arguments of `build_contact_graph`.
-      network: which of `data.input`'s folders; None for `data.input` itself.
+    Attributes:
+      rows: how people become rows.
+      outbreak: what the outbreak is simulated by; its seed is that of the data where it is left out.
+      population: what a made-up population is made by, in the same way; for published contacts, how these are imported.
+      network: which of `input`'s folders; None for `input` itself.
       metadata: the file that says who the people of published contacts are; None for the one beside the contacts, if
-        `data.input` is a folder.
-
-    Raises:
-      ConfigError: an argument is unknown, missing or out of range, or means nothing for this input.
-      DataError: a file is missing or malformed.
+        `input` is a folder.
     """
-    source = build_contact_graph(
-        data,
-        workspace,
-        **check_arguments(build_contact_graph, rows, "source 'simulated_outbreak'", "data.arguments.rows"),
-    )
-    workspace.mkdir(parents=True, exist_ok=True)
-    if data.input == GENERATED:
-        if network or metadata:
-            raise ConfigError(
-                f"data.arguments: network and metadata are for published contacts, and data.input is {GENERATED!r}"
-            )
-        options = _options(PopulationOptions, {"seed": data.seed, **population}, "population")
-        generate_population(workspace, options, overwrite=True)
-    else:
-        contacts, people = _contact_files(Path(data.input), network)
-        if metadata:
-            people = Path(metadata)
-        options = _options(ImportOptions, population, "population")
-        import_contacts(contacts, people, workspace, options, overwrite=True)
-    simulate_outbreak(workspace, _options(OutbreakOptions, {"seed": data.seed, **outbreak}, "outbreak"), overwrite=True)
-    return dataclasses.replace(source, tables=workspace)
+
+    rows: RowSettings
+    outbreak: dict[str, bool | int | float | str | None]
+    population: dict[str, bool | int | float | str | None]
+    network: str | None = None
+    metadata: str | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.input == GENERATED and (self.network or self.metadata):
+            raise ValueError(f"network and metadata are for published contacts, and input is {GENERATED!r}")
+        # Typed here, as what a population is made by depends on the input: wrong keys come to light before a job runs.
+        self._population_options(), self._outbreak_options()
+
+    def build(self, workspace: Path) -> People:
+        """Writes the tables into the workspace.
+
+        Raises:
+          ConfigError: the shape or the number of classes does not fit.
+          DataError: a file is missing or malformed.
+        """
+        self.check_features((self.rows.num_values,), NUM_CLASSES)
+        workspace.mkdir(parents=True, exist_ok=True)
+        options = self._population_options()
+        if isinstance(options, PopulationOptions):
+            generate_population(workspace, options, overwrite=True)
+        else:
+            contacts, people = _contact_files(Path(self.input), self.network)
+            people = Path(self.metadata) if self.metadata else people
+            import_contacts(contacts, people, workspace, options, overwrite=True)
+        simulate_outbreak(workspace, self._outbreak_options(), overwrite=True)
+        return People(workspace, self.rows)
+
+    def _population_options(self) -> PopulationOptions | ImportOptions:
+        if self.input == GENERATED:
+            return read_settings(PopulationOptions, {"seed": self.seed, **self.population}, "data", "population")
+        return read_settings(ImportOptions, self.population, "data", "population")
+
+    def _outbreak_options(self) -> OutbreakOptions:
+        return read_settings(OutbreakOptions, {"seed": self.seed, **self.outbreak}, "data", "outbreak")
 
 
 def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]:
     """The files of contacts and, where there is one beside it, of metadata."""
     folder = given / network if network else given
     if network and not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; data.arguments.network names a folder of data.input")
+        raise DataError(f"{folder}: no such folder; data.network names a folder of data.input")
     if not folder.is_dir():
         return given, None
     contacts, people = (
@@ -180,21 +197,10 @@ def promised_influence(manifest: Manifest) -> RowInfluence | None:
     """
     parameters = manifest.parameters
     if parameters.get("source") == SOURCE:
-        bound = parse_degree_bound(parameters["degree_bound"])
+        bound = read_settings(DegreeBound, parameters["degree_bound"], "manifest.json", "parameters.degree_bound")
         if manifest.row_influence != bound.influence(parameters["num_windows"], parameters["num_slots"]):
             raise DataError(
                 "manifest.json: row_influence is not what rows of these parameters promise: it has been changed; "
                 "prepare the data again"
             )
     return manifest.row_influence
-
-
-def _options(kind: Any, given: Mapping[str, Any], key: str) -> Any:
-    known = [field.name for field in dataclasses.fields(kind)]
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigError(f"data.arguments.{key}: unknown key {unknown[0]!r}; known: {', '.join(known)}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise ConfigError(f"data.arguments.{key}: {error}") from None

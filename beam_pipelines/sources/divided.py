@@ -167,9 +167,7 @@ class PartitionedImages(SourceSettings):
         return array_images("partitioned_images", workspace, self.num_classes, parameters, has_test_examples=True)
 
 
-def partitioned_images(
-    dataset: ImageDataset, partition: Partition, shrink: int, seed: int
-) -> Iterator[SiloArrays]:
+def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int, seed: int) -> Iterator[SiloArrays]:
     """Makes the clients `silo_000`, ..., one at a time.
 
     Args:
@@ -268,9 +266,7 @@ class RotatedMnist(SourceSettings):
 _ROTATIONS = ("num_silos", "num_rotations", "mask_fraction", "train_per_silo", "test_per_silo", "shrink")
 
 
-def rotated_mnist(
-    train: Images, test: Images, options: RotatedMnist
-) -> tuple[dict[str, int], Iterator[SiloArrays]]:
+def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[dict[str, int], Iterator[SiloArrays]]:
     """Makes the silos.
 
     Args:
