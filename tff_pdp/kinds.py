@@ -96,8 +96,12 @@ class Kinds(Generic[T]):
 
 
 @cache
-def settings_of(function: Callable[..., Any]) -> type[Settings]:
-    """Makes the `Settings` class of a function's keyword-only parameters: type and range by annotation, default, text.
+def settings_of(function: Callable[..., Any], given: tuple[str, ...] = ()) -> type[Settings]:
+    """Makes the `Settings` class of a function's parameters: type and range by annotation, default, text.
+
+    Args:
+      function: what will be called with the settings.
+      given: names of parameters that the caller gives, and no setting.
 
     Raises:
       ConfigError: a parameter has no annotation.
@@ -105,7 +109,7 @@ def settings_of(function: Callable[..., Any]) -> type[Settings]:
     hints = typing.get_type_hints(function, include_extras=True)
     fields: list[Any] = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        if name in given:
             continue
         if name not in hints:
             raise ConfigError(f"{function.__module__}:{function.__qualname__}: the parameter {name} has no annotation")

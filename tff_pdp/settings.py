@@ -255,11 +255,6 @@ def _first(faults: Iterator[str | None]) -> str | None:
     return next(filter(None, faults), None)
 
 
-def _must_be(key: str, info: types.Type, value: Any) -> str:
-    shown = repr(value)
-    return f"{key or 'the file'} must be {words_of_type(info)}, not {shown if len(shown) <= 80 else shown[:77] + '...'}"
-
-
 def words_of_type(info: types.Type) -> str:
     """Says in words what a field takes.
 

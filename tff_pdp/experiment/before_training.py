@@ -16,25 +16,19 @@ from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
 from tff_pdp.files import remove_attempts
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import Adjacency
-from tff_pdp.privacy.accounting.budgets import parse_budgets
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import FIXED_SEED
-from tff_pdp.privacy.mechanisms.feature_scaling import (
-    FeatureScaling,
-    FeatureScalingSettings,
-    parse_feature_scaling,
-    scaling_of,
-)
+from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling, Scaler
 from tff_pdp.privacy.mechanisms.silo_statistics import (
     SiloStatistics,
     StatisticsSettings,
-    parse_num_examples,
     planned_events,
     release_silo_statistics,
     statistics_generator,
 )
 from tff_pdp.privacy.plans.plan import FixedEvents
 from tff_pdp.registry.entries import Registry
+from tff_pdp.settings import to_plain
 
 FORMAT_VERSION = 1
 # What these releases are called in the registry, in place of a method.
@@ -88,8 +82,10 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
       ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
       DataError: the stored releases cannot be read, or another process is releasing them.
     """
-    scaling = parse_feature_scaling(config.privacy.feature_scaling, clients.manifest.features.shape)
-    settings = StatisticsSettings(parse_num_examples(config.privacy.num_examples), scaling.moments)
+    privacy, shape = config.privacy, clients.manifest.features.shape
+    settings = StatisticsSettings(privacy.num_examples.epsilon, privacy.feature_scaling.moments(shape))
+    # Refused before anything is released.
+    privacy.feature_scaling.public(shape)
     if planned_events(settings):
         statistics = _released_once(config, clients, settings)
     else:
@@ -97,9 +93,9 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
         statistics = {client_id: SiloStatistics(max(1, size)) for client_id, size in sizes.items()}
     return SiloReleases(
         statistics=statistics,
-        scalings={} if scaling.kind == "none" else _scalings(clients, scaling, statistics),
+        scalings=_scalings(clients, privacy.feature_scaling, statistics),
         num_examples_are_noised=settings.count_epsilon is not None,
-        unsound=scaling.why_not_private or "",
+        unsound=privacy.feature_scaling.why_not_private,
     )
 
 
@@ -195,8 +191,8 @@ def _enter(config: ExperimentConfig, clients: ClientDataset, settings: Statistic
     """
     registry, release_id = Registry(config.privacy.registry), secrets.token_hex(16)
     ledger = None
-    if config.privacy.plan != "none":
-        budgets = parse_budgets(config.privacy.budgets, clients.client_ids)
+    if config.privacy.is_private:
+        budgets = config.privacy.budgets_of(clients.client_ids)
         ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, budgets)
         for client_id in budgets:
             for event, reason in planned_events(settings):
@@ -228,21 +224,25 @@ def _first_name_of(config: ExperimentConfig, clients: ClientDataset) -> str:
 
 def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
     return {
-        "num_examples": dict(config.privacy.num_examples),
-        "feature_scaling": dict(config.privacy.feature_scaling),
+        "num_examples": to_plain(config.privacy.num_examples),
+        "feature_scaling": to_plain(config.privacy.feature_scaling),
         "test_only_seed": config.training.test_only_seed,
         "data": data,
     }
 
 
 def _scalings(
-    clients: ClientDataset, settings: FeatureScalingSettings, statistics: Mapping[str, SiloStatistics]
+    clients: ClientDataset, scaler: Scaler, statistics: Mapping[str, SiloStatistics]
 ) -> dict[str, FeatureScaling]:
-    if settings.public is not None:
+    """By client id; empty where features are used as they are."""
+    if scaler.changes_nothing:
+        return {}
+    public = scaler.public(clients.manifest.features.shape)
+    if public is not None:
         # Known without reading anyone's examples.
-        return dict.fromkeys(clients.client_ids, settings.public)
+        return dict.fromkeys(clients.client_ids, public)
     return {
-        client_id: scaling_of(settings, statistics[client_id], clients.load(client_id, "train").x)
+        client_id: scaler.scaling(statistics[client_id], clients.load(client_id, "train").x)
         for client_id in clients.client_ids
     }
 

@@ -1,41 +1,37 @@
-"""Experiments as YAML: frozen dataclasses, unknown keys are errors, and the resolved form is saved with the run."""
+"""Reads experiments from YAML into typed settings, without TensorFlow.
 
-import dataclasses
+The sections `data` and `privacy` are of the class that their `kind` names, and are read here in full. Settings of models and
+of the methods are those of functions whose modules import TensorFlow: they are read by `tff_pdp.experiment.build`
+before anything is written or spent.
+"""
+
+import functools
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import yaml
+import msgspec
+from msgspec import Meta
 
-from beam_pipelines.options import DataConfig
-from tff_pdp.engines.options import CLIENT_PARALLELISMS
+from beam_pipelines.options import SourceSettings
+from tff_pdp.engines.options import ClientParallelism
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.facts import GENERATORS
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.settings import UniqueKeyLoader, build_settings
+from tff_pdp.experiment.kinds import PLANS, SOURCES
+from tff_pdp.privacy.plans.plan import PlanSettings
+from tff_pdp.settings import Count, Name, Positive, Settings, join_key, read_settings, read_yaml, to_plain
 
-WEIGHTINGS = ("uniform", "num_examples", "paper_capped_num_examples")
-EXPORT_LAYOUTS = ("auto", "stacked", "clusters", "hypernetwork", "per_client")
-EXPORTED_CLIENT_IDS = ("hashed", "plain")
 # What silos released before training (`tff_pdp.experiment.before_training`), in the experiment's folder.
 RELEASES_FILE = "silo_releases.json"
+# A setting as YAML has it, before its type is known.
+Value = bool | int | float | str | tuple[Any, ...] | None
+# Settings of a model, or of a method, by name.
+Values = dict[str, Value]
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The model: a name from the registry, and the arguments of its builder besides the shapes."""
-
-    name: str
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    seed: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
-    """How long to train, and how.
+class Training(Settings):
+    """Says how long to train, and how.
 
     Attributes:
       rounds: planned rounds; the noise is calibrated for them.
@@ -45,7 +41,7 @@ class TrainingConfig:
       weight_cap: the number of examples from which on a user counts as one.
       evaluate_every: validation metrics each so many rounds.
       checkpoint_every: a checkpoint each so many rounds.
-      engine: a name from `tff_pdp.engines.running.ENGINES`.
+      engine: `inprocess`, in this process; or `native`, TensorFlow Federated's own worker.
       device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
       client_parallelism: `loop` calls once for each client, a few at a time, `vectorized` for many clients at once, and
         `auto` times both in the first round and keeps the faster. For the engine `inprocess`.
@@ -55,26 +51,29 @@ class TrainingConfig:
       test_only_seed: fixes all randomness; reports then say "not private".
     """
 
-    rounds: int
-    weighting: str = "uniform"
-    weight_cap: int = 100
-    evaluate_every: int = 5
-    checkpoint_every: int = 10
-    engine: str = "inprocess"
-    device: str = "auto"
-    client_parallelism: str = "auto"
-    clients_per_call: int = 256
+    rounds: Count
+    weighting: Literal["uniform", "num_examples", "paper_capped_num_examples"] = "uniform"
+    weight_cap: Count = 100
+    evaluate_every: Count = 5
+    checkpoint_every: Count = 10
+    engine: Literal["inprocess", "native"] = "inprocess"
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu(:[0-9]+)?)$")] = "auto"
+    client_parallelism: ClientParallelism = "auto"
+    clients_per_call: Count = 256
     deterministic_operations: bool = True
     test_only_seed: int | None = None
 
+    def __post_init__(self):
+        if self.engine == "native" and self.client_parallelism == "vectorized":
+            raise ValueError("client_parallelism: the engine native computes client by client")
 
-@dataclasses.dataclass(frozen=True)
-class ExportConfig:
-    """What is exported, and how.
+
+class Export(Settings):
+    """Says what is exported, and how.
 
     Attributes:
       algorithm: which trained method. Named here, not chosen by a metric: a choice costs budget.
-      model_name: the name it is served under.
+      model_name: the name it is served under: letters, digits, `_`, `.` and `-`.
       layout: how personal models lie in the export: `stacked`, a row for every client of what differs between them;
         `clusters`, a row for every different model; `hypernetwork`, the small states that models are made from, for
         methods that have them; `per_client`, an export for every client; or `auto`, the smallest of the first three or,
@@ -83,15 +82,14 @@ class ExportConfig:
         `client_id.key` beside the run; or `plain`, they have the ids themselves.
     """
 
-    algorithm: str
-    model_name: str
-    layout: str = "auto"
-    client_ids: str = "hashed"
+    algorithm: Name
+    model_name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    layout: Literal["auto", "stacked", "clusters", "hypernetwork", "per_client"] = "auto"
+    client_ids: Literal["hashed", "plain"] = "hashed"
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchConfig:
-    """A private search for hyper-parameters: what every silo tries with `tff-pdp tune`, and what a try costs it.
+class SearchSettings(Settings):
+    """Says what every silo tries with `tff-pdp tune`, a private search for hyper-parameters, and what a try costs.
 
     Attributes:
       algorithm: the method that is searched; its own hyper-parameters are those of the pivot run.
@@ -104,17 +102,16 @@ class SearchConfig:
       score_bound: the largest squared error of one example that counts in a score, for a regression.
     """
 
-    algorithm: str
-    values: Mapping[str, Any]
-    runs: str | float = "geometric"
-    mean_runs: float = 5.0
-    score_noise_multiplier: float = 10.0
-    score_bound: float = 1.0
+    algorithm: Name
+    values: Annotated[dict[str, Annotated[tuple[float, ...], Meta(min_length=1)]], Meta(min_length=1)]
+    runs: Literal["geometric", "logarithmic", "poisson", "fixed"] | Annotated[float, Meta(ge=0)] = "geometric"
+    mean_runs: Annotated[float, Meta(gt=1)] = 5.0
+    score_noise_multiplier: Positive = 10.0
+    score_bound: Positive = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class TuningConfig:
-    """What was chosen by looking at results on these data, and how often one looked; reports repeat it.
+class Tuning(Settings):
+    """Says what was chosen by looking at results on these data, and how often one looked; reports repeat it.
 
     Attributes:
       tuned: settings chosen without privacy, in a reader's words.
@@ -123,32 +120,46 @@ class TuningConfig:
     """
 
     tuned: tuple[str, ...] = ()
-    configurations_tried: int = 1
-    search: SearchConfig | None = None
+    configurations_tried: Count = 1
+    search: SearchSettings | None = None
 
-    def search_for(self, algorithm: str) -> SearchConfig | None:
+    def search_for(self, algorithm: str) -> SearchSettings | None:
         """The search for this method's hyper-parameters, where there is one."""
         return self.search if self.search and self.search.algorithm == algorithm else None
 
 
-@dataclasses.dataclass(frozen=True)
-class ExperimentConfig:
-    """One experiment: one data set, one model, one privacy plan, and the methods trained under it.
+class ExperimentConfig(Settings):
+    """Describes one experiment: one data set, one model, one privacy plan, and the methods trained under it.
 
     Attributes:
-      output: folder everything is written under.
-      algorithms: hyper-parameters by method name.
+      title: of the report.
+      output: folder that everything is written under.
+      data: where examples come from.
+      model: `kind`, a name from `tff_pdp.experiment.kinds.MODELS` or `module:name`; `seed` of its initial weights, 0 by
+        default; and what its function takes.
+      privacy: what is promised to whom.
+      training: how long to train, and how.
+      algorithms: by a name of one's own, what a method takes; `kind` says which one where the name does not.
+      export: what is exported.
+      tuning: what was chosen by looking at results.
     """
 
-    title: str
-    output: str
-    data: DataConfig
-    model: ModelConfig
-    privacy: PrivacyConfig
-    training: TrainingConfig
-    algorithms: Mapping[str, Mapping[str, float | int]]
-    export: ExportConfig
-    tuning: TuningConfig = TuningConfig()
+    title: Name
+    output: Name
+    data: SourceSettings
+    model: Values
+    privacy: PlanSettings
+    training: Training
+    algorithms: Annotated[dict[str, Values], Meta(min_length=1)]
+    export: Export
+    tuning: Tuning = Tuning()
+
+    def __post_init__(self):
+        known = ", ".join(self.algorithms)
+        search = self.tuning.search
+        for key, name in (("export", self.export.algorithm), ("tuning.search", search and search.algorithm)):
+            if name is not None and name not in self.algorithms:
+                raise ValueError(f"{key}.algorithm {name!r} must be one of {known}")
 
     @property
     def clients_folder(self) -> Path:
@@ -169,9 +180,13 @@ class ExperimentConfig:
         """The model's base path, as TensorFlow Serving calls it."""
         return Path(self.output).resolve() / "export" / self.export.model_name
 
+    def kind_of(self, algorithm: str) -> str:
+        """The kind of a method, by its name in this experiment."""
+        return str(self.algorithms[algorithm].get("kind", algorithm))
+
     def to_dict(self) -> dict[str, Any]:
         """The resolved experiment as plain data, defaults filled in."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        return json.loads(json.dumps(to_plain(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
         """A digest of everything that decides one method's training up to rounding, its data set included."""
@@ -179,9 +194,6 @@ class ExperimentConfig:
         decisive = {key: content[key] for key in ("model", "privacy")}
         # Where runs are counted does not change them.
         del decisive["privacy"]["registry"]
-        # Runs of earlier versions, which could not choose, drew by it.
-        if decisive["privacy"]["generator"] == "philox":
-            del decisive["privacy"]["generator"]
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
         decisive["training"] = {
@@ -192,95 +204,93 @@ class ExperimentConfig:
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """Reads an experiment.
 
     Args:
       path: a YAML file.
-      overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's.
+      overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's; None takes a key
+        away.
 
     Raises:
-      ConfigError: the file is missing or not YAML, or a key is unknown, missing or of the wrong type.
+      ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or lies
+        outside of its range.
     """
-    path = Path(path)
-    try:
-        content = yaml.load(path.read_text(), UniqueKeyLoader)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     for key, value in (overrides or {}).items():
-        *parents, last = key.split(".")
-        target = content
-        for parent in parents:
-            if isinstance(target, dict) and target.get(parent) is None:
-                target[parent] = {}
-            target = target[parent] if isinstance(target, dict) else None
-        if not isinstance(target, dict):
-            raise ConfigError(f"{path}: there is no key {key!r} to set")
+        _override(content, key, value, str(path))
+    return read_experiment(content, str(path))
+
+
+def read_experiment(content: Any, source: str) -> ExperimentConfig:
+    """Reads an experiment from plain data; `source` begins error messages. Errors as `load_experiment`."""
+    _check_names(content, source)
+    sections = {"data": SOURCES, "privacy": PLANS}
+    classes = {}
+    for key, kinds in sections.items():
+        section = content.get(key) if isinstance(content, Mapping) else None
+        kind = section.get("kind") if isinstance(section, Mapping) else None
+        if isinstance(kind, str):
+            try:
+                classes[key] = kinds.find(kind)
+            except ConfigError as error:
+                raise ConfigError(f"{source}: {error}") from None
+    return read_settings(_typed(**classes), content, source)
+
+
+@functools.cache
+def _typed(data: type = SourceSettings, privacy: type = PlanSettings) -> type[ExperimentConfig]:
+    """The class of experiments with these sections."""
+    fields = [("data", data), ("privacy", privacy)]
+    return msgspec.defstruct("ExperimentConfig", fields, bases=(ExperimentConfig,), frozen=True, kw_only=True)  # type: ignore
+
+
+# Names of an earlier version, and what replaces them.
+_RENAMED = {
+    "data.source": "data.kind",
+    "data.arguments": "the options of data.kind, which stand in data itself",
+    "model.name": "model.kind",
+    "model.arguments": "the options of model.kind, which stand in model itself",
+    "privacy.plan": "privacy.kind",
+    "privacy.budgets.cycle": "privacy.budgets with kind cycled, and epsilons",
+}
+# Of budgets, which had no kind.
+_KINDS_OF_BUDGETS = {
+    "epsilon": "one_for_all",
+    "silos": "by_silo",
+    "file": "from_file",
+    "distribution": "drawn",
+}
+
+
+def _check_names(content: Any, source: str) -> None:
+    """Names the new key of one of an earlier version."""
+
+    def at(key: str) -> Any:
+        found = content
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    for old, new in _RENAMED.items():
+        if at(old) is not None:
+            raise ConfigError(f"{source}: the key {old} is now {new}")
+    budgets = at("privacy.budgets")
+    for key, kind in _KINDS_OF_BUDGETS.items():
+        if isinstance(budgets, Mapping) and key in budgets and "kind" not in budgets:
+            raise ConfigError(f"{source}: missing key privacy.budgets.kind: with {key}, it is {kind}")
+
+
+def _override(content: Any, key: str, value: Any, source: str) -> None:
+    *parents, last = key.split(".")
+    target = content
+    for parent in parents:
+        if isinstance(target, dict) and target.get(parent) is None:
+            target[parent] = {}
+        target = target[parent] if isinstance(target, dict) else None
+    if not isinstance(target, dict):
+        raise ConfigError(f"{source}: there is no key {join_key('', key)} to set")
+    if value is None:
+        target.pop(last, None)
+    else:
         target[last] = value
-    config = build_settings(ExperimentConfig, content, str(path), "")
-    _check_ranges(config, str(path))
-    return config
-
-
-def _check_ranges(config: ExperimentConfig, source: str) -> None:
-    """Refuses values that have the right type and no meaning, before anything is run or spent."""
-    for key in ("rounds", "evaluate_every", "checkpoint_every", "clients_per_call", "weight_cap"):
-        _require(getattr(config.training, key) >= 1, source, f"training.{key} must be at least 1")
-    _require(
-        config.training.client_parallelism in CLIENT_PARALLELISMS,
-        source,
-        f"training.client_parallelism {config.training.client_parallelism!r} must be auto, loop or vectorized",
-    )
-    _require(
-        config.training.weighting in WEIGHTINGS,
-        source,
-        f"training.weighting {config.training.weighting!r} must be one of: {', '.join(WEIGHTINGS)}",
-    )
-    _require(config.privacy.batch_size >= 1, source, "privacy.batch_size must be at least 1")
-    _require(
-        config.privacy.generator in GENERATORS,
-        source,
-        f"privacy.generator {config.privacy.generator!r} must be one of: {', '.join(GENERATORS)}",
-    )
-    registry = config.privacy.registry
-    _require(
-        registry is None or Path(registry).is_absolute(),
-        source,
-        f"privacy.registry {registry!r} must be an absolute path: it would be another folder in each working directory",
-    )
-    _require(bool(config.algorithms), source, "algorithms must name at least one method")
-    for name, hparams in config.algorithms.items():
-        _require(isinstance(hparams, Mapping), source, f"algorithms.{name} must be a mapping of hyper-parameters")
-    sets = config.data.record_set
-    names = [sets] if isinstance(sets, str) else list((sets or {}).values())
-    _require(
-        all(isinstance(name, str) and name for name in names),
-        source,
-        f"data.record_set {sets!r} must be a name, or names by client",
-    )
-    search = config.tuning.search
-    _require(
-        search is None or search.algorithm in config.algorithms,
-        source,
-        f"tuning.search.algorithm {search and search.algorithm!r} is not one of: {', '.join(config.algorithms)}",
-    )
-    export = config.export
-    known = ", ".join(config.algorithms)
-    _require(
-        export.algorithm in config.algorithms, source, f"export.algorithm {export.algorithm!r} is not one of: {known}"
-    )
-    _require(
-        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", export.model_name) is not None,
-        source,
-        f"export.model_name {export.model_name!r} must be letters, digits, '_', '.' and '-'",
-    )
-    for key, values in {"layout": EXPORT_LAYOUTS, "client_ids": EXPORTED_CLIENT_IDS}.items():
-        given = getattr(export, key)
-        _require(given in values, source, f"export.{key} {given!r} must be one of: {', '.join(values)}")
-
-
-def _require(condition: bool, source: str, message: str) -> None:
-    if not condition:
-        raise ConfigError(f"{source}: {message}")

@@ -3,6 +3,7 @@
 And its part `tuning.search`: which hyper-parameters can be searched, of which methods, on what.
 """
 
+import dataclasses
 import inspect
 import itertools
 import math
@@ -10,19 +11,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import ExperimentConfig, SearchConfig
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.config import ExperimentConfig, SearchSettings, Values
+from tff_pdp.experiment.kinds import ALGORITHMS
+from tff_pdp.kinds import settings_of
 from tff_pdp.models.base import Model
-from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
 from tff_pdp.privacy.plans.search import Search, parse_runs
 from tff_pdp.processes.client_work import initial_weights, round_without_gradients
 from tff_pdp.processes.compose import hparam_dtype
+from tff_pdp.settings import did_you_mean, read_settings
 
 # As many steps as make some epochs of whole batches.
 _EPOCHS = re.compile(r"epoch|([1-9][0-9]*) epochs?")
@@ -36,53 +39,53 @@ _NOT_SEARCHED = ("local_steps", "client_index")
 
 
 def build_algorithm(
-    name: str, given: Mapping[str, Any], *, num_clients: int, rounds: int, head: Sequence[str] = ()
+    name: str, given: Values, *, num_clients: int, rounds: int, head: Sequence[str] = ()
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Builds an algorithm from its settings.
 
     Args:
-      name: its name in the registry.
-      given: by name, what its builder takes (fixed in its computations) and its hyper-parameters (a number each;
-        those of steps may be "epoch" or "5 epochs", `prox_weight` may be "auto").
+      name: its name in the experiment.
+      given: by name, `kind`, where that is not the name; what its builder takes (fixed in its computations); and its
+        hyper-parameters (a number each; those of steps may be "epoch" or "5 epochs", `prox_weight` may be "auto").
       num_clients: of the experiment.
       rounds: of the experiment.
       head: names of the weights of the model's last layer.
 
     Returns:
-      The algorithm and all of its hyper-parameters, defaults filled in.
+      The algorithm, under the experiment's name for it, and all of its hyper-parameters, defaults filled in.
 
     Raises:
-      ConfigError: the name or a key is unknown, or a value has the wrong type or range.
+      ConfigError: the kind or a key is unknown, or a value has the wrong type or range.
     """
-    if name not in ALGORITHMS:
-        raise ConfigError(f"algorithms: {name!r} is not known; known: {', '.join(sorted(ALGORITHMS))}")
-    builder = ALGORITHMS[name]
-    parameters = inspect.signature(builder).parameters
+    key = f"algorithms.{name}"
+    kind = given.get("kind", name)
+    if not isinstance(kind, str):
+        raise ConfigError(f"{key}.kind must be text, not {kind!r}")
+    try:
+        builder = ALGORITHMS.find(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
     experiment = {"num_clients": num_clients, "rounds": rounds, "head": tuple(head)}
-    arguments = {key: value for key, value in experiment.items() if key in parameters}
-    given = {key: read_number(value) for key, value in given.items()}
-    settable = [key for key in parameters if key not in FROM_EXPERIMENT]
-    for key in settable:
-        if key in given:
-            arguments[key] = _argument(f"algorithms.{name}.{key}", given[key], parameters[key].default)
-    algorithm = builder(**arguments)
-    known = [key for key in algorithm.hparams if key != "client_index"]
-    for key, value in given.items():
-        if key in settable:
-            continue
-        if key not in known:
-            raise ConfigError(
-                f"unknown key 'algorithms.{name}.{key}'; {name} has: {', '.join([*known, *sorted(settable)])}"
-            )
-        if value == AUTO and name not in _CAN_BE_AUTO:
-            raise ConfigError(f"'algorithms.{name}.{key}' can be {AUTO!r} only for: {', '.join(_CAN_BE_AUTO)}")
+    settings = settings_of(builder, FROM_EXPERIMENT)
+    own = [field.name for field in msgspec.structs.fields(settings)]
+    arguments = {one: value for one, value in experiment.items() if one in inspect.signature(builder).parameters}
+    chosen = read_settings(settings, {one: value for one, value in given.items() if one in own}, "algorithms", name)
+    algorithm = builder(**arguments, **msgspec.structs.asdict(chosen))
+    if algorithm.name != name:
+        algorithm = dataclasses.replace(algorithm, name=name)
+    known = [one for one in algorithm.hparams if one != "client_index"]
+    hparams = {one: value for one, value in given.items() if one not in ("kind", *own)}
+    for one, value in hparams.items():
+        if one not in known:
+            raise ConfigError(f"unknown key {key}.{one}; {did_you_mean(one, [*known, *own])}")
+        if value == AUTO and kind not in _CAN_BE_AUTO:
+            raise ConfigError(f"{key}.{one} can be {AUTO!r} only for: {', '.join(_CAN_BE_AUTO)}")
         if value == AUTO and given.get("prox_inside_clip"):
             raise ConfigError(
-                f"'algorithms.{name}.{key}' cannot be {AUTO!r} with prox_inside_clip: what the clip leaves of the pull "
-                "is not known"
+                f"{key}.{one} cannot be {AUTO!r} with prox_inside_clip: what the clip leaves of the pull is not known"
             )
-        check_hparam(f"algorithms.{name}.{key}", key, value, algorithm.hparams[key])
-    return algorithm, {**algorithm.hparams, **{key: value for key, value in given.items() if key in known}}
+        check_hparam(f"{key}.{one}", one, value, algorithm.hparams[one])
+    return algorithm, {**algorithm.hparams, **hparams}
 
 
 def hparam_columns(
@@ -137,42 +140,6 @@ def check_hparam(key: str, name: str, value: Any, default: float | int) -> None:
         raise ConfigError(f"{key!r} must be a finite number of at least {lowest}{word}, not {value!r}")
 
 
-def read_number(value: Any) -> Any:
-    """The number that a text is; anything else as it is. YAML 1.1 reads 1e-3 as text.
-
-    >>> read_number("1e-3"), read_number("epoch"), read_number(2)
-    (0.001, 'epoch', 2)
-    """
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _whole_numbers(key: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or any(type(one) is not int or one < 1 for one in value):
-        raise ConfigError(f"{key!r} must be a list of whole numbers of at least 1, not {value!r}")
-    return tuple(value)
-
-
-def _argument(key: str, value: Any, default: Any) -> Any:
-    """A builder's argument, of the type of its default."""
-    kind = type(default)
-    if kind is tuple:
-        return _whole_numbers(key, value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{key!r} must be a {kind.__name__}, not {value!r}")
-    if key.endswith("_fraction") and not 0 <= value <= 1:
-        raise ConfigError(f"{key!r} must lie between 0 and 1, not {value!r}")
-    if kind is int and value < 1:
-        raise ConfigError(f"{key!r} must be at least 1, not {value!r}")
-    if kind is float and not 0 <= value < math.inf:
-        raise ConfigError(f"{key!r} must be finite and not negative, not {value!r}")
-    return value
-
-
 def build_search(
     config: ExperimentConfig, algorithm: Algorithm, settings: Mapping[str, Any], model: Model, clients: ClientDataset
 ) -> Search | None:
@@ -192,10 +159,6 @@ def build_search(
     search = config.tuning.search_for(algorithm.name)
     if search is None:
         return None
-    for key in ("score_noise_multiplier", "score_bound"):
-        value = getattr(search, key)
-        if not 0 < value < math.inf:
-            raise ConfigError(f"tuning.search.{key} must be positive and finite, not {value!r}")
     candidates = _candidates(search, algorithm)
     if AUTO in settings.values():
         raise ConfigError(
@@ -218,22 +181,16 @@ def build_search(
     )
 
 
-def _candidates(search: SearchConfig, algorithm: Algorithm) -> tuple[dict[str, float], ...]:
+def _candidates(search: SearchSettings, algorithm: Algorithm) -> tuple[dict[str, float], ...]:
     """Every combination of the values."""
     known = [name for name in algorithm.hparams if name not in _NOT_SEARCHED]
-    if not search.values:
-        raise ConfigError(f"tuning.search.values is empty; {algorithm.name} can be searched for: {', '.join(known)}")
     grid = {}
     for name, values in search.values.items():
         key = f"tuning.search.values.{name}"
         if name not in known:
             raise ConfigError(f"{key!r} cannot be searched; {algorithm.name} can be searched for: {', '.join(known)}")
-        if not isinstance(values, list | tuple) or not values:
-            raise ConfigError(f"{key!r} must be a list of numbers, not {values!r}")
-        grid[name] = values = [read_number(value) for value in values]
+        grid[name] = values
         for value in values:
-            if isinstance(value, str):
-                raise ConfigError(f"{key!r} must be a list of numbers, not {values!r}")
             check_hparam(key, name, value, algorithm.hparams[name])
         if len(set(values)) < len(values):
             raise ConfigError(f"{key!r} has a value twice: {values!r}")
@@ -262,7 +219,7 @@ def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:
 def _check_validation_examples(config: ExperimentConfig, clients: ClientDataset) -> None:
     missing = [client_id for client_id in clients.client_ids if not clients.num_examples(client_id, "validation")]
     # Where silos' sizes are secret, so is whether one has no validation examples; its choice is then noise alone.
-    if parse_num_examples(config.privacy.num_examples) is not None:
+    if config.privacy.num_examples.epsilon is not None:
         missing = [] if config.data.validation_fraction > 0 else missing
     if missing:
         raise ConfigError(

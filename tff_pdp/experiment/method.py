@@ -10,15 +10,11 @@ from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling
 from tff_pdp.privacy.plans.plan import PrivacyPlan
-from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
-from tff_pdp.privacy.plans.user import UserPlan
-from tff_pdp.processes.aggregation import UserSum
 from tff_pdp.processes.compose import PersonalizedProcess, client_params_columns, client_params_type
 
 
@@ -53,7 +49,7 @@ class Method:
     process: PersonalizedProcess
     config_hash: str
     num_examples: Mapping[str, int]
-    weight_cap: int | None = None
+    weight_cap: int = 1
     is_weighted: bool = False
     auto_prox: SiloParameters | None = None
 
@@ -62,28 +58,6 @@ class Method:
         """TFF type of what a client keeps."""
         member: Any = self.process.init_client.type_signature.result
         return member.member
-
-    @property
-    def user_plan(self) -> UserPlan | None:
-        """The plan, where it is users that are protected, or counted."""
-        return self.plan if isinstance(self.plan, UserPlan) else None
-
-    @property
-    def silo_plan(self) -> SiloExamplePlan:
-        """The plan, where clients are silos.
-
-        Raises:
-          ConfigError: they are users.
-        """
-        if not isinstance(self.plan, SiloExamplePlan):
-            raise ConfigError(f"{self.algorithm.name}: this is for silos, and the clients of this experiment are users")
-        return self.plan
-
-    @property
-    def user_sum(self) -> UserSum | None:
-        """How users' releases are added up, where clients are users."""
-        plan = self.user_plan
-        return None if plan is None else UserSum(plan.noise, plan.mechanism.sampling_rate, plan.generator)
 
     def examples(self, split: str) -> Examples:
         """Clients' examples of one split, padded to a few sizes."""
@@ -95,7 +69,7 @@ class Method:
 
     def round_data(self, split: str) -> Examples | ClientValues:
         """What rounds take clients' examples from: silos' stay where the engine computes, users' come by cohorts."""
-        return self.client_data(split) if self.user_plan is None else self.examples(split)
+        return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(
         self,
@@ -125,34 +99,12 @@ class Method:
             hparams={"client_index": chosen, **hparams, **(changed or {})},
             seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
-            weights=self._weights(client_ids, round_number) if self.is_weighted else None,
-            **self._user_values(),
+            weights=self.plan.weights(self.num_examples, client_ids, self.weight_cap, round_number)
+            if self.is_weighted
+            else None,
+            **self.plan.release_values(is_weighted=self.is_weighted),
         )
         params_type = client_params_type(
-            self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.user_sum
+            self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.plan.server_sum()
         )
         return ClientValues.from_columns(params_type, columns)
-
-    def _weights(self, client_ids: Sequence[str], round_number: int) -> np.ndarray:
-        """What clients count: float64 `[clients]`.
-
-        Silos by their numbers of examples over the mean of those that take part, users over a cap.
-        """
-        sizes = np.array([self.num_examples[client_id] for client_id in client_ids], np.float64)
-        if not isinstance(self.plan, SiloExamplePlan):
-            return capped_weights(sizes, self.weight_cap or 1)
-        plan = self.plan
-        present = [self.num_examples[one] for one in self.num_examples if plan.takes_part(one, round_number)]
-        return sizes / np.mean(present) if present else sizes
-
-    def _user_values(self) -> dict[str, float]:
-        plan = self.user_plan
-        if plan is None or not (self.is_weighted or plan.noise_on_own_support):
-            return {}
-        clip_norm = {"clip_norm": plan.mechanism.clip_norm}
-        return {**clip_norm, "noise_share": plan.noise_share} if plan.noise_on_own_support else clip_norm
-
-
-def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """Numbers of examples over a cap, and at most one: float64 `[clients]`."""
-    return np.minimum(sizes / cap, 1.0)

@@ -45,6 +45,7 @@ class Scaler(Settings):
     """Scales every silo's features, the same way in each silo."""
 
     why_not_private: ClassVar[str] = ""
+    changes_nothing: ClassVar[bool] = False
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling | None:
         """Returns the scaling of every silo where it is known without data; None elsewhere.
@@ -80,6 +81,8 @@ class Scaler(Settings):
 
 class Unscaled(Scaler, tag_field="kind", tag="none"):
     """Uses features as they are."""
+
+    changes_nothing: ClassVar[bool] = True
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling:
         """Returns the scaling that changes nothing."""
