@@ -19,7 +19,6 @@ from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_i
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
 from tff_pdp.personal_models.trained_clients import global_model_of
 from tff_pdp.privacy.facts import unit_of
-from tff_pdp.privacy.plans.contact_graph import ContactGraphPlan
 from tff_pdp.reports import silo_texts, user_texts
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.statement import is_private
@@ -93,7 +92,7 @@ def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
         stack.callback(close_states, state.client_states)
         stack.enter_context(experiment_engine(config))
         served = served_models(
-            method, state, model_seed=config.model.seed, layout=config.export.layout, exported_id=exported_id
+            method, state, model_seed=model_seed(config), layout=config.export.layout, exported_id=exported_id
         )
     all_runs = cost_of_all_runs(config, method)
     report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT, all_runs=all_runs)
@@ -167,7 +166,7 @@ def _privacy_report(
     client has an export of its own (`is_divided`), the report is the same in all of these, and names no client.
     """
     claim, reason = claim_of_run(method, state, None if is_divided else exported_id)
-    is_users = method.user_plan is not None
+    is_users = method.plan.samples_clients
     by_scope = all_runs.by_scope if all_runs else {}
     costs = _user_report(method, state) if is_users else _silo_report(method, state, exported_id, is_divided, by_scope)
     content = {
@@ -181,7 +180,7 @@ def _privacy_report(
     if is_users:
         content["personal_models"] = user_texts.export_text(is_private(claim))
     else:
-        unit = unit_of(method.plan.row_influence if isinstance(method.plan, ContactGraphPlan) else None)
+        unit = unit_of(method.plan.row_influence)
         content["personal_models"] = silo_texts.export_text(is_private(claim), unit)
     return json_safe(content)
 
@@ -203,7 +202,7 @@ def _silo_report(
     by_scope: Mapping[str, Composed],
 ) -> dict[str, Any]:
     """What every silo spent, and what that does not cover."""
-    plan = method.silo_plan
+    plan = method.plan
     silos = [
         {
             "id": exported_id(client_id),
@@ -238,7 +237,7 @@ def _silo_costs(method: Method, state: Checkpoint, silo: str) -> dict[str, Any]:
     claim, reason = claim_of_silo(method, state, silo)
     if claim == "none" or state.ledger is None:
         return {"claim": claim, "claim_reason": reason, "epsilon": None}
-    epsilon = method.silo_plan.guaranteed_epsilon(state.ledger, silo).best
+    epsilon = method.plan.guaranteed_epsilon(state.ledger, silo).best
     return {"claim": claim, "claim_reason": reason, "epsilon": epsilon}
 
 

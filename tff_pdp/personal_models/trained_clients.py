@@ -127,7 +127,7 @@ def global_model_of(method: Method, *, is_divided: bool = False) -> str:
         return SHARED
     # Personal models of users carry no noise, nor would their mean. Each silo's is private for its own records, so
     # their mean is post-processing.
-    return MEAN if method.user_plan is None and not is_divided else INITIAL
+    return INITIAL if method.plan.samples_clients or is_divided else MEAN
 
 
 def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | None:

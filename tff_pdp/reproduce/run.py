@@ -22,7 +22,6 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.privacy.plans.plan import PrivacyPlan
-from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.sweep import Outcome, result_row
@@ -90,7 +89,7 @@ class JobRunner:
                 mean_over_clients=mean_over_silos(values),
                 worst_decile=worst_decile(values, method.model.metric),
                 pooled=pooled,
-                settings={**shown, **_noise_of(method.plan)},
+                settings={**shown, **method.plan.noise_facts},
             ),
         )
 
@@ -128,10 +127,10 @@ class JobRunner:
 
     def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:
         content = config.to_dict()
-        decisive = [content["model"], content["privacy"]["feature_scaling"], method.user_plan is None]
+        decisive = [content["model"], content["privacy"]["feature_scaling"], method.plan.samples_clients]
         key = (config.output, json.dumps(decisive, sort_keys=True))
         if key not in self._data:
-            read = method.client_data if method.user_plan is None else method.examples
+            read = method.examples if method.plan.samples_clients else method.client_data
             self._data[key] = read("train"), read("test")
             if len(self._data) > _KEPT_DATA:
                 self._data.popitem(last=False)
@@ -141,23 +140,8 @@ class JobRunner:
 
 def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
     """What could be claimed of a planned training if its seed were not a test-only one."""
-    epsilon = None if plan.claim == "none" else planned_epsilon(plan)
+    epsilon = None if plan.claim == "none" else plan.planned_epsilon()
     return {"claim": plan.claim, "claim_reason": plan.claim_reason, "epsilon": epsilon}
-
-
-def planned_epsilon(plan: PrivacyPlan) -> float:
-    """Epsilon of a whole planned training, the largest over clients; infinite without privacy.
-
-    It is zero where users release nothing, whether or not there would be noise on it.
-    """
-    if isinstance(plan, UserPlan) and not plan.num_released:
-        return 0.0
-    ledger = plan.build_ledger()
-    if ledger is None:
-        return math.inf
-    for scope in plan.budgets:
-        ledger.append(scope, plan.training_event(scope))
-    return max(ledger.epsilon(scope).best for scope in plan.budgets)
 
 
 def _prevalence(method: Method) -> dict[str, float]:
@@ -166,13 +150,6 @@ def _prevalence(method: Method) -> dict[str, float]:
         return {}
     labels = [method.clients.load(client_id, "test").y for client_id in method.clients.client_ids]
     return {"prevalence": float(np.mean(np.concatenate(labels)))}
-
-
-def _noise_of(plan: PrivacyPlan) -> dict[str, float]:
-    """What rows say of the noise on users' means."""
-    if not isinstance(plan, UserPlan):
-        return {}
-    return {"noise_multiplier": plan.mechanism.noise_multiplier, "noise_to_signal": plan.noise_to_signal}
 
 
 def _prepare_once(config: ExperimentConfig) -> None:

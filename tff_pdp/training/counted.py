@@ -13,7 +13,6 @@ from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.events import hashable
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.plans.plan import PrivacyPlan
-from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
 from tff_pdp.registry.entries import Registry
 from tff_pdp.reports.words import upper
 from tff_pdp.training.checkpoint import Checkpoint
@@ -159,8 +158,8 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
         records=registry.keep_dataset(method.clients, splits_of(method)),
         record_set=config.data.record_set,
         scopes=[method.plan.scope_of(client_id) for client_id in method.clients.client_ids],
-        are_users=method.user_plan is not None,
-        is_unit_in_several=method.user_plan is not None or method.clients.manifest.row_influence is not None,
+        are_users=method.plan.samples_clients,
+        is_unit_in_several=method.plan.samples_clients or method.clients.manifest.row_influence is not None,
     )
     found = releases_on_record(registry, Path(config.output))
     return compose(registry, found, own)
@@ -168,8 +167,7 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
 
 def splits_of(method: Method) -> Sequence[str]:
     """The splits that a method's training reads: a search also scores by validation examples."""
-    is_searched = isinstance(method.plan, SiloExamplePlan) and method.plan.search is not None
-    return ("train", "validation") if is_searched else ("train",)
+    return ("train",) if method.plan.search is None else ("train", "validation")
 
 
 def say_cost_so_far(config: ExperimentConfig, method: Method) -> None:

@@ -73,7 +73,7 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     if not state.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
     enter_finished(config, method, folder, charges)
-    if method.user_plan is not None:
+    if method.plan.samples_clients:
         store = ClientStore.open(folder / STORE)
         if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):
             store.close()
@@ -171,7 +171,7 @@ def _report(
         _algorithm_result(config, method, state, metrics[method.algorithm.name]) for method, state in trained
     )
     scores = _scores(first, metrics)
-    is_users = first.user_plan is not None
+    is_users = first.plan.samples_clients
     silos = () if is_users else silo_results(trained, scores)
     words = USERS if is_users else SILOS
     notes = [f"{method.algorithm.title}: {method.plan.warning}" for method, _ in trained if method.plan.warning]
@@ -216,7 +216,7 @@ def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoin
         claim=claim,
         claim_reason=reason,
         exported=method.algorithm.name == config.export.algorithm,
-        user_costs=None if method.user_plan is None else user_costs(method, state),
+        user_costs=user_costs(method, state) if method.plan.samples_clients else None,
     )
 
 

@@ -14,11 +14,8 @@ from tff_pdp.privacy.accounting.accountants import EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import compose_parts
 from tff_pdp.privacy.facts import FIXED_SEED, UserCosts, UserSums
-from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism
-from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise, rounds_per_epoch
-from tff_pdp.privacy.plans.contact_graph import ContactGraphPlan
 from tff_pdp.privacy.plans.silo_example import GRADIENTS
-from tff_pdp.privacy.plans.user import USERS, UserPlan
+from tff_pdp.privacy.plans.user import USERS
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
 from tff_pdp.reports.statement import build_privacy_statement, build_user_statement
 from tff_pdp.training.checkpoint import Checkpoint
@@ -37,11 +34,10 @@ def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], st
     """
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
-    if method.user_plan is None and method.plan.claim != "none":
-        bare = sorted((shown_id or str)(silo) for silo, one in method.silo_plan.mechanisms.items() if _is_bare(one))
-        if bare:
-            example = f", for example {bare[0]}" if shown_id else ""
-            return "none", f"{len(bare)} silos trained without noise{example}"
+    bare = sorted(map(shown_id or str, method.plan.clients_without_noise()))
+    if bare:
+        example = f", for example {bare[0]}" if shown_id else ""
+        return "none", f"{len(bare)} silos trained without noise{example}"
     return method.plan.claim, method.plan.claim_reason
 
 
@@ -49,13 +45,7 @@ def claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, st
     """The claim for one silo, which may have one where another silo has none."""
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
-    if method.plan.claim != "none" and _is_bare(method.silo_plan.mechanisms[silo]):
-        return "none", "the silo trained without noise"
-    return method.plan.claim, method.plan.claim_reason
-
-
-def _is_bare(mechanism: SiloMechanism) -> bool:
-    return mechanism.noise_multiplier == 0
+    return method.plan.claim_of(silo)
 
 
 def silo_results(trained: Sequence[Trained], scores: Sequence[ClientScores]) -> tuple[SiloResult, ...]:
@@ -70,18 +60,17 @@ def silo_statement(
     silos: Sequence[SiloResult],
 ) -> dict[str, Any]:
     """The privacy statement."""
-    plans = [method.silo_plan for method, _ in trained]
-    are_noised = any(plan.num_examples_are_noised for plan in plans)
+    plans: list[Any] = [method.plan for method, _ in trained]
     return build_privacy_statement(
         algorithms=algorithms,
         silos=silos,
-        clip=config.privacy.clip_norm,
+        clip=getattr(config.privacy, "clip_norm", math.inf),
         sampler=plans[0].sampler,
         generator=plans[0].generator,
-        row_influence=plans[0].row_influence if isinstance(plans[0], ContactGraphPlan) else None,
+        row_influence=plans[0].row_influence,
         other_releases=_other_releases([state for _, state in trained]),
-        num_examples_are_noised=are_noised,
-        steps=max(max(plan.gradients_per_round.values()) * plan.rounds for plan in plans),
+        num_examples_are_noised=any(plan.num_examples_are_noised for plan in plans),
+        steps=max(plan.steps for plan in plans),
         tuned=config.tuning.tuned,
         configurations_tried=config.tuning.configurations_tried,
         search=_search(config, trained),
@@ -92,8 +81,7 @@ def silo_statement(
 
 def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
     method, state = max(trained, key=lambda pair: _spent_by_silo(pair, own.id))
-    plan = method.silo_plan
-    mechanism = plan.mechanisms[own.id]
+    plan = method.plan
     claim, reason = claim_of_silo(method, state, own.id)
     bounds = plan.guaranteed_epsilon(state.ledger, own.id) if state.ledger and claim != "none" else None
     return SiloResult(
@@ -101,12 +89,9 @@ def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
         num_test=own.num_test,
         personal=own.personal,
         shared=own.shared,
-        num_train=plan.num_examples[own.id],
-        noise_multiplier=mechanism.noise_multiplier,
-        sampling_rate=mechanism.sampling_rate,
-        last_round=plan.last_rounds[own.id],
         claim=claim,
         claim_reason=reason,
+        **plan.client_facts(own.id),
         **_epsilon_fields(plan.budgets.get(own.id), bounds),
     )
 
@@ -131,7 +116,7 @@ def _other_releases(states: Sequence[Checkpoint]) -> list[str]:
 def _search(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any] | None:
     """The private search among these methods' hyper-parameters, in the words of the statement."""
     for method, _ in trained:
-        search, settings = method.silo_plan.search, config.tuning.search
+        search, settings = method.plan.search, config.tuning.search
         if search is not None and settings is not None:
             return {
                 "method": method.algorithm.title,
@@ -155,15 +140,10 @@ def _silo_if_charged(
 
 def user_costs(method: Method, state: Checkpoint) -> UserCosts:
     """What the training of one method cost every user: infinitely much where its claim is `none`."""
-    plan = method.plan
-    assert isinstance(plan, UserPlan)
+    plan: Any = method.plan
     has_claim = state.ledger is not None and claim_of_run(method, state)[0] != "none"
-    return UserCosts(
-        noise_multiplier=plan.mechanism.noise_multiplier,
-        num_noised=plan.num_noised,
-        noise_to_signal=plan.noise_to_signal,
-        **_epsilon_fields(plan.budgets.get(USERS), state.ledger.epsilon(USERS) if state.ledger and has_claim else None),
-    )
+    spent = state.ledger.epsilon(USERS) if state.ledger and has_claim else None
+    return plan.costs(_epsilon_fields(plan.budgets.get(USERS), spent))
 
 
 def user_statement(
@@ -183,25 +163,11 @@ def user_statement(
 
 def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
     """How what users release is summed and noised, by a method that releases something, where there is one."""
-    plans = {method.algorithm.title: method.user_plan for method, _ in trained}
-    known = {title: plan for title, plan in plans.items() if plan is not None}
-    plan = max(known.values(), key=lambda one: one.num_released > 0)
-    mechanism, noise = plan.mechanism, plan.noise
-    is_adaptive = isinstance(noise, AdaptiveClip)
-    return UserSums(
-        rounds=plan.rounds,
-        num_users=plan.num_users,
-        is_constant=config.privacy.num_users is not None,
-        sampling_rate=mechanism.sampling_rate,
-        expected_cohort=mechanism.expected_cohort,
-        clip_norm=mechanism.clip_norm,
-        noise_multiplier=mechanism.noise_multiplier,
-        quantile=noise.quantile if is_adaptive else None,
-        count_stddev=noise.count_stddev * mechanism.expected_cohort if is_adaptive else None,
-        sum_noise_multiplier=noise.sum_noise_multiplier(mechanism) if is_adaptive else None,
-        rounds_per_tree=rounds_per_epoch(mechanism.sampling_rate) if isinstance(noise, TreeNoise) else None,
+    plans: dict[str, Any] = {method.algorithm.title: method.plan for method, _ in trained}
+    plan = max(plans.values(), key=lambda one: one.num_released > 0)
+    return plan.sums(
         weight_cap=config.training.weight_cap if trained[0][0].is_weighted else None,
-        own_support=tuple(title for title, one in known.items() if one.noise_on_own_support),
+        own_support=tuple(title for title, one in plans.items() if one.noise_on_own_support),
     )
 
 

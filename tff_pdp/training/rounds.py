@@ -11,12 +11,9 @@ import tensorflow as tf
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
 from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import ADAPTATION, RunKey
-from tff_pdp.privacy.mechanisms.user_noise import FixedClip, TreeNoise, rounds_per_epoch
-from tff_pdp.processes.aggregation import start_user_sum
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import MemoryStore, is_store, places_in_parts, replace_states, select_states
 from tff_pdp.training.client_store.store import ClientStore
@@ -42,19 +39,16 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
     client_ids = tuple(method.clients.client_ids)
     run_key = RunKey.from_entropy() if test_only_seed is None else RunKey.from_test_seed(test_only_seed)
     client_states: Any = [client_state] * len(client_ids)
-    if method.user_plan is not None:
+    if method.plan.samples_clients:
         own = tf.nest.map_structure(np.asarray, client_state)
         client_states = (
             MemoryStore(own, len(client_ids))
             if store_folder is None
             else ClientStore.create(store_folder, own, len(client_ids))
         )
-        if method.algorithm.released:
-            started = start_user_sum(server_state["aggregation"], method.user_plan, run_key.server_seeds())
-            server_state = {**server_state, "aggregation": started}
     return Checkpoint(
         round_number=0,
-        server_state=server_state,
+        server_state=method.plan.start(server_state, run_key.server_seeds()),
         client_ids=client_ids,
         client_states=client_states,
         ledger=method.plan.build_ledger(),
@@ -75,27 +69,11 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
     Raises:
       ConfigError: the noise of users' sums goes on from round to round here, so that none of it can be drawn anew.
     """
-    check_redrawn(method, state)
+    method.plan.check_redrawn(state.round_number)
     run_key = dataclasses.replace(state.run_key, attempt=attempt.number)
-    server_state = state.server_state
-    if method.user_plan is not None and method.algorithm.released:
-        first = method.process.initialize()["aggregation"]
-        server_state = {**server_state, "aggregation": start_user_sum(first, method.user_plan, run_key.server_seeds())}
+    first = method.plan.start(method.process.initialize(), run_key.server_seeds())
+    server_state = {**state.server_state, "aggregation": first["aggregation"]}
     return dataclasses.replace(state, server_state=server_state, run_key=run_key, ledger=attempt.ledger)
-
-
-def check_redrawn(method: Method, state: Checkpoint) -> None:
-    """Checks that what comes after a state can be drawn anew: `redrawn`, and its error."""
-    plan = method.user_plan
-    if plan is None or not method.algorithm.released or isinstance(plan.noise, FixedClip):
-        return
-    if isinstance(plan.noise, TreeNoise) and not state.round_number % rounds_per_epoch(plan.mechanism.sampling_rate):
-        return
-    raise ConfigError(
-        f"after round {state.round_number} the noise, or the clip norm, goes on from round to round, and this run was "
-        "started on another processor, with another version of this project, or with other versions or settings of "
-        "TensorFlow: resume the run there, or give --overwrite to start again"
-    )
 
 
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
@@ -112,10 +90,7 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
     cohort = method.plan.cohort(round_number, state.client_ids, state.run_key.cohort_generator)
     is_everyone = len(cohort) == len(state.client_ids)
     if not len(cohort):
-        if method.user_plan is None:
-            return dataclasses.replace(state, round_number=round_number)
-        # A cohort without anyone is noised like any other.
-        server_state = method.process.next_of_nobody(state.server_state, [], [], [])
+        server_state = method.plan.round_of_nobody(method.process, state.server_state)
         if is_store(state.client_states):
             # A store that is a round behind would look like an older copy.
             state.client_states.write(round_number, [], state.client_states.read([]))

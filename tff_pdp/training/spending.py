@@ -189,7 +189,7 @@ def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
         config.training.engine,
         device,
         is_deterministic=device == "cpu",
-        generator=checked_generator(config.privacy.generator),
+        generator=config.privacy.generator,
     )
 
 

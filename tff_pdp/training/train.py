@@ -155,7 +155,7 @@ def _start_or_resume(
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, saved))
     tell_registry(config, writer.charges)
-    if method.user_plan is not None:
+    if method.plan.samples_clients:
         store = stack.enter_context(ClientStore.open(folder / STORE))
         store.rewind(saved.round_number)
         # A run that was killed after its last round may have left older states.

@@ -343,6 +343,11 @@ class PrivacyPlan(abc.ABC):
             ledger.append(scope, self.training_event(scope))
         return max(ledger.epsilon(scope).best for scope in self.budgets)
 
+    def client_facts(self, client_id: str) -> dict[str, Any]:
+        """What reports say of the mechanism of one client, by name; empty where it is the same for all."""
+        del client_id
+        return {}
+
     @property
     def noise_facts(self) -> dict[str, float]:
         """What tables of results say of the noise, by name; empty where it differs between clients."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dp_accounting
 import numpy as np
@@ -115,6 +115,21 @@ class SiloExamplePlan(PrivacyPlan):
         if self.claim == "none":
             return []
         return [client_id for client_id, one in self.mechanisms.items() if one.noise_multiplier == 0]
+
+    def client_facts(self, client_id: str) -> dict[str, Any]:
+        """What reports say of a silo's mechanism: number of examples, noise, sampling rate, last round."""
+        mechanism = self.mechanisms[client_id]
+        return {
+            "num_train": self.num_examples[client_id],
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sampling_rate": mechanism.sampling_rate,
+            "last_round": self.last_rounds[client_id],
+        }
+
+    @property
+    def steps(self) -> int:
+        """The most noisy gradients of a silo in a whole training."""
+        return max(self.gradients_per_round.values()) * self.rounds
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
         """What MR-MTL's lambda is set from: public parameters of all silos.

@@ -24,7 +24,7 @@ from tff_pdp.privacy.accounting.accountants import (
 )
 from tff_pdp.privacy.accounting.budgets import OneForAll, SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
-from tff_pdp.privacy.facts import Generator, generator_condition
+from tff_pdp.privacy.facts import Generator, UserCosts, UserSums, generator_condition
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
 from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, UserMechanism
@@ -68,6 +68,7 @@ class UserPlan(PrivacyPlan):
       mechanism: public parameters of the noised sums.
       noise: kind of noise and clip.
       num_users: of the population, for which the sampling rate was set.
+      is_constant: whether that number is a public constant; otherwise it is the number of users in the data.
       num_released: how many values a user releases in a round.
       num_noised: how many of them the noise changes anything by.
       noise_on_own_support: whether users add shares of the noise by themselves, each only where the own update is not
@@ -80,6 +81,7 @@ class UserPlan(PrivacyPlan):
     mechanism: UserMechanism
     noise: UserNoise = dataclasses.field(default_factory=FixedClip)
     num_users: int
+    is_constant: bool
     num_released: int
     num_noised: int
     noise_on_own_support: bool = False
@@ -136,6 +138,35 @@ class UserPlan(PrivacyPlan):
     def planned_epsilon(self) -> float:
         """Epsilon of a whole planned training; zero where nothing is released, with noise or without."""
         return super().planned_epsilon() if self.num_released else 0.0
+
+    def costs(self, epsilons: Mapping[str, float]) -> UserCosts:
+        """What the training cost every user; `epsilons` are budget and spending by the names of `UserCosts`."""
+        return UserCosts(
+            noise_multiplier=self.mechanism.noise_multiplier,
+            num_noised=self.num_noised,
+            noise_to_signal=self.noise_to_signal,
+            **epsilons,
+        )
+
+    def sums(self, *, weight_cap: int | None, own_support: tuple[str, ...]) -> UserSums:
+        """How what users release is drawn, clipped, summed and noised; arguments as the fields of `UserSums`."""
+        mechanism, noise = self.mechanism, self.noise
+        is_adaptive = isinstance(noise, AdaptiveClip)
+        return UserSums(
+            rounds=self.rounds,
+            num_users=self.num_users,
+            is_constant=self.is_constant,
+            sampling_rate=mechanism.sampling_rate,
+            expected_cohort=mechanism.expected_cohort,
+            clip_norm=mechanism.clip_norm,
+            noise_multiplier=mechanism.noise_multiplier,
+            quantile=noise.quantile if is_adaptive else None,
+            count_stddev=noise.count_stddev * mechanism.expected_cohort if is_adaptive else None,
+            sum_noise_multiplier=noise.sum_noise_multiplier(mechanism) if is_adaptive else None,
+            rounds_per_tree=rounds_per_epoch(mechanism.sampling_rate) if isinstance(noise, TreeNoise) else None,
+            weight_cap=weight_cap,
+            own_support=own_support,
+        )
 
     @property
     def noise_facts(self) -> dict[str, float]:
@@ -360,6 +391,7 @@ def user_plan_without_noise(
         mechanism=UserMechanism(math.inf, 0.0, sampling_rate, weight * sampling_rate),
         noise=noise,
         num_users=population,
+        is_constant=num_users is not None,
         num_released=training.num_released,
         num_noised=training.num_released if training.num_noised is None else training.num_noised,
         noise_on_own_support=training.noise_on_own_support,

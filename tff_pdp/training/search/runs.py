@@ -72,7 +72,7 @@ def run_pivot(
       rounds: their numbers, in order, from 1.
     """
     if not search.has_pivot:
-        return Pivot([first.server_state] * (method.silo_plan.rounds + 1), first.client_states)
+        return Pivot([first.server_state] * (method.plan.rounds + 1), first.client_states)
     state = dataclasses.replace(first, ledger=None)
     server_states = [_in_memory(state.server_state)]
     for round_number in rounds:

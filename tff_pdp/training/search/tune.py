@@ -161,7 +161,7 @@ def tune(
     """
     check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
-    search = method.silo_plan.search
+    search = method.plan.search
     if search is None:
         raise ConfigError(f"{name}: there is nothing to search; give tuning.search, or --algorithm and --values")
     folder = config.algorithm_folder(name)
@@ -190,7 +190,7 @@ def tune(
         state=result,
         selected=read_selected(folder),
         # An epsilon beside no claim would be read as one.
-        costs=search_costs(method.silo_plan, search, result.ledger) if result.ledger and claim != "none" else {},
+        costs=search_costs(method.plan, search, result.ledger) if result.ledger and claim != "none" else {},
         claim=claim,
         claim_reason=claim_reason,
     )
@@ -269,12 +269,12 @@ def _start_or_resume(
     with ChargesWriter(folder) as writer:
         open_run(writer, method, first)
         if first.ledger is not None:
-            method.silo_plan.charge_search(first.ledger)
+            method.plan.charge_search(first.ledger)
         started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
         # Before anything is trained: a search that is stopped has cost what it would have cost.
         search_states.save(folder / SEARCH, started)
         enter_run(config, method, folder, writer.charges, first.ledger)
-        writer.reserve(method.silo_plan.rounds, first.ledger, arithmetic)
+        writer.reserve(method.plan.rounds, first.ledger, arithmetic)
         tell_registry(config, writer.charges)
     return started
 
@@ -300,11 +300,11 @@ def _check_repeated(
         if writer.charges is None:
             # A search of the first version, which had no record: it may have run with its draws.
             open_run(writer, method, saved)
-            writer.reserve(method.silo_plan.rounds, saved.ledger, of_first_version(arithmetic))
+            writer.reserve(method.plan.rounds, saved.ledger, of_first_version(arithmetic))
         check_newest(config, folder, writer.charges)
         enter_run(config, method, folder, writer.charges, saved.ledger)
         if writer.charges and not writer.charges.through_round:
-            writer.reserve(method.silo_plan.rounds, saved.ledger, arithmetic)
+            writer.reserve(method.plan.rounds, saved.ledger, arithmetic)
         tell_registry(config, writer.charges)
         if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
@@ -330,7 +330,7 @@ def _search(
     progress: bool,
 ) -> Checkpoint:
     """Runs what is left of a search and saves its result."""
-    numbers = range(1, method.silo_plan.rounds + 1)
+    numbers = range(1, method.plan.rounds + 1)
     rounds = tqdm(numbers, f"{method.algorithm.name} pivot run", unit="round", disable=not progress)
     first, run_key, best = state.first, state.first.run_key, list(state.best)
     train_data, validation_data = method.client_data("train"), method.client_data("validation")
@@ -348,7 +348,7 @@ def _search(
         search_states.save(folder / SEARCH, search_states.SearchState(first, best, run))
     result = dataclasses.replace(
         first,
-        round_number=method.silo_plan.rounds,
+        round_number=method.plan.rounds,
         server_state=pivot.server_states[-1],
         client_states=[
             one.client_state if one.run else own for one, own in zip(best, pivot.client_states, strict=True)
