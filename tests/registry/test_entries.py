@@ -156,6 +156,7 @@ def test_entries_of_earlier_versions_say_only_how_far_the_run_came(tmp_path, rea
     registry.close("c", ["1", "2", "3", "4"], 9, ledger_of(8))
     assert registry.find("c").upper.ledger.to_json() == ledger_of(9).to_json()
     assert not closed.is_in(["x", "y", "z"], (9, ledger_of(8).num_events))
+    assert not closed.is_in(["x", "y", "z"], (10, ledger_of(8).num_events)), "further, by fewer events"
     # From here on as any other.
     registry.reserve("a", ["1", "2", "3", "4"])
     with pytest.raises(DataError, match="has gone on"):

@@ -641,6 +641,18 @@ def test_a_sealed_copy_counts_once(start, copy, experiment):
         assert stated(third) == pytest.approx(spent, rel=1e-9)
 
 
+def test_a_fork_that_is_evaluated_and_then_sealed_counts_once(forks, experiment):
+    _, other = forks
+    both = stated(other.config)
+    evaluate_experiment(experiment("other", **ROOMY))
+    seal_run(other.folder, 6)
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    for _ in range(2):
+        assert stated(third) == pytest.approx(both, rel=1e-9)
+        assert stated(other.config) == pytest.approx(both, rel=1e-9)
+        replace(other)
+
+
 def test_a_run_that_goes_on_while_runs_are_added_up_counts_once(start, monkeypatch):
     one = start("one")
     one.step()

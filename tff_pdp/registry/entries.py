@@ -114,7 +114,9 @@ class Entry:
           chains: of the lines of the record.
           size: of what the record says that was spent, as of `Cost.size`.
         """
-        return self.was_at(chains) and all(size >= cost.size for cost in self.closings)
+        # Rounds and events each: a copy may have gone further by fewer events.
+        has_all = all(own >= least for cost in self.closings for own, least in zip(size, cost.size, strict=True))
+        return self.was_at(chains) and has_all
 
     def was_at(self, chains: Collection[str]) -> bool:
         """Whether a record has been where the registry knows the run's own to have been, by the chains of its lines."""

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.personal_models.new_clients.examples import NewClients
