@@ -131,6 +131,29 @@ def test_masks_that_follow_from_the_seed_make_another_form(tmp_path):
     assert (matched(one, two).everyone, matched(one, two).is_undecided) == ({0}, True)
 
 
+def test_names_of_made_up_clients_say_nothing_where_content_does_not(tmp_path):
+    """Each of the other division's clients may have the record."""
+    one, two = (
+        digests(
+            tmp_path / str(shrink),
+            {"silo_000": records(50 * shrink, 50 * shrink + 2), "silo_001": records(50 * shrink + 2, 50 * shrink + 4)},
+            parameters={"source": "partitioned_images", "shrink": shrink, "origin": [{"sha256": "f"}]},
+        )
+        for shrink in (1, 2)
+    )
+    back = Records.from_bytes(one.to_bytes())
+    assert (back.are_named, Records.from_bytes(digests(tmp_path / "x", {"a": records(0, 1)}).to_bytes()).are_named) == (
+        False,
+        True,
+    )
+    for by_name in (False, True):
+        assert members(matched(back, two, by_name=by_name), one, 0) == [[0, 1]] * 2
+    assert (
+        members(matched(one, two, {"silo_000": "a", "silo_001": "b"}, {"silo_000": "b", "silo_001": "a"}), one, 0)
+        == [[1]] * 2
+    )
+
+
 def test_another_division_of_the_same_raw_files_is_told_by_content(tmp_path):
     """Seeds and shares decide which records there are, not how one looks."""
     one = digests(tmp_path / "a", {"x": records(0, 3)}, parameters={"seed": 0, "num_shards": 1}, sources=["f"])

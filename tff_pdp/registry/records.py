@@ -42,6 +42,8 @@ _NOT_FORM = frozenset(
 # rotations and masks of silos follow from the seed.
 _NOT_FORM_OF_ROWS = frozenset({"max_bad_fraction", "num_shards"})
 _SEEDED = ("rotated_mnist",)
+# Kinds of raw data whose clients are made up.
+_ARTIFICIAL = ("partitioned_images", "rotated_mnist")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Records:
       dataset: digest of the data set they are from; empty where they are from none.
       form: digest of how raw data became records. Records of different forms differ where the raw data do not.
       sources: digests of the files of raw data.
+      are_named: whether clients' names say whose records these are; otherwise clients are artificial, and one name may
+        stand for other records in another division of the same raw data.
       clients: uint64 `[clients]`, digests of the clients' ids.
       first: int64 `[clients + 1]`, the place of each client's first record, and the end.
       digests: uint64 `[records]`.
@@ -63,10 +67,12 @@ class Records:
     clients: np.ndarray
     first: np.ndarray
     digests: np.ndarray
+    are_named: bool = True
 
     def to_bytes(self) -> bytes:
         """The content of a file, of some eight bytes for each record."""
-        header = json.dumps({"dataset": self.dataset, "form": self.form, "sources": self.sources})
+        names = ("dataset", "form", "sources", "are_named")
+        header = json.dumps({name: getattr(self, name) for name in names})
         file = io.BytesIO()
         np.savez(
             file,
@@ -89,6 +95,7 @@ class Records:
                 arrays["clients"],
                 arrays["first"],
                 arrays["digests"],
+                header.get("are_named", True),
             )
 
 
@@ -182,6 +189,7 @@ def records_of_clients(
         dataset="",
         form=key.name("form", json.dumps([features, form], sort_keys=True).encode()),
         sources=tuple(sorted({key.name("source", source.encode()) for source in _raw_files(manifest)})),
+        are_named=manifest.parameters.get("source") not in _ARTIFICIAL,
         **_grouped(key, client_ids, [np.concatenate(own) for own in parts]),
     )
 
@@ -200,7 +208,7 @@ def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Seq
     return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
 
 
-def _grouped(key: RecordKey, client_ids: Sequence[str], digests: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def _grouped(key: RecordKey, client_ids: Sequence[str], digests: Sequence[np.ndarray]) -> dict[str, Any]:
     return {
         "clients": key.clients(client_ids),
         "first": np.cumsum([0, *map(len, digests)]).astype(np.int64),

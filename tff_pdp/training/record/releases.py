@@ -193,7 +193,7 @@ def _has_all_of(one: Found, other: Found) -> bool:
         # Both were entered by an earlier version: where they differ, one may have gone on in another way.
         return one.release.head == other.release.head
     # Of entries of earlier versions, nothing else can be compared: ledgers only grow.
-    return not other.chains and one.release.size >= other.release.size
+    return not other.chains and all(own >= its for own, its in zip(one.release.size, other.release.size, strict=True))
 
 
 def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
