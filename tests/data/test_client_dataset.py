@@ -148,6 +148,21 @@ def test_missing_shard_and_damaged_index(copy):
         ClientDataset.open(copy)
 
 
+def test_a_dataset_that_is_replaced_while_it_is_open_is_refused(copy, digits, tmp_path):
+    """Its shards are opened when they are first read: by then they may be others."""
+    dataset = ClientDataset.open(copy)
+    client = dataset.client_ids[0]
+    dataset.load(client, "train")
+    shutil.copytree(digits, tmp_path / "other")
+    copy.rename(tmp_path / "before")
+    for replace in (lambda: None, lambda: (tmp_path / "other").rename(copy)):
+        replace()
+        for read in (dataset.load, dataset.example_ids, lambda client, split: dataset.stack([client], split)):
+            with pytest.raises(DataError, match=f"^{copy} was prepared anew, or removed, while it was in use"):
+                read(client, "train")
+    assert len(ClientDataset.open(copy).load(client, "train").y)
+
+
 def numbered(first, count):
     """Examples of two values whose first one and whose label count up."""
     y = np.arange(first, first + count)

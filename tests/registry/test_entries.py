@@ -156,6 +156,7 @@ def test_entries_of_earlier_versions_say_only_how_far_the_run_came(tmp_path, rea
     registry.close("c", ["1", "2", "3", "4"], 9, ledger_of(8))
     assert registry.find("c").upper.ledger.to_json() == ledger_of(9).to_json()
     assert not closed.is_in(["x", "y", "z"], (9, ledger_of(8).num_events))
+    assert not closed.is_in(["x", "y", "z"], (10, ledger_of(8).num_events)), "further, by fewer events"
     # From here on as any other.
     registry.reserve("a", ["1", "2", "3", "4"])
     with pytest.raises(DataError, match="has gone on"):
@@ -190,7 +191,11 @@ def test_digests_of_a_data_set_are_kept_once(tmp_path):
     assert registry.keep_dataset(dataset, ("train", "validation")) != name
     assert len(registry.records(name).digests) == 5
     assert registry.keep_examples(["y"], [records(0, 5)]) not in ("", name)
-    assert sum(line["kind"] == "records" for line in journal.read(registry.path).lines) == 3
+    # Of some clients, with what tells other forms of the same raw files.
+    some = registry.records(registry.keep_clients(dataset, ["x"]))
+    assert (some.form, some.sources) == (registry.records(name).form, registry.records(name).sources)
+    assert some.digests.tolist() == registry.records(name).digests.tolist()
+    assert sum(line["kind"] == "records" for line in journal.read(registry.path).lines) == 4
 
 
 def test_one_damaged_byte_is_refused_and_named(tmp_path):

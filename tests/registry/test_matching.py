@@ -99,6 +99,61 @@ def test_another_form_of_the_same_raw_files_counts_as_the_same_records(tmp_path)
     assert not matched(small, apart).everyone
 
 
+def test_what_files_of_a_job_were_made_of_counts_as_raw_files_too(tmp_path):
+    """Jobs on pooled images read arrays that were written for them, and the manifest names the images besides."""
+    origin = [{"name": "train-images-idx3-ubyte.gz", "size": 1, "sha256": "f"}]
+    small = digests(tmp_path / "a", {"x": records(0, 3)}, parameters={"shrink": 1, "origin": origin}, sources=["a"])
+    large = digests(tmp_path / "b", {"x": records(50, 53)}, parameters={"shrink": 2, "origin": origin}, sources=["b"])
+    assert (matched(small, large).everyone, matched(small, large).is_undecided) == ({0}, True)
+    many = {"images_sha256": "f"}
+    one = digests(tmp_path / "c", {"x": records(0, 3)}, parameters={**many, "input_shape": [8]})
+    two = digests(tmp_path / "d", {"x": records(50, 53)}, parameters={**many, "input_shape": [9]})
+    assert matched(one, two).is_undecided
+    # Another division of the same pixels is told by content.
+    divided = {"origin": origin, "partition": "dirichlet", "concentration": 0.1, "num_clients": 1}
+    evenly = {"origin": origin, "partition": "uniform", "concentration": None, "num_clients": 2}
+    three, four = (
+        digests(tmp_path / name, {"x": records(*span)}, parameters=parameters, sources=[name])
+        for name, span, parameters in (("e", (0, 3), divided), ("g", (2, 5), evenly))
+    )
+    assert members(matched(three, four), three, 0) == [[], [], [0]]
+
+
+def test_masks_that_follow_from_the_seed_make_another_form(tmp_path):
+    one, two = (
+        digests(
+            tmp_path / str(seed),
+            {"x": records(10 * seed, 10 * seed + 3)},
+            parameters={"source": "rotated_mnist", "seed": seed, "mask_fraction": 0.3, "origin": [{"sha256": "f"}]},
+        )
+        for seed in (0, 1)
+    )
+    assert (matched(one, two).everyone, matched(one, two).is_undecided) == ({0}, True)
+
+
+def test_names_of_made_up_clients_say_nothing_where_content_does_not(tmp_path):
+    """Each of the other division's clients may have the record."""
+    one, two = (
+        digests(
+            tmp_path / str(shrink),
+            {"silo_000": records(50 * shrink, 50 * shrink + 2), "silo_001": records(50 * shrink + 2, 50 * shrink + 4)},
+            parameters={"source": "partitioned_images", "shrink": shrink, "origin": [{"sha256": "f"}]},
+        )
+        for shrink in (1, 2)
+    )
+    back = Records.from_bytes(one.to_bytes())
+    assert (back.are_named, Records.from_bytes(digests(tmp_path / "x", {"a": records(0, 1)}).to_bytes()).are_named) == (
+        False,
+        True,
+    )
+    for by_name in (False, True):
+        assert members(matched(back, two, by_name=by_name), one, 0) == [[0, 1]] * 2
+    assert (
+        members(matched(one, two, {"silo_000": "a", "silo_001": "b"}, {"silo_000": "b", "silo_001": "a"}), one, 0)
+        == [[1]] * 2
+    )
+
+
 def test_another_division_of_the_same_raw_files_is_told_by_content(tmp_path):
     """Seeds and shares decide which records there are, not how one looks."""
     one = digests(tmp_path / "a", {"x": records(0, 3)}, parameters={"seed": 0, "num_shards": 1}, sources=["f"])

@@ -19,6 +19,7 @@ from tff_pdp.training.counted import cost_of_all_runs, planned_ledger, settle
 from tff_pdp.training.evaluate import evaluate_experiment
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import set_aside
+from tff_pdp.training.record.sealing import seal_run
 from tff_pdp.training.rounds import run_round
 from tff_pdp.training.spending import Choices
 from tff_pdp.training.train import train
@@ -615,3 +616,55 @@ def test_statistics_of_an_earlier_version_under_another_registry_are_not_said_to
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
     with pytest.raises(ConfigError, match=r"under another registry than .*, name that one, which counts it"):
         train(config, NAME, progress=False)
+
+
+def test_a_sealed_copy_counts_once(start, copy, experiment):
+    """Of whatever was copied, the run or a beginning of it, and whoever is sealed and replaced."""
+    one = start("one")
+    one.step()
+    one.step()
+    copy("one", "older")
+    for _ in range(4):
+        one.step()
+    one.end()
+    copy("one", "other")
+    older, other = experiment("older", **ROOMY), experiment("other", **ROOMY)
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    spent = truth(one.config)
+    seal_run(older.algorithm_folder(NAME), 6, is_unfinished_too=True)
+    seal_run(one.folder, 6)
+    for config in (older, other, one.config, third):
+        assert stated(config) == pytest.approx(spent, rel=1e-9)
+    for config in (older, other):
+        settle(config, config.algorithm_folder(NAME))
+        set_aside(config.clients_folder.parent, config.algorithm_folder(NAME))
+        assert stated(third) == pytest.approx(spent, rel=1e-9)
+
+
+def test_a_fork_that_is_evaluated_and_then_sealed_counts_once(forks, experiment):
+    _, other = forks
+    both = stated(other.config)
+    evaluate_experiment(experiment("other", **ROOMY))
+    seal_run(other.folder, 6)
+    third = experiment("third", **{**ROOMY, "training__rounds": 1})
+    for _ in range(2):
+        assert stated(third) == pytest.approx(both, rel=1e-9)
+        assert stated(other.config) == pytest.approx(both, rel=1e-9)
+        replace(other)
+
+
+def test_a_run_that_goes_on_while_runs_are_added_up_counts_once(start, monkeypatch):
+    one = start("one")
+    one.step()
+    own = Registry.entries
+
+    def between(self):
+        entries = own(self)
+        one.reserve()
+        return entries
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "entries", between)
+        during = stated(one.config)
+    assert during == pytest.approx(truth(one.config), rel=1e-9)
+    one.stop()

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from tff_pdp.data.manifest import INDEX_FILE, SPLITS, FileRecord, Manifest
+from tff_pdp.data.manifest import INDEX_FILE, MANIFEST_FILE, SPLITS, FileRecord, Manifest
 from tff_pdp.data.shards import ShardFiles, read_example_ids, read_examples
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
@@ -129,8 +129,9 @@ class ClientDataset:
       client_ids: every client, sorted.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, index: ClientIndex):
+    def __init__(self, path: Path, manifest: Manifest, index: ClientIndex, identity: "_Identity"):
         self.path = path
+        self._identity = identity
         self.manifest = manifest
         self.client_ids: tuple[str, ...] = tuple(sorted(manifest.clients))
         self._files = ShardFiles(path, [shard.name for shard in manifest.shards])
@@ -149,11 +150,13 @@ class ClientDataset:
           DataError: the dataset is missing, unfinished, of another format version, or differs from its manifest.
         """
         root = Path(path)
+        # Before anything is read: of a folder that is replaced meanwhile, nothing is believed.
+        identity = _identity_of(root)
         manifest = Manifest.load(root)
         for expected in (manifest.index, *(manifest.shards if verify else ())):
             _check_file(root, expected)
         index = ClientIndex.read(root / INDEX_FILE, sorted(manifest.clients), len(manifest.shards))
-        return cls(root, manifest, index)
+        return cls(root, manifest, index, identity)
 
     def num_examples(self, client_id: str, split: str) -> int:
         """How many examples `client_id` has in `split`.
@@ -167,10 +170,13 @@ class ClientDataset:
         """Reads one client's examples of one split, in the dataset's order.
 
         Raises:
-          DataError: no such client or split, or its records are corrupt (names file and offset).
+          DataError: no such client or split, its records are corrupt (names file and offset), or the dataset was
+            replaced since it was opened.
         """
         extents = self._index.extents(self._position(client_id, split), split)
-        return ClientExamples(*read_examples(self.manifest.features, self._files, extents))
+        examples = ClientExamples(*read_examples(self.manifest.features, self._files, extents))
+        self._check_unchanged()
+        return examples
 
     def example_ids(self, client_id: str, split: str) -> np.ndarray:
         """Reads the ids of one client's examples of one split, in the dataset's order: `S32` `[n]`.
@@ -179,7 +185,9 @@ class ClientDataset:
           DataError: no such client or split, or its records are corrupt (names file and offset).
         """
         extents = self._index.extents(self._position(client_id, split), split)
-        return read_example_ids(self.manifest.features, self._files, extents)
+        ids = read_example_ids(self.manifest.features, self._files, extents)
+        self._check_unchanged()
+        return ids
 
     def stack(self, client_ids: Sequence[str], split: str) -> StackedClients:
         """Reads several clients' examples of one split into dense arrays, padded to the largest client.
@@ -197,6 +205,7 @@ class ClientDataset:
             x[stacked.mask], y[stacked.mask] = read_examples(
                 self.manifest.features, self._files, np.concatenate(extents)
             )
+        self._check_unchanged()
         return stacked
 
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -218,6 +227,14 @@ class ClientDataset:
         self._check_split(split)
         return shuffled_epoch(self.manifest.features, self._files, self._index.split_extents(split), batch_size, seed)
 
+    def _check_unchanged(self) -> None:
+        """Checks that the folder still is the one that was opened: shards are opened when they are first read."""
+        if _identity_of(self.path) != self._identity:
+            raise DataError(
+                f"{self.path} was prepared anew, or removed, while it was in use: begin again with the data that are "
+                "there now"
+            )
+
     def _check_split(self, split: str) -> None:
         if split not in SPLITS:
             raise DataError(f"{self.path}: no split {split!r}; choose one of {', '.join(SPLITS)}")
@@ -227,6 +244,18 @@ class ClientDataset:
         if client_id not in self._positions:
             raise DataError(f"{self.path}: no client {client_id!r} among its {len(self.client_ids)} clients")
         return self._positions[client_id]
+
+
+# Of the manifest's file: number, size, and when it was written.
+_Identity = tuple[int, int, int] | None
+
+
+def _identity_of(root: Path) -> _Identity:
+    try:
+        found = (root / MANIFEST_FILE).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check_file(root: Path, expected: FileRecord) -> None:

@@ -40,6 +40,7 @@ from tff_pdp.registry.records import (
     RecordKey,
     Records,
     name_of_dataset,
+    records_of_clients,
     records_of_dataset,
     records_of_examples,
 )
@@ -113,7 +114,9 @@ class Entry:
           chains: of the lines of the record.
           size: of what the record says that was spent, as of `Cost.size`.
         """
-        return self.was_at(chains) and all(size >= cost.size for cost in self.closings)
+        # Rounds and events each: a copy may have gone further by fewer events.
+        has_all = all(own >= least for cost in self.closings for own, least in zip(size, cost.size, strict=True))
+        return self.was_at(chains) and has_all
 
     def was_at(self, chains: Collection[str]) -> bool:
         """Whether a record has been where the registry knows the run's own to have been, by the chains of its lines."""
@@ -338,6 +341,15 @@ class Registry:
             self._keep(name, records_of_dataset(key, dataset, splits))
         return name
 
+    def keep_clients(self, dataset: ClientDataset, client_ids: Sequence[str]) -> str:
+        """Keeps digests of some clients' training records, as `keep_dataset` those of all, and returns their name.
+
+        Raises:
+          DataError, OSError: as `keep_dataset`.
+        """
+        key, kept = self._key_and_kept()
+        return self._keep_examples(key, kept, records_of_clients(key, dataset, client_ids, ("train",)))
+
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
         """Keeps digests of examples, float32 `[n, ...]` of each client, and returns their name.
 
@@ -345,7 +357,9 @@ class Registry:
           DataError, OSError: as `keep_dataset`.
         """
         key, kept = self._key_and_kept()
-        records = records_of_examples(key, client_ids, features)
+        return self._keep_examples(key, kept, records_of_examples(key, client_ids, features))
+
+    def _keep_examples(self, key: RecordKey, kept: Collection[str], records: Records) -> str:
         name = key.name("examples", records.to_bytes())
         if name not in kept:
             self._keep(name, records)

@@ -78,9 +78,10 @@ def match(
     if own.dataset and own.dataset == other.dataset:
         same = [_NOBODY if place is None else frozenset([place]) for place in named]
         return _match(own, [_NOBODY] * len(own.digests), same, is_undecided=False)
+    are_named = own.are_named and other.are_named
     could_differ = own.form != other.form and not set(own.sources).isdisjoint(other.sources)
     forced = [
-        _forced(own_set, place, other_sets, could_differ=could_differ, by_name=by_name)
+        _forced(own_set, place, other_sets, could_differ=could_differ, by_name=by_name, are_named=are_named)
         for own_set, place in zip(own_sets, named, strict=True)
     ]
     is_undecided = could_differ and any(
@@ -90,7 +91,13 @@ def match(
 
 
 def _forced(
-    own_set: str | None, named: int | None, other_sets: Sequence[str | None], *, could_differ: bool, by_name: bool
+    own_set: str | None,
+    named: int | None,
+    other_sets: Sequence[str | None],
+    *,
+    could_differ: bool,
+    by_name: bool,
+    are_named: bool,
 ) -> frozenset[int]:
     """The other run's clients that a client's records are in, whatever their digests say."""
 
@@ -99,12 +106,13 @@ def _forced(
             return own_set == other_set
         return could_differ
 
-    if named is not None and by_name and None in (own_set, other_sets[named]):
-        return frozenset([named])
+    same_name = _NOBODY if named is None else frozenset([named])
+    by_folder = same_name if named is not None and by_name and None in (own_set, other_sets[named]) else _NOBODY
+    anybody = frozenset(place for place, other_set in enumerate(other_sets) if may_be_same(other_set))
+    if could_differ and not are_named:
+        return anybody | by_folder
     # Among all clients that it may be, the one of the same name is meant.
-    if named is not None and may_be_same(other_sets[named]):
-        return frozenset([named])
-    return frozenset(place for place, other_set in enumerate(other_sets) if may_be_same(other_set))
+    return by_folder or anybody & same_name or anybody
 
 
 def _holders(digests: np.ndarray, other: Records) -> list[frozenset[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.data.manifest import MANIFEST_FILE, SPLITS
+from tff_pdp.data.manifest import MANIFEST_FILE, SPLITS, Manifest
 
 KEY_BYTES = 32
 # A file has eight bytes of digest for each record and each client. Two different records have the same digest with a
@@ -31,10 +31,19 @@ _NOT_FORM = frozenset(
         "split_by",
         "test_fraction",
         "validation_fraction",
+        # How pooled images are divided among clients.
+        "classes_per_client",
+        "concentration",
+        "num_clients",
+        "partition",
     }
 )
-# Rows of a contact graph hold something of other people, whose names depend on the seed, in whichever split they are.
+# Rows of a contact graph hold something of other people, whose names depend on the seed, in whichever split they are;
+# rotations and masks of silos follow from the seed.
 _NOT_FORM_OF_ROWS = frozenset({"max_bad_fraction", "num_shards"})
+_SEEDED = ("rotated_mnist",)
+# Kinds of raw data whose clients are made up.
+_ARTIFICIAL = ("partitioned_images", "rotated_mnist")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +54,8 @@ class Records:
       dataset: digest of the data set they are from; empty where they are from none.
       form: digest of how raw data became records. Records of different forms differ where the raw data do not.
       sources: digests of the files of raw data.
+      are_named: whether clients' names say whose records these are; otherwise clients are artificial, and one name may
+        stand for other records in another division of the same raw data.
       clients: uint64 `[clients]`, digests of the clients' ids.
       first: int64 `[clients + 1]`, the place of each client's first record, and the end.
       digests: uint64 `[records]`.
@@ -56,10 +67,12 @@ class Records:
     clients: np.ndarray
     first: np.ndarray
     digests: np.ndarray
+    are_named: bool = True
 
     def to_bytes(self) -> bytes:
         """The content of a file, of some eight bytes for each record."""
-        header = json.dumps({"dataset": self.dataset, "form": self.form, "sources": self.sources})
+        names = ("dataset", "form", "sources", "are_named")
+        header = json.dumps({name: getattr(self, name) for name in names})
         file = io.BytesIO()
         np.savez(
             file,
@@ -82,6 +95,7 @@ class Records:
                 arrays["clients"],
                 arrays["first"],
                 arrays["digests"],
+                header.get("are_named", True),
             )
 
 
@@ -147,9 +161,19 @@ def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[
     Raises:
       DataError: a record is corrupt.
     """
+    name = key.name("dataset", (dataset.path / MANIFEST_FILE).read_bytes())
+    records = records_of_clients(key, dataset, dataset.client_ids, splits_of(dataset, splits))
+    return dataclasses.replace(records, dataset=name)
+
+
+def records_of_clients(
+    key: RecordKey, dataset: ClientDataset, client_ids: Sequence[str], splits: Sequence[str]
+) -> Records:
+    """As `records_of_dataset`, of some clients of a data set, and of these splits alone."""
     manifest = dataset.manifest
     is_rows = manifest.row_influence is not None
-    not_form = _NOT_FORM_OF_ROWS if is_rows else _NOT_FORM
+    is_seeded = is_rows or manifest.parameters.get("source") in _SEEDED
+    not_form = _NOT_FORM_OF_ROWS if is_seeded else _NOT_FORM
     form: dict[str, Any] = {name: value for name, value in manifest.parameters.items() if name not in not_form}
     features = dataclasses.asdict(manifest.features)
     parts = [
@@ -157,16 +181,26 @@ def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[
             key.rows(dataset.example_ids(client_id, split))
             if is_rows
             else key.examples(dataset.load(client_id, split).x)
-            for split in splits_of(dataset, splits)
+            for split in splits
         ]
-        for client_id in dataset.client_ids
+        for client_id in client_ids
     ]
     return Records(
-        dataset=key.name("dataset", (dataset.path / MANIFEST_FILE).read_bytes()),
+        dataset="",
         form=key.name("form", json.dumps([features, form], sort_keys=True).encode()),
-        sources=tuple(sorted({key.name("source", source.sha256.encode()) for source in manifest.sources})),
-        **_grouped(key, dataset.client_ids, [np.concatenate(own) for own in parts]),
+        sources=tuple(sorted({key.name("source", source.encode()) for source in _raw_files(manifest)})),
+        are_named=manifest.parameters.get("source") not in _ARTIFICIAL,
+        **_grouped(key, client_ids, [np.concatenate(own) for own in parts]),
     )
+
+
+def _raw_files(manifest: Manifest) -> list[str]:
+    """What a data set was made of, as digests of files: those a job read, and those these had been made of before."""
+    own = [source.sha256 for source in manifest.sources]
+    # Of images in very many files there is one digest of all.
+    own += [manifest.parameters[name] for name in ("images_sha256",) if name in manifest.parameters]
+    origin = manifest.parameters.get("origin", ())
+    return own + [one.get("sha256", json.dumps(one, sort_keys=True)) for one in origin]
 
 
 def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
@@ -174,7 +208,7 @@ def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Seq
     return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
 
 
-def _grouped(key: RecordKey, client_ids: Sequence[str], digests: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def _grouped(key: RecordKey, client_ids: Sequence[str], digests: Sequence[np.ndarray]) -> dict[str, Any]:
     return {
         "clients": key.clients(client_ids),
         "first": np.cumsum([0, *map(len, digests)]).astype(np.int64),

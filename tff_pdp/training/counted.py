@@ -122,7 +122,8 @@ def settle(config: ExperimentConfig, folder: Path) -> None:
     """
     charges = read_charges(folder)
     if charges is not None:
-        Registry(config.privacy.registry).close(charges.run_id, charges.chains, charges.through_round, charges.ledger)
+        registry = Registry(config.privacy.registry)
+        registry.close(charges.run_id, charges.spending, charges.through_round, charges.ledger)
 
 
 def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:

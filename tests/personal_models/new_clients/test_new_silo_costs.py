@@ -8,10 +8,12 @@ import pytest
 from dp_accounting import pld
 
 from tests.places import DEMO
+from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import BudgetError, ConfigError, DataError
 from tff_pdp.experiment.config import load_config
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
+from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
@@ -95,8 +97,8 @@ def test_no_noise_meets_a_tiny_budget():
 def put(output, ledger):
     """Enters a fit of silos with one example each, by which nothing is told: in one folder, names decide."""
     config = load_config(DEMO, {"output": str(output)})
-    features = {name: np.full((1, 8, 8, 1), number) for number, name in enumerate(ledger.budgets)}
-    return put_on_record(config, features, ledger)
+    examples = [ClientExamples(np.full((1, 8, 8, 1), number), np.zeros(1)) for number, _ in enumerate(ledger.budgets)]
+    return put_on_record(config, NewClients(list(ledger.budgets), examples, []), ledger)
 
 
 def test_fits_on_record_add_up(tmp_path):

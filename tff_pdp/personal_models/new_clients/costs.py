@@ -13,6 +13,7 @@ import numpy as np
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
@@ -95,9 +96,7 @@ def plan_selection(config: PrivacyConfig, budget: SiloBudget, num_examples: Mapp
     return epsilon, ledger
 
 
-def put_on_record(
-    config: ExperimentConfig, features: Mapping[str, np.ndarray], ledger: Ledger | None
-) -> dict[str, Composed]:
+def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | None) -> dict[str, Composed]:
     """Enters a fit into the record of an experiment's folder and the registry; both entries outlast a power cut.
 
     Call it before the fit: one that is stopped then counts, although nothing of it may have been seen.
@@ -108,7 +107,7 @@ def put_on_record(
 
     Args:
       config: the experiment.
-      features: float32 `[n, ...]` of each client's examples, by client id.
+      new: the clients, and their examples.
       ledger: of the fit; None where it is made without noise.
 
     Returns:
@@ -120,7 +119,12 @@ def put_on_record(
     """
     registry, output, sets = Registry(config.privacy.registry), Path(config.output), config.data.record_set
     fit = Release(ledger, None if ledger else NO_PRIVACY, run_id=secrets.token_hex(16))
-    records = registry.keep_examples(list(features), list(features.values()))
+    client_ids = list(new.client_ids)
+    records = (
+        registry.keep_examples(client_ids, list(new.features.values()))
+        if new.dataset is None
+        else registry.keep_clients(new.dataset, client_ids)
+    )
     # Before anything is entered: what is on record can be read.
     releases_on_record(registry, output)
     registry.begin(
@@ -135,7 +139,7 @@ def put_on_record(
     )
     enter(output, fit)
     # With this fit, and with others that began at the same time.
-    cost = compose(registry, releases_on_record(registry, output), Own(records, sets, list(features)))
+    cost = compose(registry, releases_on_record(registry, output), Own(records, sets, client_ids))
     for note in cost.notes:
         print(f"{PERSONALIZE}: note: {note}", file=sys.stderr)
     return dict(cost.by_scope)

@@ -24,6 +24,7 @@ class NewClients:
       held_out: each client's examples to report with, perhaps none.
       left_out: ids of clients without training examples, which cannot be fitted.
       row_influence: how many rows one person can change, where examples are rows made of a contact graph.
+      dataset: the client dataset that the examples are from; None where they are from a file.
     """
 
     client_ids: Sequence[str]
@@ -31,6 +32,7 @@ class NewClients:
     held_out: Sequence[ClientExamples]
     left_out: Sequence[str] = ()
     row_influence: RowInfluence | None = None
+    dataset: ClientDataset | None = None
 
     @property
     def num_examples(self) -> dict[str, int]:
@@ -88,6 +90,7 @@ def _of_dataset(path: Path, client_ids: Sequence[str], model: Model) -> NewClien
         ],
         left_out=tuple(left_out),
         row_influence=promised_influence(dataset.manifest),
+        dataset=dataset,
     )
 
 

@@ -232,7 +232,7 @@ def fit_new_rows(
     """
     if config.privacy.plan == "none":
         # Rows of users under privacy.plan user are made without noise, too, and are for those users alone.
-        put_on_record(config, new.features, None)
+        put_on_record(config, new, None)
     fit = _select if settings.is_choice else _train
     return fit(config, models, new, settings, key, progress)
 
@@ -274,7 +274,7 @@ def _train(
         return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
     privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
     plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples, model.num_parameters())
-    recorded = put_on_record(config, new.features, ledger)
+    recorded = put_on_record(config, new, ledger)
     mechanism, estimator = plan.client_mechanism(new.client_ids), build_dp_sgd(model, plan.sampler, plan.generator)
     return NewRows(
         _finite(new, fit_rows(model, new.train, estimator, fit, mechanism, seeds, progress)),
@@ -296,7 +296,7 @@ def _select(
     epsilon, epsilons, recorded = np.inf, {}, {}
     if settings.budget is not None:
         epsilon, ledger = plan_selection(config.privacy, settings.budget, new.num_examples)
-        recorded = put_on_record(config, new.features, ledger)
+        recorded = put_on_record(config, new, ledger)
         epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
     model = model_of_rows(models, list(models.stacked))
     privacy = config.privacy

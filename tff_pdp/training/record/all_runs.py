@@ -20,7 +20,14 @@ from tff_pdp.registry.entries import Entry, Registry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import Found, Release, find_releases, release_of, why_without_bound
+from tff_pdp.training.record.releases import (
+    Found,
+    Release,
+    find_releases,
+    release_of,
+    why_without_bound,
+    without_beginnings,
+)
 
 # Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
@@ -173,15 +180,13 @@ def _newest(entry: Entry, own: Sequence[Found], copies: Collection[str]) -> list
       own: what the experiment's folder has of the run.
       copies: where records of copies ended that have entries of their own.
     """
-    stated = [one for one in own if one.chains]
-    stated += [one for one in _stated_in_folder(entry) if one.release.head not in {other.release.head for other in own}]
+    there = without_beginnings([*own, *_stated_in_folder(entry)])
     # Of a copy that has not been where the registry knows the run to have been, nothing is believed.
-    newest = [one for one in stated if entry.is_in(one.chains, one.release.size)]
+    newest = [one for one in there if one.chains and entry.is_in(one.chains, one.release.size)]
     if not newest:
         newest = [Found(_entered(entry))]
     # A copy that went on under another registry has released something, too.
     told = {*copies, *entry.heads, *(chain for one in newest for chain in one.chains)}
-    there = [*own, *(one for one in stated if one not in own)]
     others = [one for one in there if one not in newest and _is_untold(one.release, told, newest)]
     return [one.release for one in (*newest, *others) if one.release.rounds]
 

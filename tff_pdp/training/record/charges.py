@@ -85,7 +85,6 @@ class Charges:
       is_sealed: whether the run's key and states are destroyed, or about to be.
       attempt: how often rounds had to be drawn anew, with other noise.
       choices: how clients are computed, by computation, where the engine has chosen.
-      head: of the chain of lines.
       chains: of all lines.
     """
 
@@ -96,8 +95,17 @@ class Charges:
     is_sealed: bool
     attempt: Attempt
     choices: Mapping[str, str]
-    head: str
     chains: tuple[str, ...]
+
+    @property
+    def spending(self) -> tuple[str, ...]:
+        """Chains of the lines that say what was spent: all but the one that says that the run is sealed."""
+        return self.chains[:-1] if self.is_sealed else self.chains
+
+    @property
+    def head(self) -> str:
+        """Where the record of what was spent ends."""
+        return self.spending[-1]
 
     @property
     def run_id(self) -> str:
@@ -303,7 +311,6 @@ def _charges(path: Path, content: Content) -> Charges | None:
             is_sealed=last["kind"] == "sealed",
             attempt=_newest_attempt(content),
             choices={name: mode for line in content.lines for name, mode in line.get("choices", {}).items()},
-            head=content.head,
             chains=tuple(content.chains),
         )
     except (KeyError, TypeError, ValueError, ConfigError) as error:

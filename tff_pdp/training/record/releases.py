@@ -97,10 +97,10 @@ def set_aside(output: Path, folder: Path) -> None:
       DataError: what the old run spent cannot be read.
     """
     # A command that was killed after the entry finds the run once more.
-    on_record = [entry.release for entry in _entries(output)]
-    for release, chains in _runs_in(folder):
-        if not release.run_id or release not in on_record:
-            enter(output, release, chains)
+    on_record = [_line(entry) for entry in _entries(output)]
+    for found in _runs_in(folder):
+        if not found.release.run_id or _line(found) not in on_record:
+            enter(output, *found)
     discard(folder)
 
 
@@ -170,8 +170,13 @@ def find_releases(output: Path) -> list[Found]:
     parts = (CHARGES_FILE, CHECKPOINTS, SEARCH)
     folders = sorted({path.parent for part in parts for path in output.glob(f"*/{part}")})
     own = [found for folder in folders if not folder.name.startswith(".") for found in _runs_in(folder)]
+    return without_beginnings([*_entries(output), *own])
+
+
+def without_beginnings(records: Sequence[Found]) -> list[Found]:
+    """Leaves out records of runs of which another record of the same run has all: copies, and older ones."""
     kept: list[Found] = []
-    for found in [*_entries(output), *own]:
+    for found in records:
         others = [other for other in kept if found.release.run_id and other.release.run_id == found.release.run_id]
         if any(_has_all_of(other, found) for other in others):
             continue
@@ -188,7 +193,7 @@ def _has_all_of(one: Found, other: Found) -> bool:
         # Both were entered by an earlier version: where they differ, one may have gone on in another way.
         return one.release.head == other.release.head
     # Of entries of earlier versions, nothing else can be compared: ledgers only grow.
-    return not other.chains and one.release.size >= other.release.size
+    return not other.chains and all(own >= its for own, its in zip(one.release.size, other.release.size, strict=True))
 
 
 def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
