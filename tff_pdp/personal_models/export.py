@@ -11,7 +11,7 @@ from serving.export.exporter import export_models
 from serving.export.model_checks import LayoutSize, estimate
 from serving.export.per_client import export_per_client, only_client
 from serving.export.versions import hold
-from tff_pdp.experiment.build import experiment_engine
+from tff_pdp.experiment.build import experiment_engine, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.lock import only_writer

@@ -1,17 +1,21 @@
 """Records how an export was made, and whether a configuration still fits it."""
 
-import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
 from tff_pdp.errors import ConfigError, ServingError
+from tff_pdp.experiment.build import SHAPES
 from tff_pdp.experiment.config import ExperimentConfig
-from tff_pdp.experiment.hparams import FROM_EXPERIMENT, read_number
-from tff_pdp.experiment.registry import ALGORITHMS, MODELS, lookup
+from tff_pdp.experiment.hparams import FROM_EXPERIMENT
+from tff_pdp.experiment.kinds import ALGORITHMS, MODELS
+from tff_pdp.kinds import settings_of
+from tff_pdp.settings import Settings, join_key, read_settings, to_plain
 
 _CLIENT_IDS = {
     "hashed": "keyed hashes (HMAC-SHA256, 32 hex digits) of the ids in the client dataset; the export lacks the key",
@@ -123,25 +127,28 @@ def read_card(version: Path) -> dict[str, Any]:
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
     """By configuration key, all that the served function is built with besides weights, defaults filled in."""
-    model = inspect.signature(lookup(MODELS, config.model.name, "model.name")).bind(
-        config.data.input_shape, config.data.num_classes, **config.model.arguments
-    )
-    model.apply_defaults()
     name = config.export.algorithm
-    given, parameters = config.algorithms[name], inspect.signature(ALGORITHMS[name]).parameters
+    model, method = dict(config.model), dict(config.algorithms[name])
+    kind = str(model.pop("kind"))
+    settings_of_model = settings_of(MODELS.find(kind), SHAPES)
+    model.pop("seed", None)
+    taken = settings_of(ALGORITHMS.find(config.kind_of(name)), FROM_EXPERIMENT)
+    own = {field.name for field in msgspec.structs.fields(taken)}
+    given = {key: value for key, value in method.items() if key in own}
     settings = {
-        "model.name": config.model.name,
-        "data.input_shape": model.arguments.pop("input_shape"),
-        "data.num_classes": model.arguments.pop("num_classes"),
-        **{f"model.arguments.{key}": value for key, value in model.arguments.items()},
-        **{
-            f"algorithms.{name}.{key}": read_number(given.get(key, parameter.default))
-            for key, parameter in parameters.items()
-            if key not in FROM_EXPERIMENT
-        },
+        "model.kind": kind,
+        "data.input_shape": config.data.input_shape,
+        "data.num_classes": config.data.num_classes,
+        **_filled("model", settings_of_model, model),
+        **_filled(f"algorithms.{name}", taken, given),
     }
     # As it comes back from a file: tuples are lists there.
     return json.loads(json.dumps(settings))
+
+
+def _filled(key: str, kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
+    filled = to_plain(read_settings(kind, given, "the experiment", key))
+    return {join_key(key, name): value for name, value in filled.items()}
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:

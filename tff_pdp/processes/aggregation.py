@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.parameters import UserMechanism
+from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
 

@@ -10,7 +10,6 @@ from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.facts import checked_generator
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.checkpoint import Checkpoint

@@ -3,7 +3,6 @@
 The record is that of `tff_pdp.training.record.all_runs`: whoever sums up what was released of records finds fits there.
 """
 
-import dataclasses
 import secrets
 import sys
 from collections.abc import Mapping
@@ -15,14 +14,12 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.privacy.accounting.accountants import Adjacency
-from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.budgets import OneForAll, SiloBudget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import Generator, condition_of_examples
-from tff_pdp.privacy.mechanisms.silo_statistics import parse_num_examples
-from tff_pdp.privacy.plans.plan import PlannedTraining
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExamplePlan, build_silo_example_plan, check_delta
+from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings
+from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExample, SiloExamplePlan, check_delta
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.record.all_runs import Composed, Own, compose, releases_on_record
 from tff_pdp.training.record.releases import NO_PRIVACY, PERSONALIZE, Release, enter
@@ -36,7 +33,14 @@ def claim_of_fit(generator: Generator) -> tuple[str, str]:
 
 
 def plan_gradients(
-    config: PrivacyConfig, budget: SiloBudget, steps: int, num_examples: Mapping[str, int], num_parameters: int
+    config: PlanSettings,
+    budget: SiloBudget,
+    steps: int,
+    num_examples: Mapping[str, int],
+    num_parameters: int,
+    *,
+    batch_size: int,
+    clip_norm: float,
 ) -> tuple[SiloExamplePlan, Ledger]:
     """Plans DP-SGD in each silo alone: its noise, by its own budget, and a ledger that is charged with all steps.
 
@@ -45,37 +49,40 @@ def plan_gradients(
     Assumes: numbers of examples are public, as the configuration says.
 
     Args:
-      config: batch size and clip norm.
+      config: of the experiment, whose generator draws.
       budget: of every silo, for this fit.
       steps: gradient steps.
       num_examples: by client id.
       num_parameters: how many weights are fitted.
+      batch_size: expected size of a Poisson batch.
+      clip_norm: L2 bound on each example's gradient.
 
     Raises:
       ConfigError: numbers of examples are not public, a value is out of range, or delta is not below 1 / examples.
       BudgetError: no noise meets the budget.
     """
     _check_public(config)
-    plan = build_silo_example_plan(
-        dataclasses.replace(
-            config,
-            budgets={"epsilon": budget.epsilon, "delta": budget.delta},
-            noise_multiplier=None,
-            sampler="poisson",
-        ),
+    settings = SiloExample(
+        kind="silo_example",
+        budgets=OneForAll(epsilon=budget.epsilon, delta=budget.delta),
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        generator=config.generator,
+    )
+    plan = settings.build(
         PlannedTraining(
             num_examples=num_examples,
             gradients_per_round=dict.fromkeys(num_examples, steps),
             rounds=1,
             num_parameters=num_parameters,
-        ),
+        )
     )
     ledger = Ledger(plan.unit, plan.adjacency, plan.budgets)
     plan.charge_round(ledger, 1)
     return plan, ledger
 
 
-def plan_selection(config: PrivacyConfig, budget: SiloBudget, num_examples: Mapping[str, int]) -> tuple[float, Ledger]:
+def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mapping[str, int]) -> tuple[float, Ledger]:
     """Plans one private selection in each silo: its epsilon, at most the budget's, and a ledger charged with it.
 
     Guarantee: as `privacy.mechanisms.selection` says of one selection with this epsilon.
@@ -145,8 +152,8 @@ def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | No
     return dict(cost.by_scope)
 
 
-def _check_public(config: PrivacyConfig) -> None:
-    if parse_num_examples(config.num_examples) is not None:
+def _check_public(config: PlanSettings) -> None:
+    if config.num_examples.epsilon is not None:
         raise ConfigError(
             "privacy.num_examples says that numbers of examples are not public, while a new silo's noise would follow "
             "from its exact number. Prepare and train again with the silo among the others"

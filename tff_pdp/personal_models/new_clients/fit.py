@@ -31,10 +31,8 @@ from tff_pdp.personal_models.new_clients.gradient_fit import (
 )
 from tff_pdp.personal_models.new_clients.version import ExportedModels
 from tff_pdp.privacy.accounting.budgets import SiloBudget
-from tff_pdp.privacy.facts import checked_generator
-from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import build_selector
-from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.training.record.all_runs import Composed
 
 DEFAULT_STEPS = 100
@@ -96,34 +94,21 @@ class FitSettings:
         return f"{done}, {cost}"
 
 
-def fit_budget(privacy: PrivacyConfig, options: FitOptions) -> SiloBudget | None:
+def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
     """Each silo's budget where silos are protected, otherwise None.
 
     Raises:
       ConfigError: it is missing, or out of range, or given where nothing is protected by it; or the plan allows no new
         clients.
     """
-    if privacy.plan == "contact_graph":
-        raise ConfigError(
-            "privacy.plan contact_graph: examples are rows made of people's contacts, so that a new client's tell of "
-            "people in other clients' rows, too, and no figure would cover both. Train again with the new client"
-        )
-    if privacy.plan == "silo_example":
-        if options.epsilon is None or options.delta is None:
-            raise ConfigError(
-                "--epsilon and --delta are needed: trained silos' rows are differentially private for their silos' own "
-                "examples, and so must be a new silo's, which pays for it from a budget of its own"
-            )
-        if math.isinf(options.epsilon):
-            raise ConfigError("--epsilon must be finite")
-        return SiloBudget(options.epsilon, options.delta)
-    for name in ("epsilon", "delta", "clip_norm"):
+    budget = privacy.fit_budget(options.epsilon, options.delta)
+    for name in ("epsilon", "delta", "clip_norm") if budget is None else ():
         if getattr(options, name) is not None:
             raise ConfigError(
-                f"{_flag(name)} is for silos whose examples are protected (privacy.plan silo_example): with plan "
-                f"{privacy.plan}, a new client's row is made of its examples without noise"
+                f"{_flag(name)} is for silos whose examples are protected (privacy.kind silo_example): with kind "
+                f"{privacy.kind}, a new client's row is made of its examples without noise"
             )
-    return None
+    return budget
 
 
 def fit_settings(
@@ -142,7 +127,7 @@ def fit_settings(
         "steps": DEFAULT_STEPS,
         "learning_rate": default_learning_rate(exported.hparams, models),
         "batch_size": config.privacy.batch_size,
-        "clip_norm": config.privacy.clip_norm,
+        "clip_norm": getattr(config.privacy, "clip_norm", 1.0),
     }
     given = {name: getattr(options, name) for name in _OF_STEPS if getattr(options, name) is not None}
     for name in given if is_choice else ():
@@ -230,8 +215,8 @@ def fit_new_rows(
     Raises:
       ConfigError, BudgetError, DataError: as `new_clients.costs`.
     """
-    if config.privacy.plan == "none":
-        # Rows of users under privacy.plan user are made without noise, too, and are for those users alone.
+    if not config.privacy.is_private:
+        # Rows of users under privacy.kind user are made without noise, too, and are for those users alone.
         put_on_record(config, new, None)
     fit = _select if settings.is_choice else _train
     return fit(config, models, new, settings, key, progress)
@@ -272,10 +257,17 @@ def _train(
     if settings.budget is None:
         estimator = build_minibatch(model, settings.batch_size)
         return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
-    privacy = dataclasses.replace(config.privacy, batch_size=settings.batch_size, clip_norm=settings.clip_norm)
-    plan, ledger = plan_gradients(privacy, settings.budget, settings.steps, new.num_examples, model.num_parameters())
+    plan, ledger = plan_gradients(
+        config.privacy,
+        settings.budget,
+        settings.steps,
+        new.num_examples,
+        model.num_parameters(),
+        batch_size=settings.batch_size,
+        clip_norm=settings.clip_norm,
+    )
     recorded = put_on_record(config, new, ledger)
-    mechanism, estimator = plan.client_mechanism(new.client_ids), build_dp_sgd(model, plan.sampler, plan.generator)
+    mechanism, estimator = plan.client_mechanism(new.client_ids), plan.estimator(model)
     return NewRows(
         _finite(new, fit_rows(model, new.train, estimator, fit, mechanism, seeds, progress)),
         epsilons={client_id: ledger.epsilon(client_id).best for client_id in new.client_ids},
@@ -300,7 +292,7 @@ def _select(
         epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
     model = model_of_rows(models, list(models.stacked))
     privacy = config.privacy
-    selector = build_selector(model, privacy.selection_loss_bound, checked_generator(privacy.generator))
+    selector = build_selector(model, privacy.selection_loss_bound, privacy.generator)
     select = tf.function(selector, reduce_retracing=True, autograph=False)
     first = GLOBAL_ROW + 1
     candidates = {name: tf.constant(stack[first:]) for name, stack in models.stacked.items()}

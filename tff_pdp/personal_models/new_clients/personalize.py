@@ -22,8 +22,7 @@ from tff_pdp.personal_models.new_clients.examples import read_new_clients
 from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
 from tff_pdp.privacy.accounting.budgets import SiloBudget
-from tff_pdp.privacy.facts import Generator, checked_generator
-from tff_pdp.privacy.plans.plan import check_suits_rows
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
 from tff_pdp.training.record.all_runs import Composed
@@ -124,7 +123,7 @@ def _personalize(
     models = exported.models
     settings = fit_settings(config, options, budget, exported)
     new = read_new_clients(path, client_ids, models.model)
-    check_suits_rows(config.privacy.plan, new.row_influence)
+    config.privacy.check_rows(new.row_influence)
     served_as = exported.check_new(new.client_ids, replace=options.replace)
     if progress:
         print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
@@ -150,7 +149,7 @@ def _personalize(
         )
         for place, client_id in enumerate(new.client_ids)
     ]
-    return Personalized(version, clients, new.left_out, checked_generator(config.privacy.generator))
+    return Personalized(version, clients, new.left_out, config.privacy.generator)
 
 
 def personalized_content(done: Personalized) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from serving.saved_model import layout
 from serving.verify.fresh_process import Expectation
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.errors import ConfigError, ServingError
-from tff_pdp.experiment.build import build_model
+from tff_pdp.experiment.build import build_model, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
@@ -31,9 +31,8 @@ from tff_pdp.personal_models.model_card import check_settings, newest_version, r
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
-from tff_pdp.privacy.facts import Generator, checked_generator
-from tff_pdp.privacy.mechanisms.feature_scaling import parse_feature_scaling
-from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.privacy.facts import Generator
+from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.reports.content import json_safe
 from tff_pdp.training.record.all_runs import Composed
 
@@ -129,7 +128,7 @@ def publish_with_clients(
     # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
-    report = report_with(exported.privacy_report, costs, checked_generator(config.privacy.generator))
+    report = report_with(exported.privacy_report, costs, config.privacy.generator)
     return export_models(
         exported.held,
         models,
@@ -160,9 +159,9 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
         rounds=config.training.rounds,
         head=model.head,
     )
-    is_scaled = parse_feature_scaling(config.privacy.feature_scaling, model.input_shape).kind != "none"
+    is_scaled = not config.privacy.feature_scaling.changes_nothing
     is_made = layout.read_manifest(version).get("layout") == HYPERNETWORK
-    make_weights = _make_weights(algorithm, model, config.model.seed, is_scaled) if is_made else None
+    make_weights = _make_weights(algorithm, model, model_seed(config), is_scaled) if is_made else None
     try:
         models = read_models(version, with_scaled_inputs(model) if is_scaled else model, make_weights)
         answers = expectations_of_version(version, models)
@@ -184,13 +183,12 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
     )
 
 
-def _check_plan(privacy: PrivacyConfig, version: Path, report: Mapping[str, Any]) -> None:
+def _check_plan(privacy: PlanSettings, version: Path, report: Mapping[str, Any]) -> None:
     """Refuses a plan that the other rows were not made under: what was promised is read from the export."""
-    is_user = privacy.plan == "user" or (privacy.plan == "none" and privacy.users_per_round is not None)
-    asked = ("user" if is_user else "silo_example", privacy.plan == "silo_example")
+    asked = ("user" if privacy.are_users else "silo_example", privacy.is_private and not privacy.are_users)
     if asked != (report.get("unit"), bool(report.get("silos"))):
         raise ConfigError(
-            f"{version} was not trained with privacy.plan {privacy.plan}: its unit is {report.get('unit')!r}, "
+            f"{version} was not trained with privacy.kind {privacy.kind}: its unit is {report.get('unit')!r}, "
             f"{'with' if report.get('silos') else 'without'} budgets of silos. New clients take the plan of training"
         )
 
