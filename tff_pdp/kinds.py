@@ -13,10 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from tff_pdp.errors import ConfigError
-from tff_pdp.settings import Settings, did_you_mean
+from tff_pdp.settings import Settings, did_you_mean, settings_class
 
 T = TypeVar("T")
 
@@ -107,17 +105,16 @@ def settings_of(function: Callable[..., Any], given: tuple[str, ...] = ()) -> ty
       ConfigError: a parameter has no annotation.
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    fields: list[Any] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in given:
-            continue
+    parameters = {
+        name: parameter for name, parameter in inspect.signature(function).parameters.items() if name not in given
+    }
+    for name in parameters:
         if name not in hints:
             raise ConfigError(f"{function.__module__}:{function.__qualname__}: the parameter {name} has no annotation")
-        is_required = parameter.default is inspect.Parameter.empty
-        fields.append((name, hints[name]) if is_required else (name, hints[name], parameter.default))
-    made = msgspec.defstruct(function.__name__, fields, bases=(Settings,), frozen=True, kw_only=True)
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
+    made = settings_class(function.__name__, {name: hints[name] for name in parameters}, defaults, Settings)
     made.__doc__ = function.__doc__
-    return typing.cast(type[Settings], made)
+    return made
 
 
 _ENTRY = re.compile(r"^(\s+)(\w+): (.*)$")

@@ -10,6 +10,7 @@ import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import new_class
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec import inspect as types
 from tff_pdp.errors import ConfigError
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 
 _MOST = sys.float_info.max
 Finite = Annotated[float, Meta(ge=-_MOST, le=_MOST)]
@@ -49,6 +51,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclas
     A subclass explains its fields under `Attributes:`. Rules that join several fields stand in `__post_init__` and
     raise a ValueError, whose text follows the section's key in the message.
     """
+
+
+def settings_class(name: str, fields: Mapping[str, Any], defaults: Mapping[str, Any], base: type[S]) -> type[S]:
+    """Makes a `Settings` class.
+
+    Args:
+      name: of the class.
+      fields: type by name.
+      defaults: of fields that may be left out.
+      base: what it inherits from.
+    """
+    content = {"__annotations__": dict(fields), "__module__": __name__, **defaults}
+    return typing.cast(type[S], new_class(name, (base,), {}, lambda namespace: namespace.update(content)))
 
 
 class _Yaml(yaml.SafeLoader):

@@ -1,8 +1,8 @@
 """Reads experiments from YAML into typed settings, without TensorFlow.
 
-The sections `data` and `privacy` are of the class that their `kind` names, and are read here in full. Settings of models and
-of the methods are those of functions whose modules import TensorFlow: they are read by `tff_pdp.experiment.build`
-before anything is written or spent.
+The sections `data` and `privacy` are of the class that their `kind` names, and are read here in full. Settings of
+models and methods are those of functions whose modules import TensorFlow: `tff_pdp.experiment.build` reads them before
+anything is written or spent.
 """
 
 import functools
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from beam_pipelines.options import SourceSettings
@@ -20,7 +19,17 @@ from tff_pdp.engines.options import ClientParallelism
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import PLANS, SOURCES
 from tff_pdp.privacy.plans.plan import PlanSettings
-from tff_pdp.settings import Count, Name, Positive, Settings, join_key, read_settings, read_yaml, to_plain
+from tff_pdp.settings import (
+    Count,
+    Name,
+    Positive,
+    Settings,
+    join_key,
+    read_settings,
+    read_yaml,
+    settings_class,
+    to_plain,
+)
 
 # What silos released before training (`tff_pdp.experiment.before_training`), in the experiment's folder.
 RELEASES_FILE = "silo_releases.json"
@@ -241,8 +250,7 @@ def read_experiment(content: Any, source: str) -> ExperimentConfig:
 @functools.cache
 def _typed(data: type = SourceSettings, privacy: type = PlanSettings) -> type[ExperimentConfig]:
     """The class of experiments with these sections."""
-    fields = [("data", data), ("privacy", privacy)]
-    return msgspec.defstruct("ExperimentConfig", fields, bases=(ExperimentConfig,), frozen=True, kw_only=True)  # type: ignore
+    return settings_class("ExperimentConfig", {"data": data, "privacy": privacy}, {}, ExperimentConfig)
 
 
 # Names of an earlier version, and what replaces them.
