@@ -6,10 +6,15 @@ import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beam_pipelines.contact_graph.rows import LAYOUTS
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FORMATS
+from beam_pipelines.raw_data import RawData
+from tff_pdp.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from beam_pipelines.options import SourceSettings
 
 _WIDTH = 100
 _EXCHANGES = ("files", "runner")
@@ -145,51 +150,53 @@ def build_options(kind: type, options: argparse.Namespace, pipeline_args: tuple[
 
 # Beam takes seconds to start, and `--help` should not: what needs it is imported where a job is run.
 def _femnist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
-    from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
+    from beam_pipelines.sources.leaf import Leaf
 
-    return run_femnist(build_options(FemnistOptions, options, pipeline_args)).table()
+    return _prepare(Leaf, "leaf", options, pipeline_args, num_classes=options.num_classes)
 
 
 def _nist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
-    from beam_pipelines.sources.nist import num_nist_classes
-    from beam_pipelines.sources.user_builders import build_nist_sd19
+    from beam_pipelines.sources.nist import NistSd19, num_nist_classes
 
     num_classes = num_nist_classes(options.classes)
-    return _prepare(build_nist_sd19, num_classes, options, pipeline_args, classes=options.classes)
+    return _prepare(NistSd19, "nist_sd19", options, pipeline_args, num_classes=num_classes, classes=options.classes)
 
 
 def _celeba(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
-    from beam_pipelines.sources.celeba import CELEBA_CLASSES
-    from beam_pipelines.sources.user_builders import build_celeba
+    from beam_pipelines.sources.celeba import Celeba
 
-    arguments = {name: getattr(options, name) for name in ("attribute", "split", "images")}
-    return _prepare(build_celeba, CELEBA_CLASSES, options, pipeline_args, **arguments)
+    own = {name: getattr(options, name) for name in ("attribute", "split", "images")}
+    return _prepare(Celeba, "celeba", options, pipeline_args, num_classes=2, **own)
 
 
 def _fed_emnist(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
-    from beam_pipelines.sources.user_builders import build_fed_emnist
+    from beam_pipelines.sources.fed_emnist import FedEmnist
 
-    return _prepare(build_fed_emnist, options.num_classes, options, pipeline_args)
+    return _prepare(FedEmnist, "fed_emnist", options, pipeline_args, num_classes=options.num_classes)
 
 
 def _prepare(
-    build: Callable[..., Any],
-    num_classes: int,
+    source: type["SourceSettings"],
+    kind: str,
     options: argparse.Namespace,
     pipeline_args: tuple[str, ...],
-    **arguments: Any,
+    *,
+    num_classes: int,
+    **own: Any,
 ) -> str:
-    """Prepares raw data that a function of `tff_pdp.experiment.registry.DATASETS` describes."""
+    """Prepares raw data of a kind."""
     from beam_pipelines.dataset.clients import run_client_dataset_job
-    from beam_pipelines.options import ClientDatasetOptions, DataConfig
+    from beam_pipelines.options import ClientDatasetOptions
 
     job = build_options(ClientDatasetOptions, options, pipeline_args, num_classes=num_classes)
-    source = build.__name__.removeprefix("build_")
-    data = DataConfig(str(job.input), source, input_shape=job.input_shape, num_classes=num_classes)
+    content = {"kind": kind, "input": str(job.input), "input_shape": job.input_shape, "num_classes": num_classes}
+    settings = read_settings(source, {**content, **own}, "the command line")
     output = Path(job.output).absolute()
     workspace = output.with_name(f".{output.name}.raw")
     try:
-        return run_client_dataset_job(build(data, workspace, **arguments), job).table()
+        raw = settings.build(workspace)
+        assert isinstance(raw, RawData)
+        return run_client_dataset_job(raw, job).table()
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
 
@@ -250,11 +257,12 @@ def add_contact_graph_command(jobs: Any) -> None:
 
 def _run(options: argparse.Namespace, pipeline_args: tuple[str, ...]) -> str:
     # Imported late: Beam takes seconds to start, and `--help` should not.
+    from beam_pipelines.contact_graph.degree import DegreeBound
     from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
 
     keys = ("max_degree", "adjacency", "group_column", "max_group_size")
     given = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
-    bound = {"kind": options.degree_bound, **given}
+    bound = read_settings(DegreeBound, {"kind": options.degree_bound, **given}, "the command line", "degree_bound")
     return run_contact_graph_job(build_options(ContactGraphOptions, options, pipeline_args, degree_bound=bound)).table()
 
 
@@ -373,14 +381,9 @@ def _generate(options: argparse.Namespace) -> str:
     # Imported late, as in all of these: the parser is also built for `--help` and for other jobs.
     from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 
-    population = PopulationOptions(
-        num_people=options.num_people,
-        contact_rows_per_person=options.contact_rows_per_person,
-        num_regions=options.num_regions,
-        seed=options.seed,
-        max_contacts=options.max_contacts,
-        community_size=options.community_size,
-        assignments=not options.no_assignments,
+    given = _given(PopulationOptions, options)
+    population = read_settings(
+        PopulationOptions, {**given, "assignments": not options.no_assignments}, "the command line"
     )
     summary = generate_population(options.output, population, _table_format(options), options.overwrite)
     return f"{summary.text()}\npopulation: {options.output}"
@@ -389,8 +392,7 @@ def _generate(options: argparse.Namespace) -> str:
 def _simulate(options: argparse.Namespace) -> str:
     from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 
-    names = (field.name for field in dataclasses.fields(OutbreakOptions))
-    outbreak = OutbreakOptions(**{name: getattr(options, name) for name in names})
+    outbreak = read_settings(OutbreakOptions, _given(OutbreakOptions, options), "the command line")
     output = options.output or options.input
     summary = simulate_outbreak(
         options.input, outbreak, output, _table_format(options), options.sparse, options.overwrite
@@ -402,11 +404,16 @@ def _import(options: argparse.Namespace) -> str:
     from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
 
     activity = 1 + ACTIVITY_NAMES.index(options.activity)
-    how = ImportOptions(options.observed_days, options.region_column, activity, options.hours_ahead)
+    how = read_settings(ImportOptions, {**_given(ImportOptions, options), "activity": activity}, "the command line")
     summary = import_contacts(
         options.contacts, options.metadata, options.output, how, _table_format(options), options.overwrite
     )
     return f"{summary.text()}\npopulation: {options.output}"
+
+
+def _given(kind: type[Settings], options: argparse.Namespace) -> dict[str, Any]:
+    """What parsed options have of a class's fields, by name."""
+    return {name: getattr(options, name) for name in kind.__struct_fields__ if hasattr(options, name)}
 
 
 def _table_format(options: argparse.Namespace) -> Any:

@@ -28,7 +28,7 @@ class RawData:
     """The input of a client-dataset job.
 
     Attributes:
-      source: name of the kind of data, as in `tff_pdp.experiment.registry.DATASETS`.
+      source: name of the kind of data, as in `tff_pdp.experiment.kinds.SOURCES`.
       folder: where the files lie; every worker must see it under this name.
       files: their names in it, for the manifest, which has their hashes. Of data in very many files none; `parameters`
         then has one hash of all.

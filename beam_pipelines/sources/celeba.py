@@ -95,9 +95,7 @@ def _read_labels(path: Path, attribute: str) -> dict[str, int]:
     if not count.isdecimal() or not attributes:
         raise DataError(f"{path}: lines 1 and 2 must be the number of images and the names of the attributes")
     if attribute not in attributes:
-        raise ConfigError(
-            f"data.arguments.attribute: {path} has no attribute {attribute!r}; known: {', '.join(attributes)}"
-        )
+        raise ConfigError(f"data.attribute: {path} has no attribute {attribute!r}; known: {', '.join(attributes)}")
     labels, column = {}, 1 + attributes.index(attribute)
     for number, line in lines:
         fields = line.split()

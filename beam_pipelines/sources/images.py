@@ -137,7 +137,7 @@ def shrunken_shape(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     """
     height, width, channels = shape
     if factor < 1:
-        raise ConfigError(f"data.arguments: shrink must be at least 1; got {factor}")
+        raise ConfigError(f"data.shrink must be at least 1; got {factor}")
     if height % factor or width % factor:
-        raise ConfigError(f"data.arguments: shrink {factor} does not divide images of {height} x {width} pixels")
+        raise ConfigError(f"data.shrink {factor} does not divide images of {height} x {width} pixels")
     return height // factor, width // factor, channels

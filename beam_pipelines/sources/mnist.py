@@ -175,8 +175,7 @@ def find_writers(folder: Path, named: str | None) -> Path:
         if place.is_file():
             return place
     raise DataError(
-        f"{' and '.join(map(str, places))}: no such file; get QMNIST's {WRITERS_FILE}, and name it in "
-        "data.arguments.writers"
+        f"{' and '.join(map(str, places))}: no such file; get QMNIST's {WRITERS_FILE}, and name it in data.writers"
     )
 
 

@@ -120,7 +120,7 @@ class Algorithm:
     """A personalised federated algorithm.
 
     Attributes:
-      name: its name in `tff_pdp.experiment.registry.ALGORITHMS`.
+      name: its name in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: its name for a reader.
       hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
         so that every client may have its own value without another compilation. Those of `step_hparams` and

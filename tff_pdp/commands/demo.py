@@ -18,7 +18,7 @@ from serving.production.exports import docker_command, write_models_config
 from serving.server.embedded import EmbeddedServer
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import experiment_engine
-from tff_pdp.experiment.config import ExperimentConfig, load_config
+from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment, exported_ids
 from tff_pdp.personal_models.trained_clients import trained_clients
@@ -70,10 +70,10 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
 
 def _config(output: Path, data: str | None, overrides: Mapping[str, Any]) -> ExperimentConfig:
     if data is not None:
-        return load_config(CONFIGS / "demo_femnist.yaml", {**overrides, "output": str(output), "data.input": data})
+        return load_experiment(CONFIGS / "demo_femnist.yaml", {**overrides, "output": str(output), "data.input": data})
     source = output / "leaf"
     write_digits_leaf(source, num_clients=NUM_SILOS, concentration=LABEL_SKEW, seed=PARTITION_SEED)
-    return load_config(CONFIGS / "demo.yaml", {**overrides, "output": str(output), "data.input": str(source)})
+    return load_experiment(CONFIGS / "demo.yaml", {**overrides, "output": str(output), "data.input": str(source)})
 
 
 def _check_data(output: Path, data: Path) -> None:

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import ExperimentConfig, load_config
+from tff_pdp.experiment.config import ExperimentConfig, load_experiment
+from tff_pdp.settings import parse_yaml
 
 
 def prepare(options: argparse.Namespace) -> int:
@@ -274,7 +273,7 @@ def _config(options: argparse.Namespace, further: Mapping[str, Any] | None = Non
         if not separator:
             raise ConfigError(f"--set {assignment!r}: write KEY=VALUE")
         overrides[key] = _yaml_value(f"--set {assignment!r}", value)
-    return load_config(options.config, {**overrides, **_engine_overrides(options), **(further or {})})
+    return load_experiment(options.config, {**overrides, **_engine_overrides(options), **(further or {})})
 
 
 def _search_overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -293,10 +292,7 @@ def _search_overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _yaml_value(option: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{option}: {text!r} is not a YAML value") from None
+    return parse_yaml(text, option)
 
 
 def _engine_overrides(options: argparse.Namespace) -> dict[str, Any]:

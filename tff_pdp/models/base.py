@@ -33,7 +33,7 @@ class Model:
     """A model as pure functions; weights are data and live wherever the caller keeps them.
 
     Attributes:
-      name: the model's name in `tff_pdp.experiment.registry.MODELS`.
+      name: the model's name in `tff_pdp.experiment.kinds.MODELS`.
       input_shape: shape of one example, without the batch dimension.
       num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression of float32 labels.
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.

@@ -222,7 +222,7 @@ def _silo_report(
     not_covered += f", {_OTHER_RUNS}"
     if not is_divided:
         return {"silos": silos, "not_covered": not_covered}
-    # There are no budgets under `privacy.plan: none`.
+    # There are no budgets under `privacy.kind: none`.
     if not silos:
         return {"not_covered": not_covered}
     epsilons = [silo["epsilon"] for silo in silos]

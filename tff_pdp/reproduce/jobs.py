@@ -9,10 +9,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import ExperimentConfig, load_config
+from tff_pdp.experiment.config import ExperimentConfig, load_experiment
+from tff_pdp.privacy.plans.unprotected import with_epsilon
 from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, Scale, Setting, Variant, digest_of_sources
 from tff_pdp.reproduce.settings import SETTINGS
+from tff_pdp.settings import to_plain
 
 # Of an experiment, what is computed does not depend on them.
 _NOT_DECISIVE = ("title", "output", "export", "tuning")
@@ -147,19 +151,13 @@ class Reproduction:
           ConfigError: the configuration, as it is overridden here, is not valid.
         """
         base = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job))
-        is_private = math.isfinite(job.epsilon)
-        privacy = dataclasses.replace(
-            base.privacy,
-            plan=base.privacy.plan if is_private else "none",
-            budgets={**base.privacy.budgets, "epsilon": job.epsilon} if is_private else {},
-        )
-        data = dataclasses.replace(base.data, seed=job.seed if self.setting.seed_splits else base.data.seed)
-        return dataclasses.replace(
+        data = replace(base.data, seed=job.seed) if self.setting.seed_splits else base.data
+        return replace(
             base,
             data=data,
-            privacy=privacy,
-            training=dataclasses.replace(base.training, test_only_seed=job.seed),
-            output=str(self.output / "data" / _digest([self.data_digest, dataclasses.asdict(data)])[:16]),
+            privacy=with_epsilon(base.privacy, job.epsilon),
+            training=replace(base.training, test_only_seed=job.seed),
+            output=str(self.output / "data" / _digest([self.data_digest, to_plain(data)])[:16]),
         )
 
     def digest(self, job: Job) -> str:
@@ -188,7 +186,7 @@ class Reproduction:
         overrides["privacy.registry"] = str((self.output / "registry").absolute())
         if rounds is not None:
             overrides["training.rounds"] = rounds
-        whole = load_config(path, overrides)
+        whole = load_experiment(path, overrides)
         if swept.algorithm not in whole.algorithms:
             raise ConfigError(f"{path}: algorithms has no {swept.algorithm!r}, which {method!r} needs")
         settings = {
@@ -198,10 +196,10 @@ class Reproduction:
         }
         if prox_weight is not None:
             settings["prox_weight"] = prox_weight
-        return dataclasses.replace(
+        return replace(
             whole,
             algorithms={swept.algorithm: settings},
-            export=dataclasses.replace(whole.export, algorithm=swept.algorithm),
+            export=replace(whole.export, algorithm=swept.algorithm),
         )
 
 

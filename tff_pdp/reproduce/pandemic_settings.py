@@ -14,10 +14,10 @@ from tff_pdp.reproduce.setting import MADE_UP, Inputs, Overrides, Scale, Setting
 
 _EPSILONS = (2.0, 8.0, math.inf)
 _METHODS = ("local_only", "fed_avg", "mr_mtl")
-_BOUND = "data.arguments.rows.degree_bound"
+_BOUND = "data.rows.degree_bound"
 # Rows of people alone, with 21 and with 14 days of their own history.
-_ALONE = {"data.arguments.rows.num_slots": 0, "data.input_shape": [62]}
-_ALONE_FOR_TWO_WEEKS = {"data.arguments.rows.num_slots": 0, "data.input_shape": [48]}
+_ALONE = {"data.rows.num_slots": 0, "data.input_shape": [62]}
+_ALONE_FOR_TWO_WEEKS = {"data.rows.num_slots": 0, "data.input_shape": [48]}
 
 _LONG_ROWS = {
     "local_only": {"learning_rate": 5},
@@ -53,9 +53,9 @@ _PANDEMIC = Setting(
             seeds=1,
             methods=_METHODS,
             overrides={
-                "data.arguments.population.num_people": 4000,
-                "data.arguments.population.num_regions": 2,
-                "data.arguments.outbreak.initial_infections": 40,
+                "data.population.num_people": 4000,
+                "data.population.num_regions": 2,
+                "data.outbreak.initial_infections": 40,
                 "data.num_shards": 1,
                 "training.rounds": 5,
             },
@@ -93,7 +93,7 @@ _PANDEMIC = Setting(
             "summary",
             "contacts as 154 numbers, node-level DP",
             is_optional=True,
-            overrides={"data.arguments.rows.layout": "summary", "data.input_shape": [154], "privacy.clip_norm": 2.0},
+            overrides={"data.rows.layout": "summary", "data.input_shape": [154], "privacy.clip_norm": 2.0},
             algorithm_settings=_LONG_ROWS,
             deviations=("rows: own features, the means of contacts' and daily hours with infectious people",),
         ),
@@ -101,7 +101,7 @@ _PANDEMIC = Setting(
             "slots",
             "contacts one by one as 772 numbers, node-level DP",
             is_optional=True,
-            overrides={"data.arguments.rows.layout": "slots", "data.input_shape": [772], "privacy.clip_norm": 2.0},
+            overrides={"data.rows.layout": "slots", "data.input_shape": [772], "privacy.clip_norm": 2.0},
             algorithm_settings=_LONG_ROWS,
             deviations=("rows: own features, and a block of numbers for each of ten contacts",),
         ),
@@ -125,9 +125,9 @@ def _network(
 ) -> tuple[Variant, Variant]:
     """A network with its contacts, and without any."""
     overrides: Overrides = {
-        "data.arguments.network": name,
-        "data.arguments.population.observed_days": _OBSERVED_DAYS[name],
-        "data.arguments.outbreak.initial_infections": initial_infections,
+        "data.network": name,
+        "data.population.observed_days": _OBSERVED_DAYS[name],
+        "data.outbreak.initial_infections": initial_infections,
         **(arguments or {}),
     }
     return (
@@ -180,14 +180,14 @@ _CONTACT_NETWORKS = Setting(
             "a hospital ward, 75 people",
             4,
             f"{_ONE_SILO}; 42 % of contact time is between roles",
-            {"data.arguments.rows.silo_by": "person.person_number"},
+            {"data.rows.silo_by": "person.person_number"},
         ),
         *_network(
             "InVS13",
             "an office, 92 people",
             8,
             f"{_ONE_SILO}; departments have 4 to 34 people",
-            {"data.arguments.rows.silo_by": "person.person_number"},
+            {"data.rows.silo_by": "person.person_number"},
         ),
     ),
     deviations=(

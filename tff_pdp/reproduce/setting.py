@@ -158,7 +158,7 @@ OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reproduce"
 LAMBDA_GRID = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-# Values of an experiment by dotted key, as `tff_pdp.experiment.config.load_config` takes them.
+# Values of an experiment by dotted key, as `tff_pdp.experiment.config.load_experiment` takes them.
 Overrides = Mapping[str, Any]
 # A test metric by method and epsilon.
 Published = Mapping[tuple[str, float], float]

@@ -190,7 +190,7 @@ _ROTATED_MNIST = Setting(
             methods=("local_only", "fed_avg", "mr_mtl", "ifca_fed_avg", "ifca_mr_mtl"),
             lambdas=(0.01, 0.1, 1.0),
             overrides={
-                "data.arguments.shrink": 2,
+                "data.shrink": 2,
                 "data.input_shape": [14, 14, 1],
                 "training.rounds": 60,
                 "model.arguments.channels": [8, 16],
@@ -205,8 +205,8 @@ _ROTATED_MNIST = Setting(
     default_scale="small",
     variants=_image_variants(
         {
-            "mask_25": ("a quarter masked", {"data.arguments.mask_fraction": 0.25}),
-            "mask_50": ("half masked", {"data.arguments.mask_fraction": 0.5}),
+            "mask_25": ("a quarter masked", {"data.mask_fraction": 0.25}),
+            "mask_50": ("half masked", {"data.mask_fraction": 0.5}),
         }
     ),
     statements=(
@@ -236,7 +236,7 @@ _CIFAR10 = Setting(
             methods=("local_only", "fed_avg", "finetune", "mr_mtl", "ditto"),
             lambdas=(0.01, 0.1, 1.0),
             overrides={
-                "data.arguments.num_clients": 10,
+                "data.partition.num_clients": 10,
                 "training.rounds": 80,
                 "model.arguments.channels": [8, 16],
             },

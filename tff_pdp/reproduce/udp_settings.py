@@ -72,7 +72,7 @@ _CIFAR10_SETTING = Setting(
             seeds=1,
             methods=_METHODS,
             overrides={
-                "data.arguments.shrink": 2,
+                "data.shrink": 2,
                 "data.input_shape": [16, 16, 3],
                 "model.name": "cnn",
                 "model.arguments": {"channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
@@ -162,8 +162,8 @@ _FEMNIST_SETTING = Setting(
             seeds=1,
             methods=_METHODS,
             overrides={
-                "data.source": "mnist_writers",
-                "data.arguments": {"shrink": 2},
+                "data.kind": "mnist_writers",
+                "data.shrink": 2,
                 "data.input_shape": [14, 14, 1],
                 "data.num_classes": 10,
                 # All 539: the smallest has 19 images.

@@ -16,7 +16,7 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, RunIdentity, read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
-from tff_pdp.training.rounds import check_redrawn, redrawn
+from tff_pdp.training.rounds import redrawn
 
 # The share of a plan that is reserved at a time. A run that is killed and then replaced has spent at most so much more
 # than it used; one that is resumed takes its reservation over. And a run's record has at most a hundred lines, each of
@@ -238,7 +238,7 @@ def in_newest_attempt(
     if is_repeated and saved.run_key.attempt == attempt.number:
         return saved
     if not (is_repeated and saved.round_number == attempt.first_round - 1):
-        check_redrawn(method, saved)
+        method.plan.check_redrawn(saved.round_number)
         if charges.ledger is not None:
             check_rest(method.plan, charges.ledger, saved.round_number)
         attempt = writer.redraw(

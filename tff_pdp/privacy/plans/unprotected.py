@@ -3,10 +3,14 @@
 import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from msgspec.structs import replace
+
 from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency
+from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, UserNoise
-from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPlan
 from tff_pdp.privacy.plans.silo_example import (
     SiloExamplePlan,
     SiloSettings,
@@ -86,3 +90,24 @@ class Unprotected(SiloSettings):
             sampler=self.sampler,
             search=training.search,
         )
+
+
+def with_epsilon(settings: PlanSettings, epsilon: float) -> PlanSettings:
+    """Returns the same settings with another epsilon for all; without privacy where it is infinite.
+
+    Raises:
+      ConfigError: budgets differ between silos.
+    """
+    if math.isinf(epsilon):
+        return without_privacy(settings)
+    budgets = getattr(settings, "budgets", None)
+    if not isinstance(budgets, OneForAll):
+        raise ConfigError("privacy.budgets must be of kind one_for_all for another epsilon to be set")
+    return replace(settings, budgets=replace(budgets, epsilon=epsilon))
+
+
+def without_privacy(settings: PlanSettings) -> Unprotected:
+    """Returns the settings of the same training without clipping and noise, for comparison."""
+    names = set(Unprotected.__struct_fields__) - {"kind", "unit"}
+    same = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+    return Unprotected(kind="none", unit="user" if settings.are_users else "silo", **same)
