@@ -38,6 +38,7 @@ CountOrZero = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
 
 
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
 class _FieldsByName(msgspec.StructMeta):
     """Makes fields of all subclasses keyword-only, so that required ones may follow those with defaults."""
 
@@ -95,7 +96,7 @@ class _Yaml(yaml.SafeLoader):
         return int(node.value[2:], base) if base else int(node.value)
 
 
-for _tag, _pattern, _first in (
+for _tag, _pattern, _beginnings in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
@@ -106,7 +107,7 @@ for _tag, _pattern, _first in (
     ),
     ("merge", "<<", ["<"]),
 ):
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _beginnings)
 _Yaml.add_constructor("tag:yaml.org,2002:int", _Yaml.construct_integer)
 
 
@@ -139,7 +140,15 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def read_settings(kind: type[T], content: Any, source: str, key: str = "") -> T:
+@typing.overload
+def read_settings(kind: type[T], content: Any, source: str, key: str = "") -> T: ...
+
+
+@typing.overload
+def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any: ...
+
+
+def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any:
     """Reads plain data as a `Settings` class, or as any type that one of its fields may have.
 
     Args:
@@ -224,7 +233,7 @@ def _must_be(key: str, options: Iterable[Any], value: Any) -> str:
 
 
 def _bare(hint: Any) -> Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    return typing.cast(Any, hint).__origin__ if typing.get_origin(hint) is Annotated else hint
 
 
 def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) -> str | None:

@@ -140,7 +140,8 @@ class SimulatedOutbreak(SourceSettings):
         if self.input == GENERATED and (self.network or self.metadata):
             raise ValueError(f"network and metadata are for published contacts, and input is {GENERATED!r}")
         # Typed here, as what a population is made by depends on the input: wrong keys come to light before a job runs.
-        self._population_options(), self._outbreak_options()
+        self._population_options()
+        self._outbreak_options()
 
     def build(self, workspace: Path) -> People:
         """Writes the tables into the workspace.

@@ -7,6 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
+from beam_pipelines.contact_graph.degree import EdgeLevel
 from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
 
 _TWO_WORKERS = "--direct_num_workers=2"
@@ -31,7 +32,7 @@ def main() -> None:
         ContactGraphOptions(
             options.input,
             options.output,
-            degree_bound={"kind": "edge"},
+            degree_bound=EdgeLevel(),
             min_people_per_silo=1,
             exchange=exchange,
             pipeline_args=pipeline_args,

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
+from beam_pipelines.dataset.clients import run_client_dataset_job
+from beam_pipelines.options import ClientDatasetOptions
+from beam_pipelines.sources.leaf import Leaf
 
 NUM_WRITERS, NUM_IMAGES, WRITERS_PER_FILE, NUM_CLASSES = 3_400, 800_000, 100, 62
 _SIDE = 28
@@ -66,7 +68,11 @@ def main() -> None:
     parser.add_argument("input", type=Path)
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
-    summary = run_femnist(FemnistOptions(options.input, options.output, num_shards=16))
+    job = ClientDatasetOptions(
+        options.input, options.output, input_shape=(_SIDE, _SIDE, 1), num_classes=NUM_CLASSES, num_shards=16
+    )
+    raw = Leaf(kind="leaf", input=str(options.input)).build(options.output)
+    summary = run_client_dataset_job(raw, job)
     print(json.dumps({"output_rows": sum(summary.manifest.num_examples.values())}))
 
 

@@ -19,17 +19,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import RESULTS, describe_machine
-from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.engines.running import running_engine
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns
 from tff_pdp.experiment.method import Method
 from tff_pdp.models.convolutional import build_cnn
+from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.plans.plan import PlannedTraining
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.user import build_user_plan
-from tff_pdp.processes.aggregation import UserSum
+from tff_pdp.privacy.plans.user import User
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import compose
 from tff_pdp.training.client_store.states import close_states
@@ -67,24 +65,28 @@ def build_method(size: int, rounds: int) -> Method:
     """CENTAUR on so many clients, of whom 500 are expected in a round."""
     clients: Any = SimulatedClients(size)
     model = build_cnn(SHAPE, CLASSES, (8, 16), hidden_units=0, pool_after="each")
-    algorithm, settings = build_algorithm("centaur", {}, num_clients=size, rounds=rounds, head=model.head)
+    algorithm, hparams = build_algorithm("centaur", {}, num_clients=size, rounds=rounds, head=model.head)
     sizes = dict.fromkeys(clients.client_ids, EXAMPLES)
     training = PlannedTraining(
         num_examples=sizes, gradients_per_round={}, rounds=rounds, num_released=num_released(algorithm, model)
     )
-    budget = {"epsilon": 8.0, "delta": 1e-7}
-    plan = build_user_plan(PrivacyConfig("user", BATCH_SIZE, budgets=budget, users_per_round=COHORT), training)
-    estimator = build_minibatch(model, BATCH_SIZE)
-    user_sum = UserSum(plan.noise, plan.mechanism.sampling_rate)
+    settings = User(
+        kind="user",
+        batch_size=BATCH_SIZE,
+        budgets=OneForAll(epsilon=8.0, delta=1e-7),
+        users_per_round=COHORT,
+    )
+    plan = settings.build(training)
+    estimator = plan.estimator(model)
     return Method(
         clients=clients,
         algorithm=algorithm,
-        hparams=hparam_columns(algorithm, settings, sizes, BATCH_SIZE),
+        hparams=hparam_columns(algorithm, hparams, sizes, BATCH_SIZE),
         model=model,
         plan=plan,
         scalings={},
         estimator=estimator,
-        process=compose(algorithm, model, estimator=estimator, user_sum=user_sum),
+        process=compose(algorithm, model, estimator=estimator, user_sum=plan.server_sum()),
         config_hash="",
         num_examples=sizes,
     )

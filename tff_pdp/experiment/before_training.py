@@ -18,8 +18,9 @@ from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import FIXED_SEED
-from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling, Scaler
+from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling, Scaler, Scalings
 from tff_pdp.privacy.mechanisms.silo_statistics import (
+    NumExamples,
     SiloStatistics,
     StatisticsSettings,
     planned_events,
@@ -28,7 +29,7 @@ from tff_pdp.privacy.mechanisms.silo_statistics import (
 )
 from tff_pdp.privacy.plans.plan import FixedEvents
 from tff_pdp.registry.entries import Registry
-from tff_pdp.settings import to_plain
+from tff_pdp.settings import read_settings, to_plain
 
 FORMAT_VERSION = 1
 # What these releases are called in the registry, in place of a method.
@@ -117,9 +118,10 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
     try:
         statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
         earlier = stored["made_with"]
+        _typed(earlier)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
-    if earlier in (_made_with(config, name(config, clients)) for name in (_name_of, _first_name_of)):
+    if _typed(earlier) in (_typed(_made_with(config, name(config, clients))) for name in (_name_of, _first_name_of)):
         return statistics
     registry = Registry(config.privacy.registry)
     kept = stored.get("registry_key")
@@ -228,6 +230,16 @@ def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
         "feature_scaling": to_plain(config.privacy.feature_scaling),
         "test_only_seed": config.training.test_only_seed,
         "data": data,
+    }
+
+
+def _typed(made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """What decided releases, with defaults filled in: an earlier version wrote what was given alone."""
+    source = "what silos released before training"
+    return {
+        **made_with,
+        "num_examples": read_settings(NumExamples, made_with["num_examples"], source),
+        "feature_scaling": read_settings(Scalings, made_with["feature_scaling"], source),
     }
 
 

@@ -78,7 +78,7 @@ class JobRunner:
                 f"the test metric is {value}: training diverged, or no client has test examples for it"
             )
         (settings,) = config.algorithms.values()
-        shown = {name: settings[name] for name in _ROW_SETTINGS if name in settings}
+        shown: dict[str, Any] = {name: settings[name] for name in _ROW_SETTINGS if name in settings}
         return Outcome(
             job,
             result_row(

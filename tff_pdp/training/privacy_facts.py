@@ -176,7 +176,7 @@ def _user_if_charged(config: ExperimentConfig, trained: Sequence[Trained]) -> Ma
     return _if_charged(config, trained, USERS)
 
 
-def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, float]:
+def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, Any]:
     """Budget and spending under the names that reports give them; infinite without a budget, or without bounds."""
     asked = {"epsilon_target": math.inf, "delta": 0.0}
     if budget is not None:

@@ -15,15 +15,15 @@ from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.examples import padded_sizes
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.convolutional import build_cnn
 from tff_pdp.models.dense import build_linear_regression, build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
-from tff_pdp.privacy.mechanisms.user_noise import UserMechanism
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.privacy.plans.user import UserPlan
-from tff_pdp.processes.aggregation import UserSum, start_user_sum
+from tff_pdp.processes.aggregation import UserSum
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import client_data_type, client_params_columns, client_params_type, compose
 
@@ -59,8 +59,7 @@ class _Rounds:
         self._state = self._process.initialize()
         self._key = RunKey.from_test_seed(0)
         if plan is not None:
-            started = start_user_sum(self._state["aggregation"], plan, self._key.server_seeds())
-            self._state = {**self._state, "aggregation": started}
+            self._state = plan.start(self._state, self._key.server_seeds())
 
     def _params(self, round_number: int, mechanism: Any, hparams: Any, size: int) -> ClientValues:
         seeds = np.stack([self._key.client_seed(round_number, str(client)) for client in range(size)])
@@ -74,7 +73,7 @@ class _FedAvg(_Rounds):
     def __init__(self, workload: Any, engine: Any):
         cnn = workload.model == "cnn"
         model = build_cnn((28, 28, 1), workload.num_classes) if cnn else build_mlp((784,), workload.num_classes, (200,))
-        algorithm, estimator = ALGORITHMS["fed_avg"](), build_minibatch(model, workload.batch_size)
+        algorithm, estimator = ALGORITHMS.find("fed_avg")(), build_minibatch(model, workload.batch_size)
         plan = None if workload.clip_norm is None else _user_plan(workload, num_released(algorithm, model))
         super().__init__(workload, engine, algorithm, model, estimator, plan)
         self._number = 0
@@ -113,7 +112,9 @@ def _user_plan(workload: Any, size: int) -> UserPlan:
             sampling_rate=1.0,
             expected_cohort=workload.clients_per_round,
         ),
+        batch_size=workload.batch_size,
         num_users=workload.clients_per_round,
+        is_constant=True,
         num_released=size,
         num_noised=size,
     )
@@ -123,7 +124,7 @@ class _MrMtl(_Rounds):
     def __init__(self, workload: Any, engine: Any):
         silos = workload.silos()
         model = build_linear_regression((silos.x.shape[-1],))
-        super().__init__(workload, engine, ALGORITHMS["mr_mtl"](), model, build_dp_sgd(model))
+        super().__init__(workload, engine, ALGORITHMS.find("mr_mtl")(), model, build_dp_sgd(model))
         sizes = silos.num_examples
         rates = workload.sampling_rates(sizes)
         self._mechanism = {

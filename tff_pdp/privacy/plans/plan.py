@@ -192,6 +192,7 @@ class PrivacyPlan(abc.ABC):
       fixed_events: by scope, what it releases before training.
       drawn_noise: by scope, the noise that is drawn for it in place of ideal Gaussians; see `drawn_noise_event`.
       generator: of random bits in computations: batches, noise and selections.
+      num_examples_are_noised: whether silos' numbers of examples were released with noise; otherwise they are public.
       search: what every silo repeats to choose hyper-parameters, where silos do.
       row_influence: what is protected of rows made of a contact graph, and S, the most rows that change with it; None
         where examples are independent.
@@ -210,6 +211,7 @@ class PrivacyPlan(abc.ABC):
     fixed_events: Mapping[str, FixedEvents] = dataclasses.field(default_factory=dict)
     drawn_noise: Mapping[str, GridNoiseDpEvent] = dataclasses.field(default_factory=dict)
     generator: Generator = "philox"
+    num_examples_are_noised: bool = False
     search: Search | None = None
     row_influence: RowInfluence | None = None
 

@@ -59,7 +59,6 @@ class SiloExamplePlan(PrivacyPlan):
       selection_epsilons: by client id, of each of these selections, and on the grid of float32; empty without privacy,
         where selections are exact up to ties.
       sampler: how batches are drawn.
-      num_examples_are_noised: whether numbers of examples were released with noise; otherwise they are public.
     """
 
     mechanisms: Mapping[str, SiloMechanism]
@@ -69,7 +68,6 @@ class SiloExamplePlan(PrivacyPlan):
     selection_rounds: int = 0
     selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sampler: Sampler = "poisson"
-    num_examples_are_noised: bool = False
 
     def estimator(self, model: "Model") -> "GradientEstimator":
         """Builds DP-SGD with the plan's sampler and generator."""

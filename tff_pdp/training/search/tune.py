@@ -24,8 +24,8 @@ from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
+from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.privacy.plans.search import Search
-from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
@@ -74,7 +74,7 @@ class SearchCosts:
     fixed_grid: float | None
 
 
-def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
+def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
     """What each silo pays.
 
     Args:
@@ -88,7 +88,7 @@ def search_costs(plan: SiloExamplePlan, search: Search, ledger: Ledger) -> dict[
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
 
-def _costs(plan: SiloExamplePlan, search: Search, ledger: Ledger, client_id: str) -> SearchCosts:
+def _costs(plan: PrivacyPlan, search: Search, ledger: Ledger, client_id: str) -> SearchCosts:
     if plan.num_examples_are_noised:
         return SearchCosts(plan.guaranteed_epsilon(ledger, client_id).best, untuned=None, fixed_grid=None)
     before = [event for event, _ in plan.fixed_events.get(client_id, ())]
