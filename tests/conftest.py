@@ -146,6 +146,6 @@ def experiment(client_folder, tmp_path):
 
 def _load_demo(overrides):
     from tests.places import DEMO
-    from tff_pdp.experiment.config import load_config
+    from tff_pdp.experiment.config import load_experiment
 
-    return load_config(DEMO, overrides)
+    return load_experiment(DEMO, overrides)

@@ -11,7 +11,7 @@ from serving.server.embedded import EmbeddedServer
 from tests.places import DEMO
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.experiment.build import experiment_engine
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment, exported_ids
 from tff_pdp.personal_models.served import served_models
@@ -54,11 +54,11 @@ def config_of(folder, name):
         "data.input": str(folder / "leaf"),
         "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
         "privacy": {
-            "plan": "user",
+            "kind": "user",
             "batch_size": 16,
             "clip_norm": 0.5,
             "users_per_round": 6,
-            "budgets": {"epsilon": 20.0, "delta": 1e-3},
+            "budgets": {"kind": "one_for_all", "epsilon": 20.0, "delta": 1e-3},
         },
         "training.rounds": 4,
         "training.evaluate_every": 4,
@@ -69,7 +69,7 @@ def config_of(folder, name):
         "export.layout": LAYOUTS[name],
         "tuning": {},
     }
-    return load_config(DEMO, settings)
+    return load_experiment(DEMO, settings)
 
 
 @pytest.mark.timeout(300)

@@ -61,8 +61,8 @@ def test_arguments():
     ("arguments", "message"),
     [
         ({"input_shape": (15, 28, 1)}, "2 convolutions of kernel_size 5 .* at least 16 x 16, not 15 x 28"),
-        ({"channels": (8, 0)}, r"model.arguments.channels \[8, 0\]"),
-        ({"hidden_units": (120, 0)}, r"model.arguments.hidden_units \(120, 0\) must be positive"),
+        ({"channels": (8, 0)}, r"model.channels \[8, 0\]"),
+        ({"hidden_units": (120, 0)}, r"model.hidden_units \(120, 0\) must be positive"),
     ],
 )
 def test_sizes_that_make_no_network_are_refused(arguments, message):

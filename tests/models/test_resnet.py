@@ -243,11 +243,11 @@ def test_under_a_vectorised_map_over_clients():
     [
         ({"input_shape": (28, 28)}, "height x width x channels"),
         ({"input_shape": (3, 9, 1)}, "3 stages need examples of at least 4 x 4, not 3 x 9"),
-        ({"blocks_per_stage": 0}, "model.arguments.blocks_per_stage 0"),
-        ({"channels": ()}, "model.arguments.channels"),
-        ({"channels": (0, 8)}, "model.arguments.channels"),
+        ({"blocks_per_stage": 0}, "model.blocks_per_stage 0"),
+        ({"channels": ()}, "model.channels"),
+        ({"channels": (0, 8)}, "model.channels"),
         ({"channels": (16, 8)}, "must not decrease"),
-        ({"group_norm_groups": 0}, "model.arguments.group_norm_groups 0"),
+        ({"group_norm_groups": 0}, "model.group_norm_groups 0"),
         ({"group_norm_groups": 5}, "must be positive and divide"),
     ],
 )

@@ -23,11 +23,11 @@ from tff_pdp.training.train import train
 
 PAPER = "paper_"
 USERS = {
-    "plan": "user",
+    "kind": "user",
     "batch_size": 16,
     "clip_norm": 0.5,
     "users_per_round": 1.5,
-    "budgets": {"epsilon": 5.0, "delta": 1e-3},
+    "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
 }
 ONE_USER_METHOD = {"algorithms": {"fed_avg": {}}, "privacy": USERS}
 # What the two kinds of clients run under where a variant says nothing else.
@@ -57,13 +57,13 @@ def method(name, **settings):
 
 
 OTHERS = {
-    "plan none": {**SILOS, "privacy__plan": "none"},
-    "plan none of users": {**ONE_USER_METHOD, "privacy": {**USERS, "plan": "none", "budgets": {}}},
+    "plan none": {**SILOS, "privacy__kind": "none"},
+    "plan none of users": {**ONE_USER_METHOD, "privacy": {**USERS, "kind": "none", "budgets": {}}},
     "test_only_seed": {**SILOS, "training__test_only_seed": 1},
     "test_only_seed of users": {**ONE_USER_METHOD, "training__test_only_seed": 1},
     "a silo without noise": {
         **SILOS,
-        "privacy__budgets": {"delta": 1e-4, "default_epsilon": 4.0, "silos": {"silo_01": math.inf}},
+        "privacy__budgets": {"kind": "by_silo", "delta": 1e-4, "default_epsilon": 4.0, "silos": {"silo_01": math.inf}},
     },
 }
 VARIANTS = {**paper_settings(), **OTHERS}

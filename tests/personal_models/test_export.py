@@ -24,7 +24,7 @@ from tff_pdp.algorithms.whole_models.local_only import build_local_only
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import experiment_engine
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.dense import build_linear_svm
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
@@ -59,12 +59,12 @@ def config_of(folder, model, num_classes, **overrides):
     settings = {
         "output": str(folder / "run"),
         "data.input": str(folder / "silos.npz"),
-        "data.source": "silo_files",
+        "data.kind": "silo_files",
         "data.input_shape": [2],
         "data.num_classes": num_classes,
         "data.test_fraction": 0.4,
         "data.exact_split": True,
-        "model.name": model,
+        "model.kind": model,
         # All examples, so that noise follows from a formula; for samples it takes seconds to work out.
         "privacy.batch_size": 64,
         "training.rounds": 6,
@@ -74,7 +74,7 @@ def config_of(folder, model, num_classes, **overrides):
         "algorithms": {"local_only": {"learning_rate": 0.1}, "mr_mtl": {"learning_rate": 0.1}},
         **overrides,
     }
-    return load_config(DEMO, settings)
+    return load_experiment(DEMO, settings)
 
 
 def run(config):
@@ -239,9 +239,9 @@ def test_scaled_inputs_are_shifted_then_scaled():
 
 
 USERS = {
-    "privacy.plan": "user",
+    "privacy.kind": "user",
     "privacy.users_per_round": len(SIZES),
-    "privacy.budgets": {"epsilon": 8.0, "delta": 1e-3},
+    "privacy.budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3},
     "model.seed": 3,
     "training.test_only_seed": None,
 }
@@ -298,7 +298,7 @@ def test_an_export_of_users_says_what_is_protected_from_whom(tmp_path):
 def silos(tmp_path_factory):
     """A function that gives one trained experiment, one silo of which added no noise, with other ways to export it."""
     folder = tmp_path_factory.mktemp("silos")
-    budgets = {"delta": 1e-4, "silos": {"clinic_south": float("inf")}, "default_epsilon": 4.0}
+    budgets = {"kind": "by_silo", "delta": 1e-4, "silos": {"clinic_south": float("inf")}, "default_epsilon": 4.0}
     settings = {"privacy.budgets": budgets, "training.test_only_seed": None, "training.rounds": 3}
     settings["algorithms"] = {"mr_mtl": {"learning_rate": 0.1}}
 
@@ -380,7 +380,7 @@ def test_silos_without_budgets_may_have_exports_of_their_own_too(tmp_path):
         "linear_svm",
         2,
         **{
-            "privacy": {"plan": "none", "batch_size": 16},
+            "privacy": {"kind": "none", "batch_size": 16},
             "training.rounds": 1,
             "algorithms": {"mr_mtl": {"learning_rate": 0.1}},
             "export.layout": "per_client",

@@ -62,7 +62,7 @@ def test_the_papers_choices_are_those_of_its_text_and_code(tmp_path):
     reproduction = build_reproduction(tmp_path, variant_names=("paper",))
     config = reproduction.config(Job("paper", "mr_mtl", 6.0, 0))
     assert (config.privacy.batch_size, config.privacy.clip_norm, config.training.rounds) == (32, 1.0, 200)
-    assert dict(config.privacy.budgets) == {"epsilon": 6.0, "delta": 1e-3}
+    assert dict(config.privacy.budgets) == {"kind": "one_for_all", "epsilon": 6.0, "delta": 1e-3}
     assert config.privacy.sampler == "paper_shuffled"
     assert config.privacy.feature_scaling == {"kind": "paper_private_standardisation"}
     assert config.algorithms == {
@@ -88,7 +88,7 @@ def test_a_seed_decides_the_split_of_tables_and_not_of_images(tmp_path):
 
 def test_infinite_epsilon_is_training_without_privacy(tmp_path):
     config = build_reproduction(tmp_path).config(Job("default", "fed_avg", math.inf, 0))
-    assert config.privacy.plan == "none"
+    assert config.privacy.kind == "none"
 
 
 def test_the_digest_follows_what_decides_a_result_and_nothing_else(tmp_path):

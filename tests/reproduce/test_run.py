@@ -101,7 +101,7 @@ def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
 
 
 def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
-    privacy = PrivacyConfig("silo_example", 8, budgets={"epsilon": 4.0, "delta": 1e-3}, noise_calibration="paper_rdp")
+    privacy = PrivacyConfig("silo_example", 8, budgets={"kind": "one_for_all", "epsilon": 4.0, "delta": 1e-3}, noise_calibration="paper_rdp")
     plan = build_silo_example_plan(
         privacy, PlannedTraining({"a": 20, "b": 40}, gradients_per_round={"a": 2, "b": 5}, rounds=3, selection_rounds=2)
     )

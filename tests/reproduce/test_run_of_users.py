@@ -126,7 +126,7 @@ def test_computations_are_shared_only_where_nothing_compiled_differs(reproductio
 
     same = (
         key(mechanism={"clip_norm": math.inf, "noise_multiplier": 0.0, "expected_cohort": 3.0}),
-        key(privacy={"clip_norm": 0.1, "plan": "none", "budgets": {"epsilon": 3, "delta": 1e-4}}),
+        key(privacy={"clip_norm": 0.1, "kind": "none", "budgets": {"kind": "one_for_all", "epsilon": 3, "delta": 1e-4}}),
         key(training={"weight_cap": 5, "test_only_seed": 1}),
     )
     assert set(same) == {key()}

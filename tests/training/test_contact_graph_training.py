@@ -37,7 +37,7 @@ def of_contacts(experiment, client_folder, tmp_path):
             dataclasses.replace(manifest, row_influence=row_influence).save(output / "clients")
             mark_finished(output / "clients")
         settings = {
-            "privacy__plan": "contact_graph",
+            "privacy__kind": "contact_graph",
             "algorithms": ALGORITHMS,
             "export__algorithm": "mr_mtl",
             "training__test_only_seed": None,
@@ -93,10 +93,10 @@ def test_the_number_of_rows_comes_from_the_data_set_alone(of_contacts):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"privacy__plan": "silo_example"}, r"one node is in up to 4 of them.*Set privacy.plan to contact_graph"),
+        ({"privacy__kind": "silo_example"}, r"one node is in up to 4 of them.*Set privacy.kind to contact_graph"),
         (
-            {"privacy__plan": "user", "privacy__users_per_round": 2},
-            r"privacy.plan user.*Set privacy.plan to contact_graph",
+            {"privacy__kind": "user", "privacy__users_per_round": 2},
+            r"privacy.kind user.*Set privacy.kind to contact_graph",
         ),
         ({"privacy__num_examples": {"kind": "noised", "epsilon": 0.1}}, r"may release nothing.*a person is in several"),
         (
@@ -127,12 +127,12 @@ def test_what_would_protect_single_rows_is_refused_before_anything_is_released(o
 
 def test_without_privacy_anything_goes(of_contacts):
     algorithms = {"ifca": {"learning_rate": 0.3, "local_steps": 1}}
-    config = of_contacts(privacy__plan="none", training__rounds=1, algorithms=algorithms, export__algorithm="ifca")
+    config = of_contacts(privacy__kind="none", training__rounds=1, algorithms=algorithms, export__algorithm="ifca")
     train(config, "ifca", progress=False)
     assert evaluate_experiment(config)["privacy"]["claim"] == "none"
 
 
 def test_independent_examples_are_refused(experiment):
-    config = experiment(privacy__plan="contact_graph", algorithms=ALGORITHMS, export__algorithm="mr_mtl")
+    config = experiment(privacy__kind="contact_graph", algorithms=ALGORITHMS, export__algorithm="mr_mtl")
     with pytest.raises(ConfigError, match="manifest has no row_influence"):
         build_method(config, "mr_mtl")

@@ -33,7 +33,7 @@ ONE = {
     "training__test_only_seed": None,
     "training__rounds": 2,
     "training__checkpoint_every": 1,
-    "privacy__budgets": {"epsilon": 4.0, "delta": 1e-4},
+    "privacy__budgets": {"kind": "one_for_all", "epsilon": 4.0, "delta": 1e-4},
     "tuning": {},
 }
 
@@ -91,7 +91,7 @@ def test_two_private_runs_in_two_folders_compose(run):
 
 def test_a_noise_free_run_leaves_no_bound_for_one_with_noise(run):
     """In two folders, on records of which some are the same."""
-    bare = run("one", {"a": (0, 40), "b": (40, 80)}, privacy__plan="none", privacy__budgets={})
+    bare = run("one", {"a": (0, 40), "b": (40, 80)}, privacy__kind="none", privacy__budgets={})
     private = run("two", {"p": (79, 120)})
     found = composed(private)
     assert (found["methods"], found["claim"], found["epsilon"]) == (2, "none", None)
@@ -110,7 +110,7 @@ def test_a_run_under_a_known_seed_stays_on_record_after_its_folder_was_deleted(r
 
 
 def test_disjoint_records_do_not_compose(run):
-    run("one", {"a": (0, 40)}, privacy__plan="none", privacy__budgets={})
+    run("one", {"a": (0, 40)}, privacy__kind="none", privacy__budgets={})
     found = composed(run("two", {"a": (40, 80)}))
     assert (found["methods"], found["claim"]) == (1, "formal-conditional")
     assert "in_other_folders" not in found
@@ -290,7 +290,7 @@ def test_replacing_a_run_says_what_the_records_have_cost(run, capsys):
     run("two", overwrite=True)
     assert "2 releases on record are about these records" in capsys.readouterr().err
     assert composed(config)["methods"] == 3
-    run("three", privacy__plan="none", privacy__budgets={})
+    run("three", privacy__kind="none", privacy__budgets={})
     capsys.readouterr()
     run("two", overwrite=True)
     assert "no epsilon holds for them together (a run on record (fed_avg in " in capsys.readouterr().err
@@ -323,7 +323,7 @@ def test_a_registry_may_be_named(run, tmp_path):
 
 
 def test_record_sets_join_records_that_look_different(run):
-    run("one", {"a": (0, 40)}, privacy__plan="none", privacy__budgets={}, data__record_set="clinic")
+    run("one", {"a": (0, 40)}, privacy__kind="none", privacy__budgets={}, data__record_set="clinic")
     assert composed(run("two", {"b": (40, 80)}, data__record_set="clinic"))["claim"] == "none"
     assert composed(run("three", {"c": (80, 120)}, data__record_set="school"))["methods"] == 1
     with pytest.raises(ConfigError, match=r"data\.record_set"):
@@ -332,13 +332,13 @@ def test_record_sets_join_records_that_look_different(run):
 
 USERS = {
     "privacy": {
-        "plan": "user",
+        "kind": "user",
         "batch_size": 8,
         "clip_norm": 0.5,
         "users_per_round": 1.0,
-        "budgets": {"epsilon": 5.0, "delta": 1e-3},
+        "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
     },
-    "privacy__budgets": {"epsilon": 5.0, "delta": 1e-3},
+    "privacy__budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
 }
 
 
@@ -380,7 +380,7 @@ def test_statistics_that_silos_release_again_in_another_folder_are_on_record(run
 def test_an_export_states_what_all_runs_cost(run, one_fresh_process):
     del one_fresh_process
     silos = {"a": (0, 40), "b": (40, 80)}
-    bare = run("one", {"c": (0, 20)}, privacy__plan="none", privacy__budgets={})
+    bare = run("one", {"c": (0, 20)}, privacy__kind="none", privacy__budgets={})
     config = run("two", silos, export__client_ids="plain")
     version = export_experiment(config).version
     report = json.loads((version / PRIVACY_REPORT_FILE).read_text())

@@ -12,12 +12,12 @@ from tff_pdp.training.record.arithmetic import arithmetic_of
 from tff_pdp.training.train import train
 
 USERS = {
-    "plan": "user",
+    "kind": "user",
     "batch_size": 16,
     "clip_norm": 0.5,
     "users_per_round": 1.5,
     "num_users": 3,
-    "budgets": {"epsilon": 5.0, "delta": 1e-3},
+    "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
 }
 # A cluster's selection, batches and noise of silos; noise of users' sums, and of counts.
 KINDS = {

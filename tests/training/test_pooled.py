@@ -15,7 +15,7 @@ from tests.places import DEMO
 from tests.rounding import gamma, network_roundings, probable_gamma
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.experiment.build import build_method, experiment_engine
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.processes.compose import client_data_type
 from tff_pdp.training.evaluate import client_scores, evaluate_experiment, load_trained, pooled_figures, summary_table
@@ -30,7 +30,7 @@ MODEL = {
 SIZES = {"north": 60, "south": 40, "west": 50, "healthy": 20}
 ADAPT_STEPS = 3
 USERS = {
-    "privacy": {"plan": "user", "batch_size": 16, "users_per_round": 2, "budgets": {"epsilon": 5.0, "delta": 1e-3}},
+    "privacy": {"kind": "user", "batch_size": 16, "users_per_round": 2, "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3}},
     "algorithms": {"dp_fed_avg_ft": {"adapt_steps": ADAPT_STEPS}},
     "export.algorithm": "dp_fed_avg_ft",
     "tuning": {},
@@ -68,7 +68,7 @@ def config_of(data_folder, output, **overrides):
     settings = {
         "output": str(output),
         "data.input": str(data_folder / "silos.npz"),
-        "data.source": "silo_files",
+        "data.kind": "silo_files",
         "data.input_shape": [2],
         "data.num_classes": 2,
         "data.test_fraction": 0.4,
@@ -82,7 +82,7 @@ def config_of(data_folder, output, **overrides):
         "algorithms": {"mr_mtl": {"learning_rate": 0.5}},
         **overrides,
     }
-    return load_config(DEMO, settings)
+    return load_experiment(DEMO, settings)
 
 
 def by_scikit_learn(method, state, train_data=None):

@@ -74,7 +74,7 @@ def test_another_run_whose_key_can_be_guessed_leaves_no_bound_for_both(experimen
 
 
 def test_a_run_without_privacy_is_reported_and_claims_nothing(experiment):
-    config = experiment(**ONE, privacy__plan="none")
+    config = experiment(**ONE, privacy__kind="none")
     state = train(config, "fed_avg", progress=False)
     summary = evaluate_experiment(config)
     json.dumps(summary, allow_nan=False)
@@ -86,7 +86,7 @@ def test_a_run_without_privacy_is_reported_and_claims_nothing(experiment):
 
 
 def test_a_silo_without_a_bound_takes_the_claim_from_all(experiment):
-    budgets = {"delta": 1e-4, "default_epsilon": 4.0, "silos": {"silo_01": float("inf")}}
+    budgets = {"kind": "by_silo", "delta": 1e-4, "default_epsilon": 4.0, "silos": {"silo_01": float("inf")}}
     config = experiment(**ONE, privacy__budgets=budgets)
     state = train(config, "fed_avg", progress=False)
     assert evaluate_experiment(config)["privacy"]["claim"] == "none"
@@ -117,11 +117,11 @@ def test_configurations_that_were_tried_are_priced_as_releases(experiment):
 
 
 USERS_PRIVACY = {
-    "plan": "user",
+    "kind": "user",
     "batch_size": 16,
     "clip_norm": 0.5,
     "users_per_round": 1.5,
-    "budgets": {"epsilon": 5.0, "delta": 1e-3},
+    "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
 }
 METHODS = {"local_only": {}, "fed_avg": {}}
 USERS = {**ONE, "algorithms": METHODS, "export__algorithm": "fed_avg", "privacy": USERS_PRIVACY, "tuning": {}}
@@ -185,7 +185,7 @@ def test_user_level_runs_compose_with_those_they_replace(experiment):
         "delta": 1e-3,
         "source": "ledger",
     }
-    larger = {**USERS_PRIVACY, "budgets": {"epsilon": 5.0, "delta": 1e-2}}
+    larger = {**USERS_PRIVACY, "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-2}}
     _, thrice = evaluate_users(experiment, algorithms={"fed_avg": {}}, export__algorithm="fed_avg", privacy=larger)
     assert thrice["privacy"]["composed"]["delta"] == 1e-2
 
@@ -203,7 +203,7 @@ def test_runs_that_protect_different_things_have_no_common_figure(experiment, fi
 
 
 def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):
-    bare = {**USERS_PRIVACY, "plan": "none", "budgets": {}}
+    bare = {**USERS_PRIVACY, "kind": "none", "budgets": {}}
     for name, overrides in (("bare", {"privacy": bare}), ("seeded", {"training__test_only_seed": 1})):
         config, summary = evaluate_users(experiment, name=name, **overrides)
         json.dumps(summary, allow_nan=False)
@@ -219,7 +219,7 @@ def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):
 
 
 def test_noise_that_drowns_what_is_learnt_is_noted(experiment):
-    tight = {**USERS_PRIVACY, "budgets": {"epsilon": 0.1, "delta": 1e-3}}
+    tight = {**USERS_PRIVACY, "budgets": {"kind": "one_for_all", "epsilon": 0.1, "delta": 1e-3}}
     config, summary = evaluate_users(experiment, privacy=tight, algorithms={"fed_avg": {}})
     (note,) = summary["notes"]
     assert note.startswith("FedAvg: The noise on a round's mean is about")

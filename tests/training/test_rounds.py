@@ -13,7 +13,7 @@ from tff_pdp.training import train as training
 from tff_pdp.training.rounds import first_state, run_round
 from tff_pdp.training.train import train as run_to_the_end
 
-BUDGETS = {"delta": 1e-4, "cycle": [1.0, 1.6, 20.0]}
+BUDGETS = {"kind": "cycled", "epsilons": [1.0, 1.6, 20.0], "delta": 1e-4}
 LEAVING = {
     "privacy__noise_multiplier": 3.0,
     "privacy__budgets": BUDGETS,
@@ -111,7 +111,7 @@ def test_settings_of_methods_that_mean_nothing(experiment, algorithms, message):
 @pytest.mark.parametrize("name", parameters(["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"], test=["fed_avg", "mocha"]))
 def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name):
     settings = {"num_clusters": 1} if name.startswith("ifca") else {}
-    given = {"algorithms": {name: settings}, "export__algorithm": name, "training__rounds": 1, "privacy__plan": "none"}
+    given = {"algorithms": {name: settings}, "export__algorithm": name, "training__rounds": 1, "privacy__kind": "none"}
     alone = train(
         experiment(**given | {"algorithms": {"local_only": {}}, "export__algorithm": "local_only"}), "local_only"
     )[1]
@@ -172,7 +172,7 @@ def test_lambda_of_a_run_that_is_resumed_is_set_from_all_its_rounds(experiment):
     ("changes", "message"),
     [
         (LEAVING, "every silo in every round"),
-        ({"privacy__plan": "none"}, "train with privacy"),
+        ({"privacy__kind": "none"}, "train with privacy"),
         ({"algorithms": {"mr_mtl": {"prox_weight": "auto", "prox_inside_clip": True}}}, "prox_inside_clip"),
     ],
 )

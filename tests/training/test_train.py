@@ -220,7 +220,7 @@ def test_unknown_names_are_listed_with_the_known_ones(experiment):
     with pytest.raises(
         ConfigError, match=r"model.name: 'transformer' is not known; known: cnn, lenet, linear, linear_regression"
     ):
-        train(experiment(model__name="transformer"), "fed_avg", progress=False)
+        train(experiment(model__kind="transformer"), "fed_avg", progress=False)
     with pytest.raises(ConfigError, match=r"unknown key 'algorithms.fed_avg.momentum'"):
         train(
             experiment(algorithms={"fed_avg": {"momentum": 0.9}}, export__algorithm="fed_avg"),

@@ -13,7 +13,7 @@ from tests.tiers import parameters
 from tests.training.stopping import stop_before
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import build_method, experiment_engine
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.privacy.plans.user import USERS, UserPlan
 from tff_pdp.training import checkpoint as checkpoints
@@ -43,7 +43,7 @@ def users(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("users")
     write_digits_leaf(folder / "leaf", num_clients=NUM_USERS, concentration=5.0, seed=0)
-    config = load_config(DEMO, {"output": str(folder), "data.input": str(folder / "leaf")})
+    config = load_experiment(DEMO, {"output": str(folder), "data.input": str(folder / "leaf")})
     prepare_clients(config)
     return config.clients_folder
 
@@ -62,11 +62,11 @@ def experiment(users, tmp_path):
             "data.input": str(users.parent / "leaf"),
             "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
             "privacy": {
-                "plan": "user",
+                "kind": "user",
                 "batch_size": 16,
                 "clip_norm": 0.5,
                 "users_per_round": 4,
-                "budgets": {"epsilon": 20.0, "delta": 1e-3},
+                "budgets": {"kind": "one_for_all", "epsilon": 20.0, "delta": 1e-3},
             },
             "training.rounds": 6,
             "training.checkpoint_every": 2,
@@ -78,7 +78,7 @@ def experiment(users, tmp_path):
             "export.algorithm": "centaur",
             "tuning": {},
         }
-        return load_config(DEMO, {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
+        return load_experiment(DEMO, {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
 
     return build
 
@@ -206,7 +206,7 @@ def test_users_are_evaluated_after_they_adapt(experiment):
 
 def test_without_privacy_the_same_cohorts_are_neither_clipped_nor_noised(experiment):
     private = build_method(experiment(), "fed_avg")
-    config = experiment("without", privacy__plan="none", privacy__budgets={})
+    config = experiment("without", privacy__kind="none", privacy__budgets={})
     method = build_method(config, "fed_avg")
     assert method.plan.mechanism.noise_multiplier == 0
     assert method.plan.mechanism.clip_norm == math.inf
@@ -227,7 +227,7 @@ def test_a_method_that_releases_nothing_trains_everyone_and_costs_nothing(experi
 
 
 def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
-    train(experiment(privacy__budgets={"epsilon": 0.1, "delta": 1e-3}), "fed_avg", progress=False)
+    train(experiment(privacy__budgets={"kind": "one_for_all", "epsilon": 0.1, "delta": 1e-3}), "fed_avg", progress=False)
     said = capsys.readouterr().err
     assert "fed_avg: warning: The noise on a round's mean is about" in said
     train(experiment("private"), "local_only", progress=False)
@@ -237,7 +237,7 @@ def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
 @pytest.mark.parametrize(
     ("overrides", "name", "message"),
     [
-        ({"privacy__plan": "silo_example", "privacy__users_per_round": None}, "centaur", "it is for users"),
+        ({"privacy__kind": "silo_example", "privacy__users_per_round": None}, "centaur", "it is for users"),
         ({"algorithms": {"mocha": {}}, "export__algorithm": "mocha"}, "mocha", "it is for silos"),
         ({"algorithms": {"ifca": {}}, "export__algorithm": "ifca"}, "ifca", "it is for silos"),
         ({"training__weighting": "num_examples"}, "fed_avg", "is for silos"),
@@ -246,7 +246,7 @@ def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
         ({"privacy__num_examples": {"kind": "noised", "epsilon": 0.1}}, "fed_avg", "public forms"),
         ({"privacy__sampler": "paper_shuffled"}, "fed_avg", "is for silos"),
         ({"privacy__noise_calibration": "paper_rdp"}, "fed_avg", "is for silos"),
-        ({"privacy__plan": "silo_example"}, "fed_avg", "silos all take part"),
+        ({"privacy__kind": "silo_example"}, "fed_avg", "silos all take part"),
         ({"privacy__users_per_round": 13}, "fed_avg", "at most 12"),
         ({"algorithms__centaur__head_steps": "few epochs"}, "centaur", "5 epochs"),
     ],

@@ -8,7 +8,7 @@ import yaml
 
 from tests.places import CONFIGS
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 
 
@@ -21,7 +21,7 @@ def prepare(tmp_path):
         content |= {"output": str(tmp_path / "run"), "data": {"input": str(tmp_path / "raw"), **data}}
         path = tmp_path / "experiment.yaml"
         path.write_text(yaml.safe_dump(content))
-        summary = prepare_clients(load_config(path), overwrite=True)
+        summary = prepare_clients(load_experiment(path), overwrite=True)
         return ClientDataset.open(summary.output, verify=True)
 
     return run

@@ -97,10 +97,10 @@ def test_how_many_days_were_observed_must_be_said(prepare, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"population": {"people": 3}}, "data.arguments.population: unknown key 'people'; known: num_people"),
-        ({"population": {}}, "data.arguments.population: .*num_people"),
-        ({"outbreak": {"rate": 1}}, "data.arguments.outbreak: unknown key 'rate'"),
-        ({"rows": {**ROWS, "slots": 3}}, "data.arguments.rows.*slots"),
+        ({"population": {"people": 3}}, "data.population: unknown key 'people'; known: num_people"),
+        ({"population": {}}, "data.population: .*num_people"),
+        ({"outbreak": {"rate": 1}}, "data.outbreak: unknown key 'rate'"),
+        ({"rows": {**ROWS, "slots": 3}}, "data.rows.*slots"),
         ({"rows": {}}, "degree_bound"),
         ({"network": "ward"}, "network and metadata are for published contacts"),
         ({"metadata": "metadata.dat"}, "network and metadata are for published contacts"),

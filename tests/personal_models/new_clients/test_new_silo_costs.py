@@ -10,7 +10,7 @@ from dp_accounting import pld
 from tests.places import DEMO
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import BudgetError, ConfigError, DataError
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
 from tff_pdp.personal_models.new_clients.examples import NewClients
@@ -23,7 +23,7 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.releases import EARLIER, all_releases
 
-CONFIG = PrivacyConfig("silo_example", batch_size=32, clip_norm=0.5, budgets={"epsilon": 8, "delta": 1e-3})
+CONFIG = PrivacyConfig("silo_example", batch_size=32, clip_norm=0.5, budgets={"kind": "one_for_all", "epsilon": 8, "delta": 1e-3})
 BUDGET = SiloBudget(2.0, 1e-4)
 SIZES = {"a": 320, "b": 3200}
 # Steps of sampling rates.
@@ -96,7 +96,7 @@ def test_no_noise_meets_a_tiny_budget():
 
 def put(output, ledger):
     """Enters a fit of silos with one example each, by which nothing is told: in one folder, names decide."""
-    config = load_config(DEMO, {"output": str(output)})
+    config = load_experiment(DEMO, {"output": str(output)})
     examples = [ClientExamples(np.full((1, 8, 8, 1), number), np.zeros(1)) for number, _ in enumerate(ledger.budgets)]
     return put_on_record(config, NewClients(list(ledger.budgets), examples, []), ledger)
 

@@ -14,7 +14,7 @@ from serving.saved_model import layout
 from tests.places import DEMO
 from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.experiment.build import build_model
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.registry import MODELS
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.personal_models.export import exported_ids
@@ -34,13 +34,13 @@ def config_of(folder, **overrides):
         "data.input_shape": [2],
         "data.num_classes": 3,
         "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
-        "privacy": {"plan": "none", "batch_size": 4},
+        "privacy": {"kind": "none", "batch_size": 4},
         "algorithms": {"mr_mtl": {"learning_rate": 0.5}},
         "export": {"algorithm": "mr_mtl", "model_name": "toy"},
         "tuning": {},
         **overrides,
     }
-    return load_config(DEMO, settings)
+    return load_experiment(DEMO, settings)
 
 
 def export_of(config, clients=CLIENTS):
@@ -108,8 +108,8 @@ def test_clients_are_added_and_counted(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.arguments.input_scale": 5.0}, r"model\.arguments\.input_scale is 5\.0, but .*/1 was made with 1\.0"),
-        ({"model.arguments.hidden_units": [5]}, r"model\.arguments\.hidden_units is \[5\], but .* \[4\]"),
+        ({"model.input_scale": 5.0}, r"model\.input_scale is 5\.0, but .*/1 was made with 1\.0"),
+        ({"model.hidden_units": [5]}, r"model\.hidden_units is \[5\], but .* \[4\]"),
         ({"data.num_classes": 2}, r"data\.num_classes is 2, but .* 3"),
         ({"algorithms.mr_mtl.prox_inside_clip": True}, r"algorithms\.mr_mtl\.prox_inside_clip is True, but .* False"),
         (
@@ -126,7 +126,7 @@ def test_what_decides_the_served_model_must_be_as_it_was_exported(folder, change
 
 def test_settings_that_decide_nothing_of_the_served_model_may_change(folder):
     # The default written out, and how clients are fitted.
-    config = config_of(folder, **{"model.arguments.input_scale": 1, "algorithms.mr_mtl.learning_rate": "1e-1"})
+    config = config_of(folder, **{"model.input_scale": 1, "algorithms.mr_mtl.learning_rate": "1e-1"})
     with adding_to_export(config) as exported:
         assert exported.hparams["learning_rate"] == 0.1
 

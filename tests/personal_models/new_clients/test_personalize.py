@@ -18,7 +18,7 @@ from tests.places import DEMO
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.experiment.build import build_model
-from tff_pdp.experiment.config import load_config
+from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows
@@ -43,13 +43,13 @@ NAMES = ("east", "north", "south", "west")
 # samples it takes seconds to work out.
 NUM_TRAIN = 72
 USERS = {
-    "plan": "user",
+    "kind": "user",
     "batch_size": 16,
     "clip_norm": 0.5,
     "users_per_round": len(NAMES),
-    "budgets": {"epsilon": 50.0, "delta": 0.1},
+    "budgets": {"kind": "one_for_all", "epsilon": 50.0, "delta": 0.1},
 }
-SILOS = {"plan": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"epsilon": 8.0, "delta": 1e-3}}
+SILOS = {"kind": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3}}
 PAID = FitOptions(steps=30, learning_rate=0.5, epsilon=4.0, delta=1e-3)
 
 
@@ -64,7 +64,7 @@ def config_of(folder, privacy, algorithm, hparams, silos=None, **overrides):
     settings = {
         "output": str(folder / "run"),
         "data.input": str(folder / "silos.npz"),
-        "data.source": "silo_files",
+        "data.kind": "silo_files",
         "data.input_shape": [2],
         "data.num_classes": 2,
         "data.exact_split": True,
@@ -78,7 +78,7 @@ def config_of(folder, privacy, algorithm, hparams, silos=None, **overrides):
         "tuning": {},
         **overrides,
     }
-    return load_config(DEMO, settings)
+    return load_experiment(DEMO, settings)
 
 
 def exported(*arguments, **overrides):
@@ -297,17 +297,17 @@ def test_wrong_options_cost_nothing(silos, tmp_path, options, message):
     assert releases_of(config, "lab") == 0
 
 
-@pytest.mark.parametrize("privacy", [{"plan": "none", "batch_size": 32}, USERS])
+@pytest.mark.parametrize("privacy", [{"kind": "none", "batch_size": 32}, USERS])
 def test_the_plan_of_the_export_counts_and_not_the_one_at_hand(silos, tmp_path, privacy):
     config, _ = silos
-    other = load_config(DEMO, {**config.to_dict(), "privacy": privacy})
+    other = load_experiment(DEMO, {**config.to_dict(), "privacy": privacy})
     with pytest.raises(ConfigError, match=r"was not trained with privacy\.plan .* with budgets of silos"):
         personalize(other, save(tmp_path / "lab.npz", silo("lab", 14)), ["lab"], progress=False)
 
 
 def test_ids_in_plain_text_do_not_go_among_hashed_ones(silos, tmp_path):
     config, _ = silos
-    plain = load_config(DEMO, {**config.to_dict(), "export.client_ids": "plain"})
+    plain = load_experiment(DEMO, {**config.to_dict(), "export.client_ids": "plain"})
     with pytest.raises(ConfigError, match=r"export\.client_ids is 'plain', but the ids in .* are hashed"):
         personalize(plain, save(tmp_path / "lab.npz", silo("lab", 14)), ["lab"], PAID, progress=False)
 
@@ -375,7 +375,7 @@ def test_a_silo_chooses_its_cluster_privately(tmp_path, capsys):
     hparams = {"learning_rate": 1.0, "num_clusters": 2, "local_steps": 5}
     config, version = exported(
         tmp_path,
-        {**SILOS, "budgets": {"epsilon": 30.0, "delta": 1e-3}, "selection_share": 0.1},
+        {**SILOS, "budgets": {"kind": "one_for_all", "epsilon": 30.0, "delta": 1e-3}, "selection_share": 0.1},
         "ifca",
         hparams,
         flipped,
@@ -418,13 +418,13 @@ def test_methods_and_plans_without_personal_parts_are_refused(tmp_path):
     file = save(tmp_path / "lab.npz", silo("lab", 14))
     with pytest.raises(ConfigError, match="no personal part"):
         personalize(config, file, ["lab"], PAID, progress=False)
-    graph = load_config(DEMO, {**config.to_dict(), "privacy.plan": "contact_graph"})
+    graph = load_experiment(DEMO, {**config.to_dict(), "privacy.kind": "contact_graph"})
     with pytest.raises(ConfigError, match="contact_graph: examples are rows made of people's contacts"):
         personalize(graph, file, ["lab"], PAID, progress=False)
-    divided = load_config(DEMO, {**config.to_dict(), "export.layout": "per_client"})
+    divided = load_experiment(DEMO, {**config.to_dict(), "export.layout": "per_client"})
     with pytest.raises(ConfigError, match="every client has an export of its own"):
         personalize(divided, file, ["lab"], PAID, progress=False)
-    nothing = load_config(DEMO, {**config.to_dict(), "export.model_name": "other"})
+    nothing = load_experiment(DEMO, {**config.to_dict(), "export.model_name": "other"})
     with pytest.raises(ServingError, match="run `tff-pdp export` first"):
         personalize(nothing, file, ["lab"], PAID, progress=False)
     # As `auto` divides what is large.

@@ -9,11 +9,11 @@ SILOS = ["silo_b", "silo_a", "silo_c"]
 
 
 def test_one_budget_for_all():
-    assert parse_budgets({"epsilon": 4, "delta": "1e-4"}, SILOS) == dict.fromkeys(sorted(SILOS), SiloBudget(4.0, 1e-4))
+    assert parse_budgets({"kind": "one_for_all", "epsilon": 4, "delta": "1e-4"}, SILOS) == dict.fromkeys(sorted(SILOS), SiloBudget(4.0, 1e-4))
 
 
 def test_cycle_follows_sorted_names():
-    budgets = parse_budgets({"delta": 1e-4, "cycle": [1, 2]}, SILOS)
+    budgets = parse_budgets({"kind": "cycled", "epsilons": [1, 2], "delta": 1e-4}, SILOS)
     assert [(name, budget.epsilon) for name, budget in budgets.items()] == [
         ("silo_a", 1.0),
         ("silo_b", 2.0),
@@ -22,19 +22,19 @@ def test_cycle_follows_sorted_names():
 
 
 def test_named_silos_with_default():
-    budgets = parse_budgets({"delta": 1e-4, "silos": {"silo_b": 0.5}, "default_epsilon": 8}, SILOS)
+    budgets = parse_budgets({"kind": "by_silo", "delta": 1e-4, "silos": {"silo_b": 0.5}, "default_epsilon": 8}, SILOS)
     assert {name: budget.epsilon for name, budget in budgets.items()} == {"silo_a": 8.0, "silo_b": 0.5, "silo_c": 8.0}
-    assert parse_budgets({"delta": 1e-4, "silos": {7: 2}}, ["7"]) == {"7": SiloBudget(2.0, 1e-4)}
+    assert parse_budgets({"kind": "by_silo", "delta": 1e-4, "silos": {7: 2}}, ["7"]) == {"7": SiloBudget(2.0, 1e-4)}
 
 
 def test_a_silo_may_have_a_delta_of_its_own():
-    config = {"silos": {"silo_a": {"epsilon": 1, "delta": "1e-5"}, "silo_b": 2}, "default_epsilon": 3, "delta": 1e-4}
+    config = {"silos": {"silo_a": {"kind": "one_for_all", "epsilon": 1, "delta": "1e-5"}, "silo_b": 2}, "default_epsilon": 3, "delta": 1e-4}
     assert parse_budgets(config, SILOS) == {
         "silo_a": SiloBudget(1.0, 1e-5),
         "silo_b": SiloBudget(2.0, 1e-4),
         "silo_c": SiloBudget(3.0, 1e-4),
     }
-    own = {name: {"epsilon": 1, "delta": 1e-5} for name in SILOS}
+    own = {name: {"kind": "one_for_all", "epsilon": 1, "delta": 1e-5} for name in SILOS}
     assert parse_budgets({"silos": own}, SILOS)["silo_c"] == SiloBudget(1.0, 1e-5)
 
 
@@ -64,22 +64,22 @@ def test_a_distribution_of_budgets():
 
 
 def test_infinite_epsilon_asks_for_no_privacy():
-    assert parse_budgets({"epsilon": math.inf, "delta": 1e-4}, ["a"])["a"].epsilon == math.inf
+    assert parse_budgets({"kind": "one_for_all", "epsilon": math.inf, "delta": 1e-4}, ["a"])["a"].epsilon == math.inf
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
         ({}, "exactly one is needed"),
-        ({"epsilon": 1, "cycle": [1], "delta": 1e-4}, "`epsilon` and `cycle`"),
+        ({"kind": "one_for_all", "epsilon": 1, "cycle": [1], "delta": 1e-4}, "`epsilon` and `cycle`"),
         ({"epsilon": 1}, "delta is missing"),
-        ({"epsilon": 1, "delta": 0}, "budgets.delta is 0"),
-        ({"epsilon": 1, "delta": 1}, "budgets.delta is 1"),
-        ({"epsilon": 1, "delta": None}, "budgets.delta is None"),
-        ({"epsilon": 0, "delta": 1e-4}, "budgets.epsilon is 0"),
-        ({"epsilon": math.nan, "delta": 1e-4}, "budgets.epsilon is nan"),
-        ({"epsilon": True, "delta": 1e-4}, "budgets.epsilon is True"),
-        ({"epsilon": 1, "delta": 1e-4, "epsilom": 2}, "unknown key `epsilom`"),
+        ({"kind": "one_for_all", "epsilon": 1, "delta": 0}, "budgets.delta is 0"),
+        ({"kind": "one_for_all", "epsilon": 1, "delta": 1}, "budgets.delta is 1"),
+        ({"kind": "one_for_all", "epsilon": 1, "delta": None}, "budgets.delta is None"),
+        ({"kind": "one_for_all", "epsilon": 0, "delta": 1e-4}, "budgets.epsilon is 0"),
+        ({"kind": "one_for_all", "epsilon": math.nan, "delta": 1e-4}, "budgets.epsilon is nan"),
+        ({"kind": "one_for_all", "epsilon": True, "delta": 1e-4}, "budgets.epsilon is True"),
+        ({"kind": "one_for_all", "epsilon": 1, "delta": 1e-4, "epsilom": 2}, "unknown key `epsilom`"),
         ({"cycle": [], "delta": 1e-4}, "budgets.cycle"),
         ({"cycle": [1, -2], "delta": 1e-4}, r"budgets.cycle\[1\] is -2"),
         ({"silos": {"silo_x": 1}, "default_epsilon": 1, "delta": 1e-4}, "silos.silo_x names no silo"),
@@ -87,7 +87,7 @@ def test_infinite_epsilon_asks_for_no_privacy():
         ({"silos": {"silo_a": "much"}, "delta": 1e-4}, "silos.silo_a is 'much'"),
         ({"silos": [1], "delta": 1e-4}, "must map silo names"),
         ({"silos": {"silo_a": {"delta": 1e-5}}, "delta": 1e-4}, "silos.silo_a.epsilon is missing"),
-        ({"silos": {"silo_a": {"epsilon": 1, "delta": 2}}, "delta": 1e-4}, "silos.silo_a.delta is 2"),
+        ({"silos": {"silo_a": {"kind": "one_for_all", "epsilon": 1, "delta": 2}}, "delta": 1e-4}, "silos.silo_a.delta is 2"),
         ({"silos": dict.fromkeys(SILOS, 1), "default_epsilon": -1, "delta": 1e-4}, "default_epsilon is -1"),
         ({"distribution": {"kind": "log_uniform", "low": 1, "high": 2}}, "delta is missing"),
         ({"file": 3, "delta": 1e-4}, "budgets.file is 3"),

@@ -52,7 +52,7 @@ def test_what_cannot_be_met_is_refused_and_no_privacy_needs_no_noise():
 
 def test_a_plan_takes_its_noise_from_the_calibration_it_names():
     def plan(**how):
-        config = PrivacyConfig("silo_example", 32, budgets={"epsilon": 6.0, "delta": 1e-3}, **how)
+        config = PrivacyConfig("silo_example", 32, budgets={"kind": "one_for_all", "epsilon": 6.0, "delta": 1e-3}, **how)
         return build_silo_example_plan(config, PlannedTraining({"a": 32}, gradients_per_round={"a": 1}, rounds=200))
 
     tight, paper = plan(), plan(noise_calibration="paper_rdp")

@@ -21,7 +21,7 @@ SIZES = {"a": 100, "b": 40, "c": 3}
 NODE = RowInfluence("node", "replace_one", 5, "nobody has more than 2 contacts")
 EDGE = RowInfluence("edge", "add_or_remove_one", 2, "a pair's contacts are in the two people's rows")
 CONFIG = PrivacyConfig(
-    plan="contact_graph", batch_size=20, clip_norm=1.5, budgets={"delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
+    plan="contact_graph", batch_size=20, clip_norm=1.5, budgets={"kind": "by_silo", "delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
 )
 TRAINING = PlannedTraining(SIZES, gradients_per_round=dict.fromkeys(SIZES, 2), rounds=10, row_influence=NODE)
 
@@ -114,7 +114,7 @@ def test_the_claim_names_what_it_hangs_on(plan):
         ({"noise_calibration": "paper_rdp"}, {}, "noise_calibration paper_rdp"),
         ({"clip_norm": math.inf}, {}, "clip_norm"),
         ({"users_per_round": 4.0}, {}, "users_per_round"),
-        ({"budgets": {"epsilon": 1, "delta": 0.01}}, {}, "'a' is not below 1 / 100"),
+        ({"budgets": {"kind": "one_for_all", "epsilon": 1, "delta": 0.01}}, {}, "'a' is not below 1 / 100"),
     ],
 )
 def test_what_is_calibrated_for_one_row_is_refused(settings, training, message):
@@ -123,15 +123,15 @@ def test_what_is_calibrated_for_one_row_is_refused(settings, training, message):
 
 
 def test_an_impossible_budget_names_the_silo_and_its_rows():
-    config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "default_epsilon": 4, "silos": {"b": 1e-6}})
+    config = dataclasses.replace(CONFIG, budgets={"kind": "by_silo", "delta": 1e-4, "default_epsilon": 4, "silos": {"b": 1e-6}})
     with pytest.raises(BudgetError, match=r"'b'.*up to 5 rows differ"):
         build_contact_graph_plan(config, TRAINING)
 
 
 def test_plans_for_independent_examples_are_refused_on_rows():
-    with pytest.raises(ConfigError, match=r"one node is in up to 5 of them.*Set privacy.plan to contact_graph"):
+    with pytest.raises(ConfigError, match=r"one node is in up to 5 of them.*Set privacy.kind to contact_graph"):
         build_silo_example_plan(CONFIG, TRAINING)
-    with pytest.raises(ConfigError, match=r"privacy.plan user is for examples that are independent"):
+    with pytest.raises(ConfigError, match=r"privacy.kind user is for examples that are independent"):
         check_suits_rows("user", EDGE)
     plan = build_no_privacy_plan(CONFIG, TRAINING)
     assert plan.claim == "none" and plan.build_ledger() is None

@@ -18,7 +18,7 @@ from tff_pdp.privacy.plans.user import build_no_privacy_plan
 
 SIZES = {"a": 100, "b": 40, "c": 10}
 CONFIG = PrivacyConfig(
-    plan="silo_example", batch_size=20, clip_norm=1.5, budgets={"delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
+    plan="silo_example", batch_size=20, clip_norm=1.5, budgets={"kind": "by_silo", "delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
 )
 
 
@@ -73,7 +73,7 @@ def test_twice_the_gradients_need_more_noise(plan):
 
 def test_an_impossible_budget_names_the_silo():
     config = PrivacyConfig(
-        plan="silo_example", batch_size=10, budgets={"delta": 1e-9, "default_epsilon": 4, "silos": {"b": 1e-7}}
+        plan="silo_example", batch_size=10, budgets={"kind": "by_silo", "delta": 1e-9, "default_epsilon": 4, "silos": {"b": 1e-7}}
     )
     with pytest.raises(BudgetError, match="'b'"):
         build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(100), rounds=1000))

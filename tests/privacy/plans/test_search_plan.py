@@ -27,7 +27,7 @@ from tff_pdp.training.search.tune import SearchCosts, search_costs, tune_text
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}
 DELTA = 1e-4
-CONFIG = PrivacyConfig(plan="silo_example", batch_size=20, budgets={"delta": DELTA, "silos": {"a": 2, "b": 4}})
+CONFIG = PrivacyConfig(plan="silo_example", batch_size=20, budgets={"kind": "by_silo", "delta": DELTA, "silos": {"a": 2, "b": 4}})
 CANDIDATES = ({"prox_weight": 0.1}, {"prox_weight": 1.0}, {"prox_weight": 10.0})
 ROUNDS, STEPS, SELECTIONS = 6, 2, 3
 # Of the events of up to four runs, composed in another order.

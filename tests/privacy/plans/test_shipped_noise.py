@@ -11,7 +11,7 @@ from tests.places import CONFIGS
 from tests.tiers import parameters
 from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.experiment.build import build_model
-from tff_pdp.experiment.config import ExperimentConfig, load_config
+from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns
 from tff_pdp.experiment.registry import PLANS
 from tff_pdp.models.base import Model
@@ -78,14 +78,14 @@ class Run:
             num_released=_num_released(self, algorithm) if self.protects_users else 0,
             noise_on_own_support=algorithm.noise_on_own_support,
             row_influence=RowInfluence("node", "replace_special", 11, "at most ten contacts")
-            if config.privacy.plan == "contact_graph"
+            if config.privacy.kind == "contact_graph"
             else None,
         )
 
     @property
     def protects_users(self) -> bool:
         """In place of examples, or of people in rows."""
-        return self.config.privacy.plan == "user"
+        return self.config.privacy.kind == "user"
 
     def values(self) -> int:
         """How many are drawn, at most: worked out anew."""
@@ -134,7 +134,7 @@ def _num_released(run, algorithm):
 
 def as_shipped(name):
     """The configuration's own methods."""
-    config = load_config(FILES[name])
+    config = load_experiment(FILES[name])
     return [
         Run(config, algorithm, dict(settings), config.training.rounds, *CLIENTS[name])
         for algorithm, settings in config.algorithms.items()
@@ -149,7 +149,7 @@ def at_scale(name, scale_name):
     for variant in setting.variants:
         for epsilon in {min(epsilons), max(epsilons)}:
             overrides = {**scale.overrides, **variant.overrides, "privacy.budgets.epsilon": epsilon}
-            config = load_config(setting.config_file, overrides)
+            config = load_experiment(setting.config_file, overrides)
             rounds = variant.rounds.get(epsilon) if scale.takes_rounds else None
             for method in scale.methods:
                 swept = METHODS[method]

@@ -34,7 +34,7 @@ from tff_pdp.privacy.plans.user import (
 )
 
 CONFIG = PrivacyConfig(
-    plan="user", batch_size=10, clip_norm=0.5, budgets={"epsilon": 1.0, "delta": 1e-5}, users_per_round=20.0
+    plan="user", batch_size=10, clip_norm=0.5, budgets={"kind": "one_for_all", "epsilon": 1.0, "delta": 1e-5}, users_per_round=20.0
 )
 TREE = {"kind": "tree"}
 KEY = RunKey.from_test_seed(3)
@@ -117,7 +117,7 @@ def noise_on_grid(epsilon, delta, rounds, num_released):
 def test_the_noise_of_full_participation(rounds, noise_multipliers):
     for epsilon, expected in zip((0.5, 1.0, 2.0), noise_multipliers, strict=True):
         plan = build(
-            training(num_users=20, rounds=rounds), budgets={"epsilon": epsilon, "delta": 1e-5}, users_per_round=20
+            training(num_users=20, rounds=rounds), budgets={"kind": "one_for_all", "epsilon": epsilon, "delta": 1e-5}, users_per_round=20
         )
         # The figures are of ideal noise. That the distance costs, and less than a thousandth of epsilon.
         ideal = ideal_noise(epsilon, 1e-5, rounds)
@@ -156,7 +156,7 @@ def test_the_ledgers_epsilon_after_all_rounds(q, z, rounds, rdp, pld):
 @pytest.mark.parametrize("noise", [{"kind": "fixed_clip"}, {"kind": "adaptive_clip", "count_stddev": 0.4}, TREE])
 @pytest.mark.parametrize("epsilon", [0.7, 3.0])
 def test_the_planned_rounds_spend_the_budget_and_no_more(noise, epsilon):
-    plan = build(user_noise=noise, budgets={"epsilon": epsilon, "delta": 1e-5})
+    plan = build(user_noise=noise, budgets={"kind": "one_for_all", "epsilon": epsilon, "delta": 1e-5})
     assert float(np.float32(plan.mechanism.noise_multiplier)) == plan.mechanism.noise_multiplier
     ledger = charged(plan)
     assert 0.999 * epsilon < ledger.epsilon(USERS).best <= epsilon
@@ -531,11 +531,11 @@ def test_what_does_not_fit_users_is_refused(builder, changes, planned, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"budgets": {"epsilon": math.inf, "delta": 1e-5}}, r"privacy\.budgets: epsilon is infinite"),
-        ({"budgets": {"epsilon": 1.0, "delta": 0.005}}, r"delta 0.005 is not below 1 / 200"),
-        ({"budgets": {"epsilon": 1.0, "delta": 0.002}, "num_users": 500}, r"delta 0.002 is not below 1 / 500"),
+        ({"budgets": {"kind": "one_for_all", "epsilon": math.inf, "delta": 1e-5}}, r"privacy\.budgets: epsilon is infinite"),
+        ({"budgets": {"kind": "one_for_all", "epsilon": 1.0, "delta": 0.005}}, r"delta 0.005 is not below 1 / 200"),
+        ({"budgets": {"kind": "one_for_all", "epsilon": 1.0, "delta": 0.002}, "num_users": 500}, r"delta 0.002 is not below 1 / 500"),
         ({"budgets": {"epsilon": 1.0}}, r"delta is missing"),
-        ({"budgets": {"delta": 1e-5, "silos": {"user 1": 1.0}}}, r"names no silo"),
+        ({"budgets": {"kind": "by_silo", "delta": 1e-5, "silos": {"user 1": 1.0}}}, r"names no silo"),
         ({"clip_norm": 0.0}, r"privacy\.clip_norm must be positive and finite"),
         ({"clip_norm": -1.0}, r"privacy\.clip_norm must be positive and finite"),
         ({"clip_norm": math.inf}, r"privacy\.clip_norm must be positive and finite"),
@@ -552,9 +552,9 @@ def test_budgets_and_clips_that_promise_nothing_are_refused(changes, message):
 
 def test_a_budget_that_no_noise_meets_is_refused():
     with pytest.raises(BudgetError, match="No noise multiplier up to"):
-        build(training(rounds=10_000), budgets={"epsilon": 1e-4, "delta": 1e-12}, users_per_round=200.0)
+        build(training(rounds=10_000), budgets={"kind": "one_for_all", "epsilon": 1e-4, "delta": 1e-12}, users_per_round=200.0)
     with pytest.raises(BudgetError, match="No noise multiplier up to"):
-        build(training(rounds=10_000), budgets={"epsilon": 1e-4, "delta": 1e-12}, user_noise=TREE)
+        build(training(rounds=10_000), budgets={"kind": "one_for_all", "epsilon": 1e-4, "delta": 1e-12}, user_noise=TREE)
 
 
 def test_a_count_with_too_little_noise_is_refused_before_training():

@@ -24,11 +24,11 @@ SETTINGS = {
 }
 USERS = {
     "privacy": {
-        "plan": "user",
+        "kind": "user",
         "batch_size": 16,
         "clip_norm": 0.5,
         "users_per_round": 2,
-        "budgets": {"epsilon": 20.0, "delta": 1e-3},
+        "budgets": {"kind": "one_for_all", "epsilon": 20.0, "delta": 1e-3},
     },
     "algorithms": {"fed_per": {"learning_rate": 0.1, "local_steps": 2}},
     "export__algorithm": "fed_per",
@@ -101,7 +101,7 @@ def test_a_run_with_a_fixed_seed_has_no_bound_anywhere(experiment):
 
 
 def test_a_run_verifies_whose_records_another_folder_used_without_noise(experiment):
-    budgets = {"delta": 1e-4, "silos": {"silo_01": math.inf}, "default_epsilon": 4.0}
+    budgets = {"kind": "by_silo", "delta": 1e-4, "silos": {"silo_01": math.inf}, "default_epsilon": 4.0}
     other = experiment("other", **{**SETTINGS, "privacy__budgets": budgets})
     train(other, "fed_avg", progress=False)
     config = experiment(**SETTINGS)
@@ -136,7 +136,7 @@ def test_a_run_that_was_stopped_verifies_and_its_reservation_counts(experiment, 
 
 
 def test_a_run_whose_silos_are_all_without_noise_has_no_bound(experiment):
-    config = experiment(**{**SETTINGS, "privacy__budgets": {"epsilon": math.inf, "delta": 1e-4}})
+    config = experiment(**{**SETTINGS, "privacy__budgets": {"kind": "one_for_all", "epsilon": math.inf, "delta": 1e-4}})
     train(config, "fed_avg", progress=False)
     evaluate_experiment(config, ["fed_avg"])
     found, findings = statuses(config.output)

@@ -29,7 +29,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, RowInfluence, mark_finished
 from tff_pdp.errors import ServingError
 from tff_pdp.experiment.build import build_method, build_model, experiment_engine
-from tff_pdp.experiment.config import ExperimentConfig, load_config
+from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.model_card import (
@@ -56,13 +56,13 @@ from tff_pdp.training.train import train
 REGISTRY = "registry"
 NAMES = ("east", "north", "south", "west")
 NUM_TRAIN = 36
-SILOS = {"plan": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"epsilon": 8.0, "delta": 1e-3}}
+SILOS = {"kind": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3}}
 USERS = {
-    "plan": "user",
+    "kind": "user",
     "batch_size": 16,
     "clip_norm": 0.5,
     "users_per_round": len(NAMES),
-    "budgets": {"epsilon": 50.0, "delta": 0.1},
+    "budgets": {"kind": "one_for_all", "epsilon": 50.0, "delta": 0.1},
 }
 PEOPLE = RowInfluence("node", "replace_special", 4, "nobody has more than 3 contacts")
 STATISTICS = {
@@ -117,7 +117,7 @@ def config_of(folder: Path, privacy: Mapping[str, Any], algorithm: str, **overri
     settings = {
         "output": str(folder / "run"),
         "data.input": str(folder / "silos.npz"),
-        "data.source": "silo_files",
+        "data.kind": "silo_files",
         "data.input_shape": [2],
         "data.num_classes": 2,
         "data.exact_split": True,
@@ -131,7 +131,7 @@ def config_of(folder: Path, privacy: Mapping[str, Any], algorithm: str, **overri
         "export.algorithm": algorithm,
         "tuning": {},
     }
-    return load_config(DEMO, {**settings, **overrides})
+    return load_experiment(DEMO, {**settings, **overrides})
 
 
 def make_silos(folder: Path) -> WholeRun:
@@ -161,7 +161,7 @@ def make_users(folder: Path) -> WholeRun:
 
 def make_people(folder: Path) -> WholeRun:
     """Silos whose rows are made of a contact graph."""
-    config = config_of(folder, {**SILOS, "plan": "contact_graph"}, "mr_mtl", **{"training.rounds": 2})
+    config = config_of(folder, {**SILOS, "kind": "contact_graph"}, "mr_mtl", **{"training.rounds": 2})
     prepare_clients(config)
     manifest = Manifest.load(config.clients_folder)
     dataclasses.replace(manifest, row_influence=PEOPLE).save(config.clients_folder)

@@ -426,7 +426,7 @@ def test_methods_in_which_silos_keep_a_model_can_be_searched(searched, monkeypat
         algorithms={algorithm: settings},
         export__algorithm=algorithm,
         training__rounds=2,
-        privacy__budgets={"epsilon": 8.0, "delta": 1e-4},
+        privacy__budgets={"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-4},
     )
     fix_numbers(monkeypatch, [1, 2, 1])
     tuned = tune(config, algorithm, progress=False)
