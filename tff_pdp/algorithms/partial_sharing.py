@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, GradFn, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import local_sgd
-from tff_pdp.algorithms.server_optimizer import ServerOptimizer
+from tff_pdp.algorithms.server_optimizer import Momentum, ServerOptimizer
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
 
@@ -121,7 +121,7 @@ def tune_head(
 
 def head_then_body(
     head: Sequence[str],
-    local_momentum: float = 0.0,
+    local_momentum: Momentum = 0.0,
     options: Callable[[Weights], Mapping[str, Any]] = lambda body: {},
 ) -> Train:
     """A client's round of head and body in turn: the head with the body frozen, then the body with the head frozen.
@@ -130,12 +130,7 @@ def head_then_body(
       head: names of the head's weights.
       local_momentum: of the body's steps.
       options: further arguments of `local_sgd` for the body, by the body's weights at the start of the round.
-
-    Raises:
-      ConfigError: the momentum is out of range.
     """
-    if not 0 <= local_momentum < 1:
-        raise ConfigError(f"local_momentum {local_momentum!r} must be in [0, 1)")
 
     def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:
         body = split(weights, head)[1]

@@ -5,15 +5,16 @@ Under user-level privacy the mean is noised before it arrives, so all of this is
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tensorflow as tf
+from msgspec import Meta
 
 from tff_pdp.algorithms.base import State, map_weights
-from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
 
-OPTIMIZERS = ("sgd", "momentum", "adam")
+OptimizerKind = Literal["sgd", "momentum", "adam"]
+Momentum = Annotated[float, Meta(ge=0, lt=1)]
 # Of Adam, as in Reddi et al.
 _SECOND_MOMENT = 0.99
 _EPSILON = 1e-3
@@ -32,7 +33,7 @@ class ServerOptimizer:
     apply: Callable[[State, Weights, Weights], tuple[State, Weights]]
 
 
-def build_server_optimizer(kind: str, learning_rate: float, momentum: float = 0.9) -> ServerOptimizer:
+def build_server_optimizer(kind: OptimizerKind, learning_rate: float, momentum: float = 0.9) -> ServerOptimizer:
     """Builds a server optimizer (Reddi et al., "Adaptive Federated Optimization", ICLR 2021).
 
     Args:
@@ -40,16 +41,7 @@ def build_server_optimizer(kind: str, learning_rate: float, momentum: float = 0.
         root of the decaying mean of squares besides.
       learning_rate: positive.
       momentum: how much of it is left after a round.
-
-    Raises:
-      ConfigError: the kind is unknown, or a number out of range.
     """
-    if kind not in OPTIMIZERS:
-        raise ConfigError(f"server_optimizer {kind!r} is not one of: {', '.join(OPTIMIZERS)}")
-    if not learning_rate > 0 or not 0 <= momentum < 1:
-        raise ConfigError(
-            f"server_learning_rate {learning_rate!r} must be positive, server_momentum {momentum!r} in [0, 1)"
-        )
 
     def init(weights: Weights) -> State:
         zeros = map_weights(tf.zeros_like, weights)

@@ -140,18 +140,18 @@ def _check(
     if len(input_shape) != 3:
         raise ConfigError(f"convolutions need examples of height x width x channels, not of shape {list(input_shape)}")
     if not channels or any(size < 1 for size in channels):
-        raise ConfigError(f"model.arguments.channels {list(channels)} must be positive, at least one")
+        raise ConfigError(f"model.channels {list(channels)} must be positive, at least one")
     if kernel_size < 1:
-        raise ConfigError(f"model.arguments.kernel_size {kernel_size} must be positive")
+        raise ConfigError(f"model.kernel_size {kernel_size} must be positive")
     if any(size < 1 for size in _hidden_sizes(hidden_units)):
-        raise ConfigError(f"model.arguments.hidden_units {hidden_units} must be positive, or 0 for none")
+        raise ConfigError(f"model.hidden_units {hidden_units} must be positive, or 0 for none")
     if group_norm_groups < 0:
-        raise ConfigError(f"model.arguments.group_norm_groups {group_norm_groups} must not be negative")
+        raise ConfigError(f"model.group_norm_groups {group_norm_groups} must not be negative")
     if pool_after not in get_args(PoolAfter):
-        raise ConfigError(f"model.arguments.pool_after {pool_after!r} must be each or last")
+        raise ConfigError(f"model.pool_after {pool_after!r} must be each or last")
     if group_norm_groups and any(size % group_norm_groups for size in channels):
         raise ConfigError(
-            f"model.arguments.group_norm_groups {group_norm_groups} must divide every one of channels {list(channels)}"
+            f"model.group_norm_groups {group_norm_groups} must divide every one of channels {list(channels)}"
         )
     smallest = _smallest_input(len(channels), kernel_size, pool_after)
     if min(input_shape[:2]) < smallest:

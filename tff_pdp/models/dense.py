@@ -48,7 +48,7 @@ def build_mlp(
       ConfigError: a layer has no units.
     """
     if any(units < 1 for units in hidden_units):
-        raise ConfigError(f"model.arguments.hidden_units {list(hidden_units)} must be positive")
+        raise ConfigError(f"model.hidden_units {list(hidden_units)} must be positive")
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes or 1]
     depth = len(sizes) - 1
 
@@ -92,7 +92,7 @@ def build_linear(
       ConfigError: there are no classes; `linear_regression` is the model for that.
     """
     if not num_classes:
-        raise ConfigError("model.name 'linear' needs classes, but data.num_classes is 0: use 'linear_regression'")
+        raise ConfigError("model.kind 'linear' needs classes, but data.num_classes is 0: use 'linear_regression'")
     return build_mlp(input_shape, num_classes, (), input_shift=input_shift, input_scale=input_scale)
 
 
@@ -108,7 +108,7 @@ def build_linear_regression(
     """
     if num_classes:
         raise ConfigError(
-            f"model.name 'linear_regression' has float labels, but data.num_classes is {num_classes}: set it to 0, or "
+            f"model.kind 'linear_regression' has float labels, but data.num_classes is {num_classes}: set it to 0, or "
             "use 'linear'"
         )
     model = build_mlp(input_shape, 0, (), input_shift=input_shift, input_scale=input_scale)
@@ -140,7 +140,7 @@ def build_linear_svm(
       ConfigError: there are not two classes.
     """
     if num_classes != 2:
-        raise ConfigError(f"model.name 'linear_svm' separates 2 classes, but data.num_classes is {num_classes}")
+        raise ConfigError(f"model.kind 'linear_svm' separates 2 classes, but data.num_classes is {num_classes}")
     scores = build_linear_regression(input_shape, input_shift=input_shift, input_scale=input_scale)
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
@@ -214,14 +214,14 @@ def build_logistic_regression(
     """
     if num_classes != 2:
         raise ConfigError(
-            f"model.name 'logistic_regression' separates 2 classes, but data.num_classes is {num_classes}"
+            f"model.kind 'logistic_regression' separates 2 classes, but data.num_classes is {num_classes}"
         )
     if not _is_number(focal_gamma) or not 0 <= focal_gamma < math.inf:
-        raise ConfigError(f"model.arguments.focal_gamma must be a number of at least 0, not {focal_gamma!r}")
+        raise ConfigError(f"model.focal_gamma must be a number of at least 0, not {focal_gamma!r}")
     if focal_alpha is not None and (not _is_number(focal_alpha) or not 0 < focal_alpha < 1):
-        raise ConfigError(f"model.arguments.focal_alpha must be null or between 0 and 1, not {focal_alpha!r}")
+        raise ConfigError(f"model.focal_alpha must be null or between 0 and 1, not {focal_alpha!r}")
     if metric not in _RANKINGS:
-        raise ConfigError(f"model.arguments.metric must be one of {', '.join(_RANKINGS)}, not {metric!r}")
+        raise ConfigError(f"model.metric must be one of {', '.join(_RANKINGS)}, not {metric!r}")
     # Scores from zero, as outputs of two classes, are what it shares with the other linear classifier.
     scorer = build_linear_svm(input_shape, input_shift=input_shift, input_scale=input_scale)
     return dataclasses.replace(

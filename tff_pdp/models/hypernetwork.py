@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.base import Weights
 
@@ -37,23 +36,12 @@ class Hypernetwork:
       head_scale: how far the first generated model is from the target's own initial weights: it moves what each layer
         gives out by about `head_scale` times the size of what comes in. As large as the weights themselves (1), it
         would spoil a good initialisation; with 0, descriptors would make no difference and get no gradient at first.
-
-    Raises:
-      ConfigError: a size is not positive, or the scale is negative.
     """
 
     descriptor_size: int
     hidden_units: Sequence[int]
     seed: int
     head_scale: float = 0.1
-
-    def __post_init__(self):
-        if self.descriptor_size < 1:
-            raise ConfigError(f"descriptor_size {self.descriptor_size} must be positive")
-        if any(units < 1 for units in self.hidden_units):
-            raise ConfigError(f"hidden_units {list(self.hidden_units)} must be positive")
-        if not self.head_scale >= 0:
-            raise ConfigError(f"head_scale {self.head_scale} must not be negative")
 
     def init(self, target: Weights) -> Weights:
         """Returns initial parameters, float32, for a target model with these initial weights of static shapes.

@@ -143,15 +143,15 @@ def _check(input_shape: Sequence[int], blocks_per_stage: int, channels: Sequence
     if len(input_shape) != 3:
         raise ConfigError(f"convolutions need examples of height x width x channels, not of shape {list(input_shape)}")
     if blocks_per_stage < 1:
-        raise ConfigError(f"model.arguments.blocks_per_stage {blocks_per_stage} must be positive")
+        raise ConfigError(f"model.blocks_per_stage {blocks_per_stage} must be positive")
     if not channels or channels[0] < 1 or list(channels) != sorted(channels):
         raise ConfigError(
-            f"model.arguments.channels {list(channels)} must be positive, at least one, and must not decrease: "
+            f"model.channels {list(channels)} must be positive, at least one, and must not decrease: "
             "shortcuts can only add channels"
         )
     if group_norm_groups < 1 or any(size % group_norm_groups for size in channels):
         raise ConfigError(
-            f"model.arguments.group_norm_groups {group_norm_groups} must be positive and divide every one of channels "
+            f"model.group_norm_groups {group_norm_groups} must be positive and divide every one of channels "
             f"{list(channels)}"
         )
     smallest = 2 ** (len(channels) - 1)

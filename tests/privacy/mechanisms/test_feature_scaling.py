@@ -6,8 +6,9 @@ import pytest
 from tests.rounding import gamma, standard_errors
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
-from tff_pdp.privacy.mechanisms.feature_scaling import paper_private_standardisation, parse_feature_scaling, scaling_of
+from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, paper_private_standardisation
 from tff_pdp.privacy.mechanisms.silo_statistics import SiloStatistics, StatisticsSettings, release_silo_statistics
+from tff_pdp.settings import read_settings
 
 NOTHING = SiloStatistics(num_examples=4)
 # Shift and scale are rounded once each, their sum and product with a feature once more.
@@ -17,8 +18,12 @@ SHAPE = X.shape[1:]
 BOUNDS = {"lower": [0, 10], "upper": [[4, 30]]}
 
 
+def read(config):
+    return read_settings(Scalings, config, "test", "privacy.feature_scaling")
+
+
 def scaled(config, statistics=NOTHING, x=X):
-    scaling = scaling_of(parse_feature_scaling(config, SHAPE), statistics, x)
+    scaling = read(config).scaling(statistics, x)
     assert scaling.shift.shape == scaling.scale.shape == SHAPE
     assert scaling.shift.dtype == scaling.scale.dtype == np.float32
     result = scaling.apply(x)
@@ -43,9 +48,9 @@ def test_public_bounds_become_minus_one_and_one():
 
 
 def test_released_moments_become_zero_and_one():
-    settings = parse_feature_scaling({"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}, SHAPE)
-    assert (settings.moments.noise_multiplier, settings.moments.smallest_stddev) == (2.0, 0.05)
-    assert settings.moments.lower.tolist() == [[0, 10]] and settings.moments.upper.tolist() == [[4, 30]]
+    moments = read({"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}).moments(SHAPE)
+    assert (moments.noise_multiplier, moments.smallest_stddev) == (2.0, 0.05)
+    assert moments.lower.tolist() == [[0, 10]] and moments.upper.tolist() == [[4, 30]]
     statistics = SiloStatistics(3, mean=(2.0, 20.0), stddev=(4.0, 10.0))
     config = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2, "smallest_stddev": 0.1}
     assert scaled(config, statistics) == pytest.approx(np.array([[[-0.5, -1]], [[0.5, 0]], [[0, 1]]]), rel=SCALED)
@@ -56,12 +61,12 @@ def test_moments_of_a_large_silo_standardise_its_features():
     stddev = 1 / 6
     x = np.random.default_rng(0).normal([3, -20], [0.5, 10], size=(20000, 2)).astype(np.float32)
     config = {"kind": "dp_moments", "lower": [0, -80], "upper": [6, 40], "noise_multiplier": 2}
-    settings = parse_feature_scaling(config, [2])
-    draws = ExactDraws(b"a key of statistics")
-    statistics = release_silo_statistics(x, StatisticsSettings(moments=settings.moments), draws)
-    result = scaling_of(settings, statistics, x).apply(x)
+    scaler = read(config)
+    moments, draws = scaler.moments([2]), ExactDraws(b"a key of statistics")
+    statistics = release_silo_statistics(x, StatisticsSettings(moments=moments), draws)
+    result = scaler.scaling(statistics, x).apply(x)
     # Of the mean and of the mean square, which is that of twice the deviation's error.
-    noise = standard_errors(4) * settings.moments.noise_multiplier * settings.moments.sensitivity / len(x)
+    noise = standard_errors(4) * moments.noise_multiplier * moments.sensitivity / len(x)
     assert result.mean(axis=0) == pytest.approx([0, 0], abs=noise / stddev)
     assert result.std(axis=0) == pytest.approx([1, 1], abs=noise / stddev**2 / 2)
 
@@ -74,9 +79,9 @@ def test_private_scalings_do_not_look_at_the_examples():
         {"kind": "public_bounds", **BOUNDS},
         {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2},
     ):
-        settings = parse_feature_scaling(config, SHAPE)
-        assert settings.why_not_private is None
-        one, other = scaling_of(settings, statistics, X), scaling_of(settings, statistics, X[:1] * 7)
+        scaler = read(config)
+        assert scaler.why_not_private == ""
+        one, other = scaler.scaling(statistics, X), scaler.scaling(statistics, X[:1] * 7)
         assert one.shift.tobytes() == other.shift.tobytes() and one.scale.tobytes() == other.scale.tobytes()
 
 
@@ -94,14 +99,14 @@ def test_the_papers_variant_standardises_exactly():
 
 def test_in_the_papers_variant_one_record_changes_every_other_row():
     config = {"kind": "paper_private_standardisation"}
-    settings = parse_feature_scaling(config, [3])
+    scaler = read(config)
     x = np.random.default_rng(0).uniform(size=(50, 3)).astype(np.float32)
     x[-1] = 30.0
-    with_record = scaling_of(settings, NOTHING, x).apply(x)[:-1]
-    without_record = scaling_of(settings, NOTHING, x[:-1]).apply(x[:-1])
+    with_record = scaler.scaling(NOTHING, x).apply(x)[:-1]
+    without_record = scaler.scaling(NOTHING, x[:-1]).apply(x[:-1])
     assert (with_record != without_record).any(axis=1).all()
     assert np.abs(with_record - without_record).max(axis=1).min() > 0.2
-    assert "no (epsilon, delta) holds" in settings.why_not_private
+    assert "no (epsilon, delta) holds" in scaler.why_not_private
 
 
 def test_errors_of_the_data():
@@ -119,27 +124,26 @@ MOMENTS = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({}, r"privacy\.feature_scaling is \{\}; .* one of: none, public, public_bounds, dp_moments, paper_private"),
-        ("none", "feature_scaling is 'none'"),
-        ({"kind": "none", "shift": 1}, "unknown key `shift`"),
-        ({"kind": "public", "shift": 1}, r"feature_scaling\.scale is missing"),
+        ({}, r"missing key privacy\.feature_scaling\.kind: one of none, public, public_bounds, .*paper_private"),
+        ("none", "feature_scaling must be a mapping.*, not 'none'"),
+        ({"kind": "none", "shift": 1}, r"unknown key privacy\.feature_scaling\.shift; known: none"),
+        ({"kind": "public", "shift": 1}, r"missing key privacy\.feature_scaling\.scale"),
         ({"kind": "public", "shift": 1, "scale": 0}, r"feature_scaling\.scale is 0 for a feature"),
-        ({"kind": "public", "shift": math.nan, "scale": 1}, r"feature_scaling\.shift must be finite"),
+        ({"kind": "public", "shift": math.nan, "scale": 1}, r"feature_scaling\.shift must be"),
         ({"kind": "public", "shift": 1, "scale": 1e39}, r"feature_scaling\.scale must be finite"),
         ({"kind": "public", "shift": [1, 2, 3], "scale": 1}, r"shift must be a number, or .* broadcasts to \(1, 2\)"),
         ({"kind": "public", "shift": "x", "scale": 1}, r"feature_scaling\.shift must be a number"),
         ({"kind": "public", "shift": 1, "scale": True}, r"feature_scaling\.scale must be a number"),
         ({"kind": "public_bounds", "lower": 1, "upper": [2, 1]}, r"feature_scaling\.lower is not below"),
         ({"kind": "public_bounds", "lower": 0, "upper": 1e-300}, r"lower is not below .*upper, by 1e-30 or more"),
-        ({**MOMENTS, "noise_multiplier": 0}, r"feature_scaling\.noise_multiplier is 0"),
-        (
-            {**MOMENTS, "smallest_stddev": 0},
-            r"feature_scaling\.smallest_stddev is 0\.0; it must be from 0\.001 to 0\.5",
-        ),
-        ({**MOMENTS, "smallest_stddev": 0.6}, r"feature_scaling\.smallest_stddev is 0\.6"),
-        ({"kind": "paper_private_standardisation", "lower": 0}, "unknown key `lower`"),
+        ({**MOMENTS, "noise_multiplier": 0}, r"feature_scaling\.noise_multiplier must be a number above 0, not 0"),
+        ({**MOMENTS, "smallest_stddev": 0}, r"smallest_stddev must be a number of at least 0\.001 and at most 0\.5, not 0"),
+        ({**MOMENTS, "smallest_stddev": 0.6}, r"feature_scaling\.smallest_stddev must be .*, not 0\.6"),
+        ({"kind": "paper_private_standardisation", "lower": 0}, r"unknown key privacy\.feature_scaling\.lower"),
     ],
 )
 def test_errors_name_the_key(config, message):
     with pytest.raises(ConfigError, match=message):
-        parse_feature_scaling(config, SHAPE)
+        scaler = read(config)
+        scaler.public(SHAPE)
+        scaler.moments(SHAPE)

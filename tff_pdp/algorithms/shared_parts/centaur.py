@@ -11,16 +11,17 @@ from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.partial_sharing import build_partial_sharing, head_then_body
-from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
+from tff_pdp.settings import Positive
 
 
 def build_centaur(
     *,
     head: Sequence[str],
-    local_momentum: float = 0.0,
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    local_momentum: Momentum = 0.0,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds CENTAUR. Server state: weights, optimizer. Client state: its head. Released: the body's update, averaged.
 
@@ -42,6 +43,6 @@ def build_centaur(
     )
 
 
-def build_fed_rep(*, head: Sequence[str], local_momentum: float = 0.0) -> Algorithm:
+def build_fed_rep(*, head: Sequence[str], local_momentum: Momentum = 0.0) -> Algorithm:
     """Builds FedRep: `build_centaur` with a server that adds the mean update as it is."""
     return dataclasses.replace(build_centaur(head=head, local_momentum=local_momentum), name="fed_rep", title="FedRep")

@@ -17,15 +17,16 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
-from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
+from tff_pdp.settings import Positive
 
 
 def build_dp_fed_avg_ft(
     *,
     head: Sequence[str],
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds it. Server state: weights, optimizer. Client state: nothing. Released: the update, averaged.
 
@@ -78,9 +79,9 @@ def build_dp_fed_avg_ft(
 def build_pmtl_ft(
     *,
     head: Sequence[str],
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds it: `build_dp_fed_avg_ft` with `prox_weight`, which is twice lambda; the published code has lambda = 1."""
     tuned = build_dp_fed_avg_ft(

@@ -11,17 +11,18 @@ then a function of the client's data that nothing protects: `mask_source="paper_
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tensorflow as tf
+from msgspec import Meta
 
 from tff_pdp.algorithms.base import Algorithm, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import View
 from tff_pdp.algorithms.partial_sharing import body_difference, build_partial_sharing, head_then_body
-from tff_pdp.algorithms.server_optimizer import build_server_optimizer
-from tff_pdp.errors import ConfigError
+from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.models.base import Weights
+from tff_pdp.settings import Count, NotNegative, Positive
 
 
 def masked_names(body: Weights, sparse_layers: int) -> list[str]:
@@ -62,7 +63,7 @@ def mask_size(masks: Weights) -> int:
     return sum(int(np.sum(np.asarray(mask))) for mask in masks.values())
 
 
-MASK_SOURCES = ("server", "client", "paper_client_mask")
+MaskSource = Literal["server", "client", "paper_client_mask"]
 _UNSOUND = (
     "the uploaded update and its noise are masked by the client's own final weights: a coordinate that no other "
     "client's mask has moves if and only if the client takes part"
@@ -74,17 +75,17 @@ _SMALLEST_NORM = 1e-12
 def build_dp_pfed_dsu(
     *,
     head: Sequence[str],
-    sparsity: float = 0.05,
-    sparse_layers: int = 4,
-    mask_source: str = "server",
-    mask_gradient: str = "straight_through",
-    norm_weight: float = 0.2,
-    norm_target: float = 0.01,
-    norm_penalty: str = "absolute",
-    local_momentum: float = 0.0,
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    sparsity: Annotated[float, Meta(gt=0, le=1)] = 0.05,
+    sparse_layers: Count = 4,
+    mask_source: MaskSource = "server",
+    mask_gradient: Literal["straight_through", "masked"] = "straight_through",
+    norm_weight: NotNegative = 0.2,
+    norm_target: NotNegative = 0.01,
+    norm_penalty: Literal["absolute", "hinge"] = "absolute",
+    local_momentum: Momentum = 0.0,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds DP-pFedDSU. Server state: weights, optimizer. Client state: its head. Released: the body's masked update,
     averaged.
@@ -115,7 +116,6 @@ def build_dp_pfed_dsu(
     Raises:
       ConfigError: a value is out of range.
     """
-    _check(sparsity, mask_source, mask_gradient, norm_penalty)
 
     def masks_of(body: Weights) -> Weights:
         return magnitude_masks(body, masked_names(body, sparse_layers), sparsity)
@@ -174,16 +174,3 @@ def build_dp_pfed_dsu(
     if mask_source == "client":
         return algorithm
     return dataclasses.replace(algorithm, noise_on_own_support=True, unsound=_UNSOUND)
-
-
-def _check(sparsity: float, mask_source: str, mask_gradient: str, norm_penalty: str) -> None:
-    if not 0 < sparsity <= 1:
-        raise ConfigError(f"sparsity {sparsity!r} must be in (0, 1]")
-    choices = (
-        ("mask_source", mask_source, MASK_SOURCES),
-        ("mask_gradient", mask_gradient, ("straight_through", "masked")),
-        ("norm_penalty", norm_penalty, ("absolute", "hinge")),
-    )
-    for name, given, known in choices:
-        if given not in known:
-            raise ConfigError(f"{name} {given!r} is not one of: {', '.join(known)}")

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.partial_sharing import build_partial_sharing
-from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
+from tff_pdp.settings import Positive
 
 
 def build_fed_per(
     *,
     head: Sequence[str],
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds FedPer. Server state: weights, optimizer. Client state: its head. Released: the body's update, averaged.
 

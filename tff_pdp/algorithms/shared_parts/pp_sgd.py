@@ -13,8 +13,9 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import View, local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
-from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.models.base import Weights
+from tff_pdp.settings import Positive
 
 _OWN = "own/"
 
@@ -22,9 +23,9 @@ _OWN = "own/"
 def build_pp_sgd(
     *,
     head: Sequence[str],
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds PP-SGD. Server state: weights, optimizer. Client state: its own part of the head. Released: the shared
     weights' update, averaged. `personal_rate` is the learning rate of the own part over that of the shared weights;

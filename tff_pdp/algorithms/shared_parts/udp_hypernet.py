@@ -11,15 +11,15 @@ is the model made of it, which post-processing of phi alone does not cover.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
 from tff_pdp.algorithms.local_sgd import local_sgd
-from tff_pdp.algorithms.server_optimizer import build_server_optimizer
+from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.hypernetwork import Hypernetwork
+from tff_pdp.settings import Count, CountOrZero, NotNegative, Positive
 
 _TRUSTED_SERVER = (
     "the server keeps users' descriptors and sees their un-clipped updates: it must be trusted with both, and give the "
@@ -29,15 +29,15 @@ _TRUSTED_SERVER = (
 
 def build_udp_hypernet(
     *,
-    descriptor_size: int = 8,
-    hidden_units: Sequence[int] = (100, 100, 100),
-    head_scale: float = 0.1,
-    hypernet_seed: int = 1,
+    descriptor_size: Count = 8,
+    hidden_units: tuple[Count, ...] = (100, 100, 100),
+    head_scale: NotNegative = 0.1,
+    hypernet_seed: CountOrZero = 1,
     fine_tune: bool = False,
     paper_server_descriptors: bool = False,
-    server_optimizer: str = "sgd",
-    server_learning_rate: float = 1.0,
-    server_momentum: float = 0.9,
+    server_optimizer: OptimizerKind = "sgd",
+    server_learning_rate: Positive = 1.0,
+    server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds UDP-Alg. Server state: phi, optimizer. Client state: its descriptor. Released: phi's update, averaged.
 
@@ -125,7 +125,7 @@ def build_udp_hypernet(
 
 
 def build_hypernet(
-    *, descriptor_size: int = 8, hidden_units: Sequence[int] = (100, 100, 100), head_scale: float = 0.1
+    *, descriptor_size: Count = 8, hidden_units: tuple[Count, ...] = (100, 100, 100), head_scale: NotNegative = 0.1
 ) -> Algorithm:
     """Builds it: `build_udp_hypernet` with a server that adds the mean update as it is."""
     return dataclasses.replace(

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
 from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.settings import Fraction
 
 
-def build_finetune(*, rounds: int, federated_fraction: float = 0.5) -> Algorithm:
+def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algorithm:
     """Builds fine-tuning. Server state: the shared weights and the number of rounds so far. Client state: its weights,
     and whether it has begun to fine-tune them.
 

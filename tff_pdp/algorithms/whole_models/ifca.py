@@ -27,9 +27,10 @@ from tff_pdp.algorithms.clustering import (
     release_to_cluster,
 )
 from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.settings import Count, Fraction, NotNegative
 
 
-def build_ifca(*, rounds: int, num_clusters: int = 4, init_stddev: float = 0.1) -> Algorithm:
+def build_ifca(*, rounds: int, num_clusters: Count = 4, init_stddev: NotNegative = 0.1) -> Algorithm:
     """Builds IFCA; states and releases as `build_clustered_fed_avg`.
 
     Args:
@@ -49,7 +50,7 @@ def build_ifca(*, rounds: int, num_clusters: int = 4, init_stddev: float = 0.1) 
 
 
 def build_ifca_fed_avg(
-    *, rounds: int, num_clusters: int = 4, selection_fraction: float = 0.1, init_stddev: float = 0.1
+    *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
 ) -> Algorithm:
     """Builds the method; states and releases as `build_clustered_fed_avg`.
 
@@ -73,10 +74,10 @@ def build_ifca_fed_avg(
 def build_ifca_finetune(
     *,
     rounds: int,
-    num_clusters: int = 4,
-    selection_fraction: float = 0.1,
-    federated_fraction: float = 0.5,
-    init_stddev: float = 0.1,
+    num_clusters: Count = 4,
+    selection_fraction: Fraction = 0.1,
+    federated_fraction: Fraction = 0.5,
+    init_stddev: NotNegative = 0.1,
 ) -> Algorithm:
     """Builds the method; states and releases as `build_clustered_fed_avg`.
 
@@ -101,7 +102,7 @@ def build_ifca_finetune(
 
 
 def build_ifca_local(
-    *, rounds: int, num_clusters: int = 4, selection_fraction: float = 0.1, init_stddev: float = 0.1
+    *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
 ) -> Algorithm:
     """Builds the method; states and releases as `build_clustered_fed_avg`.
 
@@ -126,9 +127,9 @@ def build_ifca_local(
 def build_ifca_mr_mtl(
     *,
     rounds: int,
-    num_clusters: int = 4,
-    selection_fraction: float = 0.1,
-    init_stddev: float = 0.1,
+    num_clusters: Count = 4,
+    selection_fraction: Fraction = 0.1,
+    init_stddev: NotNegative = 0.1,
     prox_inside_clip: bool = False,
 ) -> Algorithm:
     """Builds the method. Server state: each cluster's mean, the round. Client state: its cluster and its weights.

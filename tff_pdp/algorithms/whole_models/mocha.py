@@ -11,9 +11,10 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, put_in_place
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.models.base import Weights
+from tff_pdp.settings import Fraction
 
 
-def build_mocha(*, num_clients: int, smallest_share: float = 0.1, paper_covariance: bool = False) -> Algorithm:
+def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covariance: bool = False) -> Algorithm:
     """Builds Mocha. Server state: W, and the relations `[num_clients, num_clients]`. Client state: its row.
 
     Released: the client's row in its own place, and a one that says that the place is filled, as sums.
