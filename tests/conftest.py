@@ -9,8 +9,9 @@ import signal
 
 import pytest
 
-# Test modules may import TensorFlow before anything of the package.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# First: test modules may import TensorFlow before anything of the package, which has settings for it.
+import tff_pdp  # noqa: F401
+
 # A shell that starts tests in the background lets them, and all they start, ignore Ctrl-C; some test what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -25,9 +25,22 @@ cli: the command `tff-pdp`, with all commands
 """
 
 import os
+import sys
+import warnings
 
-# TensorFlow reads this once, when it is first imported; every module of this package is imported after this line.
+# TensorFlow reads these once, when it is first imported; every module of this package is imported after this line. What
+# a user has set stays. Guarantees take for granted that a row's bits do not depend on the other rows of a matrix
+# (docs/privacy.md). Eigen's products of stacks, which TensorFlow takes on many processors unless oneDNN is asked for,
+# break that, and so do operations that are divided among threads. Clients are computed side by side instead.
+_FOR_ROWS = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+if "tensorflow" in sys.modules and any(name not in os.environ for name in _FOR_ROWS):
+    warnings.warn(
+        "TensorFlow was imported before tff_pdp, and has read settings that guarantees rely on. Import tff_pdp first, "
+        f"or set {' and '.join(f'{name}={value}' for name, value in _FOR_ROWS.items())} before Python starts.",
+        stacklevel=2,
+    )
 # 3 silences notes about CPU features and absent GPUs; failures are Python exceptions and are not affected.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+for _name, _value in (_FOR_ROWS | {"TF_CPP_MIN_LOG_LEVEL": "3"}).items():
+    os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"

@@ -9,7 +9,6 @@ import gc
 import importlib.metadata
 import inspect
 import logging
-import os
 import pathlib
 import sys
 from typing import Any, NoReturn
@@ -51,9 +50,6 @@ def _is_not_spam(record: logging.LogRecord) -> bool:
     return "Object was never used" not in str(record.msg)
 
 
-# 3 silences the C++ library's notes about CPU features, oneDNN and absent GPUs. Failures of operations do not pass
-# through this log: they are raised as Python exceptions. A user who has set the variable keeps their choice.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Warnings from these two are addressed to TensorFlow's developers (pfor fallbacks, AutoGraph, retracing). ERROR stays.
 logging.getLogger("absl").setLevel(logging.ERROR)
 logging.getLogger("tensorflow").setLevel(logging.ERROR)

@@ -83,6 +83,26 @@ def start_script(text, **options):
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **options)
 
 
+@pytest.mark.parametrize("already_set", [{}, {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "1"}])
+def test_warns_where_tensorflow_was_imported_before_the_settings_that_guarantees_rely_on(already_set):
+    process = start_script(
+        f"""
+        import os, sys, types
+        for name in ("TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTRAOP_THREADS"):
+            os.environ.pop(name, None)
+        os.environ |= {already_set}
+        sys.modules["tensorflow"] = types.ModuleType("tensorflow")
+        import tff_pdp
+        print(os.environ["TF_ENABLE_ONEDNN_OPTS"], os.environ["TF_NUM_INTRAOP_THREADS"])
+        """,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output, errors = process.communicate(timeout=60)
+    assert output == "1 1\n"
+    assert ("TensorFlow was imported before tff_pdp" in errors) == (not already_set)
+
+
 @pytest.fixture(scope="module")
 def engine():
     with contextlib.closing(build_engine("native")) as built:

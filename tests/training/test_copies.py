@@ -397,26 +397,41 @@ def test_a_run_with_noised_numbers_of_examples_counts_with_its_budget_for_others
 
 
 @pytest.fixture
-def forks(start, copy, monkeypatch, tmp_path):
-    """A run, and its copy that went on to its end under another registry, on another machine."""
-    one = start("one")
-    one.step()
-    one.step()
-    one.stop()
-    copy("one", "other")
-    shutil.copytree(Registry().folder, tmp_path / "elsewhere" / "tff_pdp" / "registry")
-    with monkeypatch.context() as patch, other_machine():
-        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-        other = start("other", resume=True)
+def fork(start, copy, monkeypatch, tmp_path):
+    """Forks a run `one` after two rounds into itself and a copy `other`; both go on to their ends.
+
+    The one named goes on under another registry, on another machine.
+    """
+
+    def go_on(name):
+        run = start(name, resume=True)
         for _ in range(4):
-            other.step()
-        other.end()
-    with other_machine("third"):
-        one = start("one", resume=True)
-    for _ in range(4):
+            run.step()
+        run.end()
+        return run
+
+    def fork_run(elsewhere):
+        one = start("one")
         one.step()
-    one.end()
-    return one, other
+        one.step()
+        one.stop()
+        copy("one", "other")
+        shutil.copytree(Registry().folder, tmp_path / "elsewhere" / "tff_pdp" / "registry")
+        with monkeypatch.context() as patch, other_machine():
+            patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+            gone = go_on(elsewhere)
+        (here,) = {"one", "other"} - {elsewhere}
+        with other_machine("third"):
+            stayed = go_on(here)
+        return (gone, stayed) if elsewhere == "one" else (stayed, gone)
+
+    return fork_run
+
+
+@pytest.fixture
+def forks(fork):
+    """A run, and its copy that went on to its end under another registry, on another machine."""
+    return fork("other")
 
 
 def replace(run):
@@ -468,26 +483,8 @@ def test_a_finished_copy_says_what_its_run_has_drawn_anew_elsewhere(start, copy,
     assert "A copy of it has drawn rounds anew elsewhere" in page
 
 
-def test_what_the_runs_own_folder_has_done_counts_for_whoever_has_a_copy(
-    start, copy, monkeypatch, experiment, tmp_path
-):
-    one = start("one")
-    one.step()
-    one.step()
-    one.stop()
-    copy("one", "other")
-    shutil.copytree(Registry().folder, tmp_path / "elsewhere" / "tff_pdp" / "registry")
-    with monkeypatch.context() as patch, other_machine():
-        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-        one = start("one", resume=True)
-        for _ in range(4):
-            one.step()
-        one.end()
-    with other_machine("third"):
-        other = start("other", resume=True)
-    for _ in range(4):
-        other.step()
-    other.end()
+def test_what_the_runs_own_folder_has_done_counts_for_whoever_has_a_copy(fork, experiment):
+    one, other = fork("one")
     third = experiment("third", **{**ROOMY, "training__rounds": 1})
     both = stated(third)
     assert both > 1.2 * truth(other.config)
@@ -619,7 +616,7 @@ def test_statistics_of_an_earlier_version_under_another_registry_are_not_said_to
 
 
 def test_a_sealed_copy_counts_once(start, copy, experiment):
-    """Of whatever was copied, the run or a beginning of it, and whoever is sealed and replaced."""
+    """Counts alike for a copy of the run or of a beginning of it, whichever of both is sealed and replaced."""
     one = start("one")
     one.step()
     one.step()

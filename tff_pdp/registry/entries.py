@@ -94,7 +94,7 @@ class Entry:
 
     @property
     def copy_head(self) -> str:
-        """Where the record of a copy ended that went on under another registry; empty of a run itself."""
+        """The end of the record of a copy that went on under another registry; empty of a run itself."""
         return self.run_id.partition(_COPY)[2]
 
     @property
@@ -108,18 +108,16 @@ class Entry:
         return self.heads[-1] if self.heads else GENESIS
 
     def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
-        """Whether a record has all that the registry knows the run to have done.
+        """Checks a record for all that the registry knows the run to have done.
 
         Args:
           chains: of the lines of the record.
           size: of what the record says that was spent, as of `Cost.size`.
         """
-        # Rounds and events each: a copy may have gone further by fewer events.
-        has_all = all(own >= least for cost in self.closings for own, least in zip(size, cost.size, strict=True))
-        return self.was_at(chains) and has_all
+        return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
 
     def was_at(self, chains: Collection[str]) -> bool:
-        """Whether a record has been where the registry knows the run's own to have been, by the chains of its lines."""
+        """Checks by the chains of a record's lines that the record covers the end of the run's own, as last entered."""
         # Entries of earlier versions say only how many lines there were.
         return self.head in chains if self.heads else len(chains) >= self.num_lines
 
@@ -150,6 +148,12 @@ class Cost:
     def ledger(self) -> Ledger | None:
         """The ledger; None without privacy."""
         return None if self.text is None else Ledger.from_json(self.text)
+
+
+def is_as_large(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Compares how much was released, as of `Cost.size`: at least as many rounds, and at least as many events."""
+    # Each for itself: a copy may have gone further by fewer events.
+    return all(own >= least for own, least in zip(size, other, strict=True))
 
 
 def default_folder() -> Path:

@@ -195,7 +195,7 @@ def records_of_clients(
 
 
 def _raw_files(manifest: Manifest) -> list[str]:
-    """What a data set was made of, as digests of files: those a job read, and those these had been made of before."""
+    """Lists digests of the files that a data set was made of: those a job read, and those these had been made of."""
     own = [source.sha256 for source in manifest.sources]
     # Of images in very many files there is one digest of all.
     own += [manifest.parameters[name] for name in ("images_sha256",) if name in manifest.parameters]

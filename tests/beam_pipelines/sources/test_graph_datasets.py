@@ -78,8 +78,9 @@ def test_measured_contacts(prepare, tmp_path):
     dataset = prepare(**MEASURED, input=str(folder))
     assert {name: counts["test"] for name, counts in dataset.manifest.clients.items()} == {"nurse": 2, "patient": 3}
     assert dataset.manifest.row_influence.unit == "edge" and dataset.manifest.row_influence.num_rows == 2
+    of_folder = examples(dataset)
     of_network = prepare(**{**MEASURED, "arguments": {**MEASURED["arguments"], "network": "ward"}})
-    assert equal(examples(dataset), examples(of_network))
+    assert equal(of_folder, examples(of_network))
     (tmp_path / "roles.dat").write_text("".join(f"{pid}\tsomebody\n" for pid in range(1, 6)))
     arguments = {**MEASURED["arguments"], "metadata": str(tmp_path / "roles.dat")}
     elsewhere = prepare(**{**MEASURED, "arguments": arguments}, input=str(folder))

@@ -31,9 +31,10 @@ from tff_pdp.models.layers import RecordingWeights, Use
 _logger = logging.getLogger(__name__)
 _models_logged: set[str] = set()
 
-# A processor computes tanh, exponentials and others for up to 16 numbers at once, by other steps than for the numbers
-# that are left over at the end of a tensor, and with other bits. Whole blocks of so many examples leave none over.
-ROWS_OF_A_BLOCK = 16
+# Kernels take registers full of numbers, and do what is left over at the end of a tensor by other steps, with other
+# bits: tanh and exponentials 16 numbers at once with AVX-512, matrix products 24 or 48 rows. Whole blocks of so many
+# examples leave none over on any of these processors.
+ROWS_OF_A_BLOCK = 48
 
 # Covers all roundings from the bounds of squared norms, which may be too small by 2**-25, to the factors.
 _NORM_ALLOWANCE = 1.0 + 2.0**-24

@@ -192,7 +192,7 @@ def _newest(entry: Entry, own: Sequence[Found], copies: Collection[str]) -> list
 
 
 def _entered(entry: Entry) -> Release:
-    """What the registry has of a run."""
+    """Finds the records of a run that the registry has."""
     cost = entry.upper
     return Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
 

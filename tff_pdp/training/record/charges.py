@@ -104,7 +104,7 @@ class Charges:
 
     @property
     def head(self) -> str:
-        """Where the record of what was spent ends."""
+        """The end of the record of what was spent: its last line's chain."""
         return self.spending[-1]
 
     @property

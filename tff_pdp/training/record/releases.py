@@ -19,6 +19,7 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard
 from tff_pdp.journal import Journal
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.registry.entries import is_as_large
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint, Surroundings
@@ -186,14 +187,14 @@ def without_beginnings(records: Sequence[Found]) -> list[Found]:
 
 
 def _has_all_of(one: Found, other: Found) -> bool:
-    """Whether a record of a run has all that another one of the same run has."""
+    """Checks a record of a run for all that another one of the same run has."""
     if one.chains and other.release.head:
         return other.release.head in one.chains
     if one.release.head and other.release.head:
         # Both were entered by an earlier version: where they differ, one may have gone on in another way.
         return one.release.head == other.release.head
     # Of entries of earlier versions, nothing else can be compared: ledgers only grow.
-    return not other.chains and all(own >= its for own, its in zip(one.release.size, other.release.size, strict=True))
+    return not other.chains and is_as_large(one.release.size, other.release.size)
 
 
 def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
