@@ -140,7 +140,10 @@ def experiment(client_folder, tmp_path):
             # What `auto` finds faster may change from run to run, and with it the last bits.
             "training.client_parallelism": "loop",
         }
-        return _load_demo({**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
+        given = {key.replace("__", "."): value for key, value in overrides.items()}
+        if given.get("privacy.kind") == "none":
+            settings |= {"privacy.unit": "silo", "privacy.clip_norm": None, "privacy.budgets": None}
+        return _load_demo({**settings, **given})
 
     return build
 
