@@ -36,6 +36,14 @@ def _own_registry(scope):
     return own_registry
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """What accountants worked out in earlier runs of tests is not asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 # Fixtures of modules train, too, before any test begins.
 registry_of_session, registry_of_module, registry_of_function = map(_own_registry, ("session", "module", "function"))
 

@@ -5,7 +5,8 @@ files: whole files or none
 digests: digests of files, and JSON that carries its own
 lock: one writer for each folder
 journal: lines on disk, each chained to all before it
-settings: mappings of YAML into dataclasses and numbers
+settings: YAML into typed values; errors that name the key
+kinds: what a section's `kind` names; settings of functions
 _tff: the one door to TFF
 data: a client dataset on disk
 models: pure functions over named weights

@@ -31,8 +31,8 @@ A whole experiment, in the order data flows:
 """
 
 RAW_DATA = """\
-the experiment's data.source says what its data.input is:
-  leaf                   a folder of LEAF JSON of images, or with its train and test (the default)
+the experiment's data.kind says what its data.input is:
+  leaf                   a folder of LEAF JSON of images, or with its train and test
   silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
   mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
   fed_emnist             TFF's emnist_all.sqlite[.lzma], or its older .h5 files
@@ -42,8 +42,8 @@ the experiment's data.source says what its data.input is:
   partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
   contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
   simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
-options of a source go under data.arguments; beam_pipelines/sources/{,user_}builders.py explain them, and those of
-the last two beam_pipelines/epidemic/sources.py
+options of a kind stand beside it in data; the classes that tff_pdp/experiment/kinds.py names explain them, and
+module:name is a kind of one's own
 """
 
 TUNING = """\

@@ -54,16 +54,19 @@ class Kinds(Generic[T]):
         """Returns what a kind names.
 
         Raises:
-          ConfigError: the kind is not known, or its module cannot be imported or has no such name.
+          ConfigError: the kind is not known, or its module cannot be imported or has no such class or function.
         """
         path = self._path(kind)
         module, _, name = path.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), name)):
+            raise ConfigError(f"{self.key}: {path!r} must be module:name")
         try:
-            return getattr(importlib.import_module(module), name)
+            found = getattr(importlib.import_module(module), name, None)
         except ImportError as error:
             raise ConfigError(f"{self.key}: cannot import {path} ({error})") from None
-        except AttributeError:
-            raise ConfigError(f"{self.key}: the module {module} has no {name!r}") from None
+        if not callable(found):
+            raise ConfigError(f"{self.key}: the module {module} has no class or function {name!r}")
+        return typing.cast(T, found)
 
     def origin(self, kind: str) -> Origin | None:
         """Returns where a kind comes from; None for our own.

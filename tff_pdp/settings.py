@@ -76,18 +76,24 @@ class _Yaml(yaml.SafeLoader):
 
     yaml_implicit_resolvers: typing.ClassVar[dict[str, Any]] = {}
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Reads a mapping; raises ComposerError where a key occurs twice or is no plain text."""
+        node = super().compose_mapping_node(anchor)
+        keys = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.composer.ComposerError(None, None, "a key must be plain text", key.start_mark)
+            if key.value in keys:
+                message = f"the key {key.value!r} occurs more than once"
+                raise yaml.composer.ComposerError(None, None, message, key.start_mark)
+            keys.add(key.value)
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Builds a mapping; raises ConstructorError where a key occurs twice or is no plain text."""
+        """Builds a mapping, whose own keys replace merged ones."""
+        # Puts merged ones first.
         self.flatten_mapping(node)
-        mapping: dict[str, Any] = {}
-        for key_node, value in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
-            if key_node.value in mapping:
-                message = f"the key {key_node.value!r} occurs more than once"
-                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
-            mapping[key_node.value] = self.construct_object(value, deep=deep)
-        return mapping
+        return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
 
     def construct_integer(self, node: yaml.ScalarNode) -> int:
         """Reads decimal digits, or 0x or 0o with theirs."""
@@ -138,6 +144,8 @@ def parse_yaml(text: str, source: str) -> Any:
         return yaml.load(text, _Yaml)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: not valid YAML: nested too deeply") from None
 
 
 @typing.overload
@@ -175,7 +183,8 @@ def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         fault = _first_fault(kind, content, key) or f"{key or 'the file'}: {_cause(error)}"
-        raise ConfigError(f"{source}: {fault}") from None
+        # Text that is quoted may have lines.
+        raise ConfigError(f"{source}: {' '.join(fault.splitlines())}") from None
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
@@ -254,6 +263,8 @@ def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) 
 def _fault_of_struct(info: types.StructType, value: Mapping[str, Any], key: str) -> str | None:
     fields = {field.encode_name: field for field in info.fields}
     hints = typing.get_type_hints(info.cls, include_extras=True)
+    if info.tag_field in value and value[info.tag_field] != info.tag:
+        return f"{join_key(key, info.tag_field)} must be {info.tag}, not {value[info.tag_field]!r}"
     for name in value:
         if name not in fields and name != info.tag_field:
             return f"unknown key {join_key(key, name)}; {did_you_mean(name, fields)}"
@@ -298,18 +309,27 @@ def words_of_type(info: types.Type) -> str:
     if isinstance(info, types.LiteralType):
         return f"one of {', '.join(map(str, info.values))}" if len(info.values) > 1 else str(info.values[0])
     if isinstance(info, types.VarTupleType | types.ListType):
-        return f"a list, each {words_of_type(info.item_type)}"
+        return f"a list{_words_of_length(info)}, each {words_of_type(info.item_type)}"
     if isinstance(info, types.StructType):
         return "a mapping"
     if isinstance(info, types.DictType):
-        return f"a mapping from names, each to {words_of_type(info.value_type)}"
+        least = f", at least {info.min_length}" if info.min_length else ""
+        return f"a mapping from names{least}, each to {words_of_type(info.value_type)}"
     if isinstance(info, types.BoolType):
         return "true or false"
     if isinstance(info, types.StrType):
-        return "text that is not empty" if info.min_length else "text"
+        like = f" like {info.pattern}" if info.pattern else ""
+        return "text that is not empty" if info.min_length else f"text{like}"
     if isinstance(info, types.IntType | types.FloatType):
         return ("a whole number" if isinstance(info, types.IntType) else "a number") + _words_of_range(info)
     return "anything"
+
+
+def _words_of_length(info: types.VarTupleType | types.ListType) -> str:
+    low, high = info.min_length, info.max_length
+    if low is not None and low == high:
+        return f" of {low}"
+    return f" of at least {low}" if low else ""
 
 
 def _words_of_range(info: types.IntType | types.FloatType) -> str:

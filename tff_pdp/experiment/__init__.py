@@ -1,7 +1,7 @@
 """From a file of settings to a method ready to run.
 
 config: all sections of an experiment, folders, digest
-registry: names of algorithms, models, plans, sources; one line each
+kinds: names of algorithms, models, plans, sources; one line each
 run_key: the secret of a run's randomness
 hparams: hyper-parameters of every client; candidates of a search
 before_training: statistics that silos release first, stored and reused

@@ -18,6 +18,7 @@ from beam_pipelines.options import SourceSettings
 from tff_pdp.engines.options import ClientParallelism
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import PLANS, SOURCES
+from tff_pdp.kinds import Kinds
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.settings import (
     Count,
@@ -234,17 +235,30 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
 def read_experiment(content: Any, source: str) -> ExperimentConfig:
     """Reads an experiment from plain data; `source` begins error messages. Errors as `load_experiment`."""
     _check_names(content, source)
-    sections = {"data": SOURCES, "privacy": PLANS}
+    sections: dict[str, tuple[Kinds[Any], type[Settings]]] = {
+        "data": (SOURCES, SourceSettings),
+        "privacy": (PLANS, PlanSettings),
+    }
     classes = {}
-    for key, kinds in sections.items():
+    for key, (kinds, base) in sections.items():
         section = content.get(key) if isinstance(content, Mapping) else None
-        kind = section.get("kind") if isinstance(section, Mapping) else None
-        if isinstance(kind, str):
-            try:
-                classes[key] = kinds.find(kind)
-            except ConfigError as error:
-                raise ConfigError(f"{source}: {error}") from None
+        if isinstance(section, Mapping):
+            classes[key] = _class_of(section, source, key, kinds, base)
     return read_settings(_typed(**classes), content, source)
+
+
+def _class_of(section: Mapping[str, Any], source: str, key: str, kinds: Kinds[Any], base: type[Settings]) -> type:
+    """The class that a section's kind names."""
+    if "kind" not in section:
+        raise ConfigError(f"{source}: missing key {key}.kind: one of {', '.join(kinds.own)}, or module:name")
+    kind = read_settings(Name, section["kind"], source, f"{key}.kind")
+    try:
+        found = kinds.find(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{source}: {key}.kind: {kind} is no subclass of {base.__name__}")
+    return found
 
 
 @functools.cache

@@ -64,12 +64,12 @@ def build_algorithm(
     try:
         builder = ALGORITHMS.find(kind)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+        raise ConfigError(f"{key}: {str(error).removeprefix(f'{ALGORITHMS.key}: ')}") from None
     experiment = {"num_clients": num_clients, "rounds": rounds, "head": tuple(head)}
     settings = settings_of(builder, FROM_EXPERIMENT)
     own = [field.name for field in msgspec.structs.fields(settings)]
     arguments = {one: value for one, value in experiment.items() if one in inspect.signature(builder).parameters}
-    chosen = read_settings(settings, {one: value for one, value in given.items() if one in own}, "algorithms", name)
+    chosen = read_settings(settings, {one: value for one, value in given.items() if one in own}, "the experiment", key)
     algorithm = builder(**arguments, **msgspec.structs.asdict(chosen))
     if algorithm.name != name:
         algorithm = dataclasses.replace(algorithm, name=name)

@@ -41,7 +41,7 @@ class Exported:
 
     Attributes:
       versions: folders of the new versions by the name of the model: one, or one for every client.
-      layout: how personal models lie in it; of `tff_pdp.experiment.config.EXPORT_LAYOUTS`, never `auto`.
+      layout: how personal models lie in it; as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
       size: about what one of the versions takes, as its manifest has it.
       sizes: about how many bytes weights take in each layout that is possible.
     """

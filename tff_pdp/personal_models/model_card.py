@@ -46,7 +46,9 @@ def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, A
         raise ConfigError(
             f"{version} holds models of {card.get('algorithm')!r}, but export.algorithm is {name!r}: export again first"
         )
-    then, now = card.get("settings", {}), _settings(config)
+    stored = {_key_of_today(key): value for key, value in card.get("settings", {}).items()}
+    # Earlier versions had methods under their own names alone.
+    then, now = {f"algorithms.{name}.kind": name, **stored}, _settings(config)
     for key in sorted({*then, *now}):
         if key not in then or key not in now or then[key] != now[key]:
             raise ConfigError(
@@ -140,6 +142,7 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
         "data.input_shape": config.data.input_shape,
         "data.num_classes": config.data.num_classes,
         **_filled("model", settings_of_model, model),
+        f"algorithms.{name}.kind": config.kind_of(name),
         **_filled(f"algorithms.{name}", taken, given),
     }
     # As it comes back from a file: tuples are lists there.
@@ -149,6 +152,14 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
 def _filled(key: str, kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
     filled = to_plain(read_settings(kind, given, "the experiment", key))
     return {join_key(key, name): value for name, value in filled.items()}
+
+
+def _key_of_today(key: str) -> str:
+    """The key of a setting that an earlier version may have called otherwise."""
+    if key == "model.name":
+        return "model.kind"
+    old, _, name = key.partition("model.arguments.")
+    return f"model.{name}" if name and not old else key
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:

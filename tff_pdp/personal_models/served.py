@@ -140,7 +140,7 @@ class ServedModels:
 
     Attributes:
       models: of all clients.
-      layout: of `tff_pdp.experiment.config.EXPORT_LAYOUTS`, never `auto`.
+      layout: as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
       sizes: about how many bytes each possible layout takes.
       references: weights of the global model, by the id "", and of some clients, as `personalise` returned them: what
         the export must answer like.
@@ -161,7 +161,7 @@ def served_models(
       method: what was trained.
       state: after the last round.
       model_seed: of the initial weights.
-      layout: of `tff_pdp.experiment.config.EXPORT_LAYOUTS`.
+      layout: as `layout` of `tff_pdp.experiment.config.Export`.
       exported_id: what an export has in place of a client's id.
 
     Raises:
@@ -177,7 +177,7 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
 
     Args:
       trained: the clients.
-      layout: of `tff_pdp.experiment.config.EXPORT_LAYOUTS`. `auto` is the smallest that is one export; `clusters`
+      layout: as `layout` of `tff_pdp.experiment.config.Export`. `auto` is the smallest that is one export; `clusters`
         counts only where it at least halves the rows. An export for every client is chosen only where one of all would
         exceed `MAX_BYTES_OF_ONE_EXPORT`, of `MAX_CLIENTS_OF_OWN_EXPORTS` at most.
 

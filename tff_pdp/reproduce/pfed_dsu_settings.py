@@ -38,8 +38,7 @@ _DEVIATIONS = (
     USER_SEEDS,
 )
 _SMALL_MODEL = {
-    "model.name": "cnn",
-    "model.arguments": {"channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
+    "model": {"kind": "cnn", "channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
     "data.shrink": 2,
     "privacy.batch_size": 32,
     "training.rounds": 20,

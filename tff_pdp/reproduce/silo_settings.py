@@ -193,7 +193,7 @@ _ROTATED_MNIST = Setting(
                 "data.shrink": 2,
                 "data.input_shape": [14, 14, 1],
                 "training.rounds": 60,
-                "model.arguments.channels": [8, 16],
+                "model.channels": [8, 16],
                 # Of fewer rounds, and fewer steps in all: clusters need some fifteen rounds to form.
                 "algorithms.ifca_fed_avg.selection_fraction": 0.25,
                 "algorithms.ifca_mr_mtl.selection_fraction": 0.25,
@@ -238,7 +238,7 @@ _CIFAR10 = Setting(
             overrides={
                 "data.partition.num_clients": 10,
                 "training.rounds": 80,
-                "model.arguments.channels": [8, 16],
+                "model.channels": [8, 16],
             },
             deviation="scale: 10 of 30 silos, a quarter of the network's channels, 80 of 200 rounds, 1 of 5 seeds",
         ),

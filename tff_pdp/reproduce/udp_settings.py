@@ -74,8 +74,7 @@ _CIFAR10_SETTING = Setting(
             overrides={
                 "data.shrink": 2,
                 "data.input_shape": [16, 16, 3],
-                "model.name": "cnn",
-                "model.arguments": {"channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
+                "model": {"kind": "cnn", "channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
                 "training.rounds": 400,
                 # Of the subset; of all images it would be 500.
                 "training.weight_cap": 80,
@@ -168,8 +167,7 @@ _FEMNIST_SETTING = Setting(
                 "data.num_classes": 10,
                 # All 539: the smallest has 19 images.
                 "data.min_examples_per_client": 10,
-                "model.name": "cnn",
-                "model.arguments": {"channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
+                "model": {"kind": "cnn", "channels": [8, 16], "hidden_units": 0, "pool_after": "each"},
                 "privacy.users_per_round": 27,
                 "training.rounds": 100,
                 "training.weight_cap": 89,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
 from tff_pdp.errors import ConfigError, DataError, ServingError
+from tff_pdp.privacy.accounting.kept import worked_out_anew
 from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import Release, why_without_bound
@@ -48,8 +49,9 @@ class Recomputed(NamedTuple):
         return places[-1] if places else None
 
 
+@worked_out_anew()
 def recompute(releases: Sequence[Release]) -> Recomputed:
-    """Composes what is on record, by dp-accounting and from nothing but the events.
+    """Composes what is on record, by dp-accounting and from nothing but the events: nothing is taken from disk.
 
     Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_parts`.
     Assumes: the same; the releases are about the same records.

@@ -72,9 +72,15 @@ def test_log_uniform_is_uniform_in_the_logarithm():
         ({**MIXTURE, "components": []}, "distribution.components must be"),
         ({**MIXTURE, "components": MIXTURE["components"][:1]}, "shares of the components must sum to 1, not 0.9"),
         ({**MIXTURE, "components": [{"share": 1, "mean": 1}]}, r"missing key .*components\[0\].stddev"),
-        ({**MIXTURE, "components": [{"share": 1, "mean": "x", "stddev": 1}]}, r"components\[0\].mean must be .* not 'x'"),
+        (
+            {**MIXTURE, "components": [{"share": 1, "mean": "x", "stddev": 1}]},
+            r"components\[0\].mean must be .* not 'x'",
+        ),
         ({**MIXTURE, "components": [{"share": 1, "mean": math.inf, "stddev": 1}]}, r"\[0\].mean must be .*, not inf"),
-        ({**MIXTURE, "components": [{"share": 1, "mean": 1, "stddev": 0}]}, r"components\[0\].stddev must be .*, not 0"),
+        (
+            {**MIXTURE, "components": [{"share": 1, "mean": 1, "stddev": 0}]},
+            r"components\[0\].stddev must be .*, not 0",
+        ),
     ],
 )
 def test_errors_name_the_key(config, message):

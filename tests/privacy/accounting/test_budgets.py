@@ -59,7 +59,9 @@ def test_a_file_of_budgets(tmp_path, monkeypatch):
         ConfigError, match=r"budgets\.csv, line 2: silo_b names no silo of this data set \(known: silo_a"
     ):
         budgets_of(content, ["silo_a"])
-    with pytest.raises(ConfigError, match="missing key privacy.budgets.delta: silo 'silo_a' has no delta of its own"):
+    with pytest.raises(
+        ConfigError, match=r"missing key privacy\.budgets\.delta: silo 'silo_a' has no delta of its own"
+    ):
         budgets_of({"kind": "from_file", "file": "budgets.csv"}, ["silo_a", "silo_b"])
 
 

@@ -10,8 +10,8 @@ from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, e
 from tff_pdp.privacy.accounting.calibration import paper_epsilon, paper_noise_multiplier
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.plans.plan import PlannedTraining
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
+from tff_pdp.privacy.plans.silo_example import SiloExample
+from tff_pdp.settings import read_settings
 
 # What the accountant adds to each event's divergence against cancellation, over order - 1 = 2.5 and beyond.
 ROUNDED_UP = 1e-14 / 2
@@ -52,8 +52,10 @@ def test_what_cannot_be_met_is_refused_and_no_privacy_needs_no_noise():
 
 def test_a_plan_takes_its_noise_from_the_calibration_it_names():
     def plan(**how):
-        config = PrivacyConfig("silo_example", 32, budgets={"kind": "one_for_all", "epsilon": 6.0, "delta": 1e-3}, **how)
-        return build_silo_example_plan(config, PlannedTraining({"a": 32}, gradients_per_round={"a": 1}, rounds=200))
+        budgets = {"kind": "one_for_all", "epsilon": 6.0, "delta": 1e-3}
+        content = {"kind": "silo_example", "batch_size": 32, "budgets": budgets, **how}
+        settings = read_settings(SiloExample, content, "test", "privacy")
+        return settings.build(PlannedTraining({"a": 32}, gradients_per_round={"a": 1}, rounds=200))
 
     tight, paper = plan(), plan(noise_calibration="paper_rdp")
     # Rounded to the next number of float32, on the safe side.
@@ -61,5 +63,5 @@ def test_a_plan_takes_its_noise_from_the_calibration_it_names():
     assert paper.mechanisms["a"].noise_multiplier == pytest.approx(expected, rel=gamma(2))
     assert tight.mechanisms["a"].noise_multiplier == as_printed("8.462", CALIBRATED)
     assert paper.build_ledger() is not None
-    with pytest.raises(ConfigError, match=r"privacy\.noise_calibration"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise_calibration must be one of .*, not 'hopeful'"):
         plan(noise_calibration="hopeful")

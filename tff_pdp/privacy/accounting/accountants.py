@@ -32,6 +32,7 @@ from tff_pdp.privacy.accounting.events import (
     require,
 )
 from tff_pdp.privacy.accounting.grid_distance import with_grid_noise
+from tff_pdp.privacy.accounting.kept import kept
 
 SMALLEST_NOISE_MULTIPLIER = 0.05
 LARGEST_NOISE_MULTIPLIER = 1e4
@@ -113,7 +114,7 @@ def epsilon_bounds(
     return _bounds_of_parts(flatten_event(event), delta, adjacency, discretisation)
 
 
-@functools.lru_cache(maxsize=4096)
+@kept(float, float)
 def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
     """An upper bound on epsilon that takes less time than the best, and is seldom larger."""
     rough = functools.partial(_rough_epsilon, adjacency=adjacency)
@@ -138,7 +139,7 @@ def _rough_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
     return _ideal_bounds(parts, delta, adjacency, None).best if rdp is None else rdp
 
 
-@functools.lru_cache(maxsize=4096)
+@kept(dataclasses.asdict, lambda stored: EpsilonBounds(**stored))
 def _bounds_of_parts(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float | None) -> EpsilonBounds:
     rough = functools.partial(_rough_epsilon, adjacency=adjacency)
     ideal = functools.partial(_ideal_bounds, adjacency=adjacency, discretisation=discretisation)

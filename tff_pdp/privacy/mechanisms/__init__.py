@@ -4,6 +4,7 @@ exact_draws: draws of the host, by whole numbers, and sums noised with them
 chacha20: a cryptographic generator inside of graphs
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
+parameters: what a mechanism is run with
 grid_noise: noise and sums on a public grid
 per_example: sums of clipped per-example gradients
 dp_sgd: DP-SGD as a gradient estimator

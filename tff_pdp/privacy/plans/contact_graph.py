@@ -4,6 +4,7 @@ Rows are made of the graph, and one person is in several of them: node- and edge
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, next_float32
 from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import rounds_within_budget
+from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
 from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
@@ -130,22 +132,32 @@ class ContactGraph(PlanSettings):
         self.check_rows(training.row_influence)
         influence = training.row_influence
         assert influence is not None
-        if training.search is not None or any(training.fixed_events.values()):
-            raise ConfigError(
-                "privacy.kind contact_graph: tuning.search, and what silos release before training, is for one row, "
-                "and a person is in several: leave it out"
-            )
+        for_one_row = {
+            "the private selection of clusters": training.selection_rounds,
+            "a noised number of examples": training.num_examples_are_noised,
+            "what silos release before training": any(training.fixed_events.values()),
+            "tuning.search": training.search is not None,
+        }
+        for what, is_used in for_one_row.items():
+            if is_used:
+                raise ConfigError(
+                    f"privacy.kind contact_graph: {what} is for one row, and a person is in several: leave it out"
+                )
         budgets = self.budgets_of(sorted(training.num_examples))
-        mechanisms, last_rounds, drawn_noise = {}, {}, {}
+        sampling_rates, drawn_noise, calls = {}, {}, []
         for client_id, budget in budgets.items():
             size = training.num_examples[client_id]
             check_delta(client_id, budget, size)
-            sampling_rate = silo_sampling_rate(self.batch_size, size)
+            sampling_rates[client_id] = silo_sampling_rate(self.batch_size, size)
             drawn_noise.update(silo_noise(training, client_id))
-            noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
-                self, training, client_id, budget, sampling_rate, influence
+            arguments = self, training, client_id, budget, sampling_rates[client_id], influence
+            calls.append(functools.partial(_noise_and_last_round, *arguments))
+        mechanisms, last_rounds = {}, {}
+        for client_id, (noise_multiplier, last_round) in zip(budgets, side_by_side(calls), strict=True):
+            last_rounds[client_id] = last_round
+            mechanisms[client_id] = silo_mechanism(
+                self.clip_norm, noise_multiplier, sampling_rates[client_id], training.num_examples[client_id]
             )
-            mechanisms[client_id] = silo_mechanism(self.clip_norm, noise_multiplier, sampling_rate, size)
         check_some_silo_trains(self.noise_multiplier, last_rounds)
         claim, reason = _claim(self, training, influence)
         return ContactGraphPlan(

@@ -1,6 +1,7 @@
 """Protects a silo's records inside the silo: settings, plan and builder of silo-specific example-level DP."""
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import paper_noise_multiplier, rounds_within_budget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
+from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
 from tff_pdp.privacy.facts import condition_of_examples
@@ -320,10 +322,10 @@ class SiloExample(SiloSettings):
                 "privacy.noise_multiplier and privacy.noise_calibration"
             )
         budgets = self.budgets_of(sorted(training.num_examples))
-        mechanisms, selection_epsilons, last_rounds, drawn_noise = {}, {}, {}, {}
+        sampling_rates, selection_epsilons, drawn_noise, calls = {}, {}, {}, []
         for client_id, budget in budgets.items():
             size = training.num_examples[client_id]
-            sampling_rate = silo_sampling_rate(self.batch_size, size)
+            sampling_rates[client_id] = silo_sampling_rate(self.batch_size, size)
             check_delta(client_id, budget, size)
             released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
             selections = None
@@ -333,22 +335,25 @@ class SiloExample(SiloSettings):
             steps = training.gradients_per_round[client_id]
             drawn_noise.update(silo_noise(training, client_id))
             released_before += [drawn_noise[client_id]] if client_id in drawn_noise else []
+            arguments = (
+                client_id,
+                budget,
+                sampling_rates[client_id],
+                steps,
+                training.rounds,
+                released_before,
+                selections,
+            )
             if training.search is None:
-                noise_multiplier, last_rounds[client_id] = _noise_and_last_round(
-                    self, client_id, budget, sampling_rate, steps, training.rounds, released_before, selections
-                )
+                calls.append(functools.partial(_noise_and_last_round, self, *arguments))
             else:
-                last_rounds[client_id] = training.rounds
-                noise_multiplier = _noise_of_search(
-                    client_id,
-                    budget,
-                    sampling_rate,
-                    training.rounds * steps,
-                    training.search,
-                    _all(selections),
-                    released_before,
-                )
-            mechanisms[client_id] = silo_mechanism(self.clip_norm, noise_multiplier, sampling_rate, size)
+                calls.append(functools.partial(_noise_of_search, training.search, *arguments))
+        mechanisms, last_rounds = {}, {}
+        for client_id, (noise_multiplier, last_round) in zip(budgets, side_by_side(calls), strict=True):
+            last_rounds[client_id] = last_round
+            mechanisms[client_id] = silo_mechanism(
+                self.clip_norm, noise_multiplier, sampling_rates[client_id], training.num_examples[client_id]
+            )
         check_some_silo_trains(self.noise_multiplier, last_rounds)
         claim, reason = _claim(self, training.num_examples_are_noised, training.unsound)
         return SiloExamplePlan(
@@ -462,24 +467,25 @@ def _all(selections: tuple[dp_accounting.DpEvent, int] | None) -> list[dp_accoun
 
 
 def _noise_of_search(
+    search: Search,
     client_id: str,
     budget: SiloBudget,
     sampling_rate: float,
     steps: int,
-    search: Search,
-    selections: list[dp_accounting.DpEvent],
+    rounds: int,
     released_before: list[dp_accounting.DpEvent],
-) -> float:
+    selections: tuple[dp_accounting.DpEvent, int] | None,
+) -> tuple[float, int]:
     """The noise a budget asks for over the pivot run and all repetitions."""
     try:
         calibrated = calibrate_repeated_runs(
             budget.epsilon,
             budget.delta,
             sampling_rate,
-            steps,
+            rounds * steps,
             search.runs,
-            run_events=[*selections, search.score_event],
-            pivot_events=selections if search.has_pivot else None,
+            run_events=[*_all(selections), search.score_event],
+            pivot_events=_all(selections) if search.has_pivot else None,
             fixed_events=released_before,
         )
     except BudgetError as error:
@@ -487,4 +493,4 @@ def _noise_of_search(
             f"silo {client_id!r}: {error} For a search these events include the score of every run: raise "
             "tuning.search.score_noise_multiplier, or lower mean_runs."
         ) from None
-    return next_float32(calibrated)
+    return next_float32(calibrated), rounds

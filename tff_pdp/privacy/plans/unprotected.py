@@ -1,5 +1,6 @@
 """Trains without privacy, for comparison: settings and builder of plans of silos, and of users, that claim nothing."""
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,6 +10,7 @@ from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import OneForAll
+from tff_pdp.privacy.mechanisms.feature_scaling import DpMoments
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, UserNoise
 from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPlan
 from tff_pdp.privacy.plans.silo_example import (
@@ -46,6 +48,11 @@ class Unprotected(SiloSettings):
         super().__post_init__()
         if (self.unit == "user") != (self.users_per_round is not None):
             raise ValueError("users_per_round is given with unit user, and with no other")
+        for name in ("num_examples", "sampler", "selection_loss_bound") if self.are_users else ():
+            if getattr(self, name) != getattr(PlanSettings, name):
+                raise ValueError(f"{name} is for silos: leave it out with unit user")
+        if self.are_users and isinstance(self.feature_scaling, DpMoments):
+            raise ValueError("feature_scaling may release nothing of single users: use a public form")
 
     @property
     def are_users(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -66,11 +73,11 @@ class Unprotected(SiloSettings):
           ConfigError: a parameter does not suit the training.
         """
         if self.users_per_round is not None:
-            # There is no norm to adapt where nothing is clipped.
-            noise = FixedClip() if isinstance(self.user_noise, AdaptiveClip) else self.user_noise
-            return user_plan_without_noise(
-                training, self.users_per_round, self.num_users, noise, self.batch_size, self.generator
+            plan = user_plan_without_noise(
+                training, self.users_per_round, self.num_users, self.user_noise, self.batch_size, self.generator
             )
+            # There is no norm to adapt where nothing is clipped.
+            return dataclasses.replace(plan, noise=FixedClip()) if isinstance(plan.noise, AdaptiveClip) else plan
         mechanisms = {}
         for client_id, size in training.num_examples.items():
             mechanisms[client_id] = silo_mechanism(math.inf, 0.0, silo_sampling_rate(self.batch_size, size), size)

@@ -366,6 +366,8 @@ def user_plan_without_noise(
     """
     if training.search is not None:
         raise ConfigError("tuning.search is for privacy.kind silo_example")
+    if any(training.fixed_events.values()):
+        raise ConfigError("privacy.feature_scaling may release nothing of single users: use a public form")
     population = len(training.num_examples) if num_users is None else num_users
     if users_per_round > population:
         raise ConfigError(
