@@ -4,8 +4,7 @@ keyed_hash: uniform numbers from a seed and ids
 records: what travels between steps, and why records are left out
 engine: how stages run
 rules: which examples are usable, and which are for testing
-options: what a job is told and answers
-raw_data: `RawData`: which files, how they become users
+options: raw data, and what a job is told and answers
 dataset: how any job writes a client dataset
 sources: kinds of raw data
 contact_graph: people of a contact graph as rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from beam_pipelines.contact_graph.rows import LAYOUTS
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FORMATS
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import RawData
 from tff_pdp.settings import Settings, read_settings
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from beam_pipelines.contact_graph.tables import STATE_NAMES, TABLES, paths_of, plain_type
-from beam_pipelines.raw_data import files_in
+from beam_pipelines.options import files_in
 from beam_pipelines.records import DeadLetter, Reason
 from tff_pdp.errors import DataError
 

@@ -18,8 +18,7 @@ from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
 from beam_pipelines.dataset.user_rows import UserRow, judge_user, rows_of, to_batch
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
-from beam_pipelines.options import ClientDatasetOptions, ClientRules, Summary
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import ClientDatasetOptions, ClientRules, RawData, Summary
 from beam_pipelines.records import DeadLetter, Reason, UserRecord
 from beam_pipelines.rules import ExampleRule, SplitRule, keyed_hash
 from tff_pdp.data.example_codec import encode_examples

@@ -18,7 +18,7 @@ from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, HOME, OTHER, wri
 from beam_pipelines.epidemic import community as communities
 from beam_pipelines.epidemic.community import Columns, Community
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
-from tff_pdp.settings import Count, CountOrZero, Settings
+from tff_pdp.settings import Count, CountOrZero, Settings, to_plain
 
 _TRAVEL_SHARE = 0.06
 _TRAVEL_STREAM = 1 << 32
@@ -101,7 +101,7 @@ def generate_population(
             for member in (contacts["member1"], contacts["member2"]):
                 np.add.at(contacts_of_person, member + (town.first_pid - 1), 1)
             bar.update(town.num_people)
-    write_about(folder, {"observed_days": 1, "generated_by": dataclasses.asdict(options)})
+    write_about(folder, {"observed_days": 1, "generated_by": to_plain(options)})
     num_rows = {name: writer.num_rows for name, writer in write.items()}
     most_contacts = int(contacts_of_person.max())
     return PopulationSummary(options.num_people, num_rows["household"], num_rows["population_network"], most_contacts)

@@ -12,16 +12,13 @@ from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
-from beam_pipelines.options import SourceSettings
+from beam_pipelines.options import GENERATED, SourceSettings
 from tff_pdp.data.manifest import Manifest, RowInfluence
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, CountOrZero, Settings, read_settings
 
 if TYPE_CHECKING:
     from beam_pipelines.options import ClientDatasetOptions, Summary
-
-# As `data.input` of what is made up and not read.
-GENERATED = "generated"
 
 
 class RowSettings(Settings):
@@ -140,8 +137,12 @@ class SimulatedOutbreak(SourceSettings):
         if self.input == GENERATED and (self.network or self.metadata):
             raise ValueError(f"network and metadata are for published contacts, and input is {GENERATED!r}")
         # Typed here, as what a population is made by depends on the input: wrong keys come to light before a job runs.
-        self._population_options()
-        self._outbreak_options()
+        try:
+            self._population_options()
+            self._outbreak_options()
+        except ConfigError as error:
+            # Whoever reads the section names it, and the file.
+            raise ValueError(str(error).removeprefix("data: ")) from None
 
     def build(self, workspace: Path) -> People:
         """Writes the tables into the workspace.

@@ -1,16 +1,14 @@
-"""Kinds of raw data: a reader each, and builders from settings.
+"""Kinds of raw data: a reader each, and the settings that an experiment has for it.
 
 images: labelled images; single image files
 silo_arrays: silos in one `.npz`
 partition: pooled examples divided; digits divided, for the demo
-leaf: LEAF JSON, whole or split; the FEMNIST job
-silo_files: `.mat`, `.json`, `.npz`; arrays that a builder has written
+leaf: LEAF JSON, whole or split
+silo_files: `.mat`, `.json`, `.npz`; arrays that another kind has written
 mnist: MNIST, its writers, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
 divided: images by class or Dirichlet; rotated and masked MNIST
 fed_emnist: TFF's Federated EMNIST, SQLite or HDF5
 celeba: CelebA by person
 nist: NIST SD19 by writer
-builders: settings of an experiment to raw data
-user_builders: the same, of data whose users are people
 """

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from beam_pipelines.options import SourceSettings
-from beam_pipelines.raw_data import RawData, part_names, split_part
+from beam_pipelines.options import RawData, SourceSettings, part_names, split_part
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.images import hash_images, read_image
 from beam_pipelines.sources.leaf import leaf_raw_data, read_users

@@ -24,8 +24,7 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from beam_pipelines.options import SourceSettings
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.sources.cifar import read_cifar10, read_cifar100
 from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
 from beam_pipelines.sources.mnist import read_emnist, read_mnist

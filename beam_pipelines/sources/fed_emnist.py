@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from beam_pipelines.options import SourceSettings
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.records import UserRecord
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import replacing

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.options import SourceSettings
-from beam_pipelines.raw_data import RawData, files_in
+from beam_pipelines.options import RawData, SourceSettings, files_in
 from beam_pipelines.records import Unusable, UserRecord, raw_excerpt
 from beam_pipelines.rules import user_problem
 from tff_pdp.errors import DataError

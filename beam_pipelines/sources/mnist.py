@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_pipelines.options import SourceSettings
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from beam_pipelines.sources.silo_files import array_images

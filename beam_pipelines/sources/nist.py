@@ -33,8 +33,7 @@ from tqdm import tqdm
 from beam_pipelines.dataset.accounting import count_dropped, count_read, count_rows
 from beam_pipelines.dataset.clients import USERS, user_pieces
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
-from beam_pipelines.options import ClientRules, SourceSettings
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import ClientRules, RawData, SourceSettings
 from beam_pipelines.records import Reason, Unusable, UserRecord
 from beam_pipelines.rules import keyed_hash
 from beam_pipelines.sources.images import hash_images, read_image

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipelines.options import SourceSettings
-from beam_pipelines.raw_data import RawData, files_in
+from beam_pipelines.options import RawData, SourceSettings, files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
 from beam_pipelines.sources.silo_arrays import read_silo_arrays

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
 from tff_pdp.algorithms.base import LocalSteps
 from tff_pdp.algorithms.local_sgd import View, local_sgd
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 
 
 def test_two_steps_by_hand():
@@ -255,7 +255,7 @@ def test_a_first_index_as_number_or_tensor(first_index):
 
 
 def test_fed_avg_releases_the_difference_and_adds_the_mean():
-    algorithm = ALGORITHMS["fed_avg"]()
+    algorithm = ALGORITHMS.find("fed_avg")()
     message = {"weights": weights(1.0)}
     result = algorithm.client_update(message, {}, NO_DATA, pull_to(5.0), hparams(learning_rate=0.5, local_steps=1))
     np.testing.assert_array_equal(result.released["update"]["w"], [2.0])
@@ -265,7 +265,7 @@ def test_fed_avg_releases_the_difference_and_adds_the_mean():
 
 
 def test_mr_mtl_trains_its_own_weights_towards_the_mean():
-    algorithm = ALGORITHMS["mr_mtl"]()
+    algorithm = ALGORITHMS.find("mr_mtl")()
     # gradient (2 - 4) + 1 * (2 - 0) = 0: data and mean pull equally, so nothing moves
     result = algorithm.client_update(
         {"mean": weights(0.0)},
@@ -279,13 +279,13 @@ def test_mr_mtl_trains_its_own_weights_towards_the_mean():
 
 
 def test_mr_mtl_server_follows_the_mean_of_the_clients():
-    algorithm = ALGORITHMS["mr_mtl"]()
+    algorithm = ALGORITHMS.find("mr_mtl")()
     server = algorithm.server_update({"mean": weights(1.0)}, {"movement": weights(0.5)})
     np.testing.assert_array_equal(algorithm.global_model(server)["w"], [1.5])
 
 
 def test_local_only_releases_nothing():
-    algorithm = ALGORITHMS["local_only"]()
+    algorithm = ALGORITHMS.find("local_only")()
     state = algorithm.init_client({"weights": weights(1.0)})
     result = algorithm.client_update({}, state, NO_DATA, pull_to(5.0), hparams(learning_rate=0.5, local_steps=1))
     assert not algorithm.released

@@ -11,7 +11,7 @@ from tests.rounding import gamma
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.engines.running import build_engine
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models.dense import build_linear_regression
 from tff_pdp.processes.compose import compose
 
@@ -203,7 +203,7 @@ def test_rounds_of_clients_of_different_sizes_against_numpy(parallelism):
             updates.append(own - expected)
         expected = expected + np.mean(updates, axis=0)
 
-    process = compose(ALGORITHMS["fed_avg"](), MODEL, estimator=build_minibatch(MODEL, batch_size))
+    process = compose(ALGORITHMS.find("fed_avg")(), MODEL, estimator=build_minibatch(MODEL, batch_size))
     engine = build_engine("inprocess", client_parallelism=parallelism)
     with engine.install():
         server = process.initialize()

@@ -14,6 +14,7 @@ from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.shared_parts.centaur import build_centaur, build_fed_rep
 from tff_pdp.algorithms.shared_parts.fed_per import build_fed_per
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.dense import build_mlp
 
 BUILDERS = {"centaur": build_centaur, "fed_rep": build_fed_rep, "fed_per": build_fed_per}
@@ -164,10 +165,11 @@ def test_a_model_without_a_body_or_without_a_head_is_an_error(head):
         build_centaur(head=head).init_server(two_weights(2.0, 7.0))
 
 
+@pytest.mark.parametrize("name", IN_TURN)
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_a_momentum_out_of_range_is_an_error(momentum):
-    with pytest.raises(ConfigError, match="local_momentum"):
-        build_centaur(head=HEAD, local_momentum=momentum)
+def test_a_momentum_out_of_range_is_an_error(name, momentum):
+    with pytest.raises(ConfigError, match=rf"{name}\.local_momentum must be .* at least 0 and below 1, not {momentum}"):
+        build_algorithm(name, {"local_momentum": momentum}, num_clients=2, rounds=1, head=HEAD)
 
 
 MODEL = build_mlp((2,), 0, (3,))

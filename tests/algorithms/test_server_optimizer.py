@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests.rounding import assert_within, gamma
 from tff_pdp.algorithms.server_optimizer import build_server_optimizer
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.hparams import build_algorithm
 
 
 def pair(first, second):
@@ -68,18 +69,22 @@ def test_a_state_keeps_its_structure(kind):
     tf.nest.assert_same_structure(before, after)
 
 
+METHODS = ["centaur", "dp_fed_avg_ft", "dp_pfed_dsu", "fed_per", "pmtl_ft", "pp_sgd", "udp_hypernet"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "value", "wanted"),
     [
-        (("adagrad", 1.0), "'adagrad' is not one of: sgd, momentum, adam"),
-        (("sgd", 0.0), "server_learning_rate 0.0 must be positive"),
-        (("sgd", -1.0), "server_learning_rate -1.0"),
-        (("adam", float("nan")), "server_learning_rate nan"),
-        (("momentum", 1.0, 1.0), r"server_momentum 1.0 in \[0, 1\)"),
-        (("momentum", 1.0, -0.1), "server_momentum -0.1"),
-        (("adam", 1.0, float("nan")), "server_momentum nan"),
+        ("optimizer", "adagrad", "one of adam, momentum, sgd"),
+        ("learning_rate", 0.0, "a number above 0"),
+        ("learning_rate", -1.0, "a number above 0"),
+        ("learning_rate", float("nan"), "a number above 0"),
+        ("momentum", 1.0, "a number of at least 0 and below 1"),
+        ("momentum", -0.1, "a number of at least 0 and below 1"),
+        ("momentum", float("nan"), "a number of at least 0 and below 1"),
     ],
 )
-def test_values_that_mean_nothing(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        build_server_optimizer(*arguments)
+def test_values_that_mean_nothing_are_refused_by_every_method_that_takes_them(method, name, value, wanted):
+    with pytest.raises(ConfigError, match=rf"{method}\.server_{name} must be {wanted}, not {value!r}"):
+        build_algorithm(method, {f"server_{name}": value}, num_clients=2, rounds=1, head=("head",))

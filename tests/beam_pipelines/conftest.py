@@ -1,10 +1,13 @@
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.leaf import FemnistOptions
+from beam_pipelines.dataset.clients import run_client_dataset_job
+from beam_pipelines.options import ClientDatasetOptions
+from beam_pipelines.sources.leaf import Leaf
 
 SHAPE = (2, 2, 1)
 
@@ -23,6 +26,12 @@ def make_leaf(user_data):
         "num_samples": [len(data["y"]) for data in user_data.values()],
         "user_data": user_data,
     }
+
+
+def run_leaf(options):
+    """Runs the job on a folder of LEAF files."""
+    raw = Leaf(kind="leaf", input=str(options.input)).build(Path(options.output))
+    return run_client_dataset_job(raw, options)
 
 
 def contents(dataset):
@@ -59,6 +68,6 @@ def options(tmp_path):
             "num_shards": 3,
             "max_bad_fraction": 1.0,
         }
-        return FemnistOptions(**{**fields, **changes})
+        return ClientDatasetOptions(**{**fields, **changes})
 
     return build

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sqlite3
+import typing
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from PIL import Image
 
 from beam_pipelines.__main__ import build_parser, main
 from beam_pipelines.options import ClientDatasetOptions
-from beam_pipelines.sources.celeba import CELEBA_SPLITS, CelebaOptions
-from beam_pipelines.sources.leaf import FemnistOptions
-from beam_pipelines.sources.nist import CLASS_CHOICES
+from beam_pipelines.sources.celeba import Celeba
+from beam_pipelines.sources.fed_emnist import FedEmnist
+from beam_pipelines.sources.leaf import Leaf
+from beam_pipelines.sources.nist import CLASS_CHOICES, NistSd19
 from tests.beam_pipelines.conftest import contents, make_leaf, make_user
 from tff_pdp.data.manifest import Manifest, Tally
 
@@ -32,17 +34,20 @@ def test_defaults_are_those_of_the_options(job):
 
 def test_defaults_of_single_jobs():
     parsed = {job: vars(build_parser().parse_args([job, "--input", "a", "--output", "b"])) for job in JOBS}
-    femnist = dataclasses.asdict(FemnistOptions("a", "b"))
-    assert all(femnist[name] == parsed["femnist"][name] for name in ("input_shape", "num_classes"))
-    celeba = dataclasses.asdict(CelebaOptions())
-    assert celeba.pop("shape") == parsed["celeba"]["input_shape"]
-    assert celeba.items() <= parsed["celeba"].items()
+    own = {"femnist": Leaf, "nist": NistSd19, "celeba": Celeba, "fed-emnist": FedEmnist}
+    names = {"femnist": {"num_classes"}, "nist": {"classes"}, "fed-emnist": {"num_classes"}}
+    names["celeba"] = {"attribute", "split", "images"}
+    for job, kind in own.items():
+        settings = kind(kind="any", input="a")
+        assert all(getattr(settings, name) == parsed[job][name] for name in ("input_shape", *names[job]))
+        assert names[job] <= parsed[job].keys()
 
 
-@pytest.mark.parametrize(
-    ("job", "flag", "choices"), [("nist", "classes", CLASS_CHOICES), ("celeba", "split", CELEBA_SPLITS)]
-)
-def test_choices_are_those_of_the_jobs(job, flag, choices):
+@pytest.mark.parametrize(("job", "flag", "kind"), [("nist", "classes", NistSd19), ("celeba", "split", Celeba)])
+def test_choices_are_those_of_the_jobs(job, flag, kind):
+    choices = typing.get_args(typing.get_type_hints(kind)[flag])
+    assert kind is not NistSd19 or choices == CLASS_CHOICES
+    assert len(choices) > 1
     for choice in choices:
         arguments = [job, "--input", "a", "--output", "b", f"--{flag}", choice]
         assert getattr(build_parser().parse_args(arguments), flag) == choice

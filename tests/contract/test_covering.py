@@ -7,7 +7,7 @@ import pytest
 from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER
 from tests.contract.covering import COVERING, COVERING_LARGE, operations_of
 from tff_pdp.experiment.hparams import build_algorithm
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 
 
 @functools.cache
@@ -21,10 +21,10 @@ def covered(names):
 
 
 def test_they_are_registered():
-    assert set(COVERING_LARGE) <= set(COVERING) <= set(ALGORITHMS)
+    assert set(COVERING_LARGE) <= set(COVERING) <= set(ALGORITHMS.own)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
 def test_they_call_what_an_algorithm_calls(name):
     assert operations(name) - covered(COVERING) == set()
 

@@ -28,7 +28,7 @@ from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import NOTHING, build_selector
@@ -40,7 +40,7 @@ from tff_pdp.training.checkpoint import Checkpoint, load_latest, save
 STEPS = (2, 3, 1, 2)
 
 
-@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
+@pytest.fixture(scope="module", params=sorted(ALGORITHMS.own))
 def built(request):
     return build(request.param)
 

@@ -12,7 +12,7 @@ from serving.saved_model.servable import load_servable
 from tests.contract.contract_support import MODEL, SIZES, build, ready, run
 from tests.rounding import gamma
 from tests.tiers import parameters
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.personal_models.served import build_served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
 
@@ -61,7 +61,7 @@ def trained_clients(name):
 
 
 def test_every_algorithm_is_expected_to_have_some_layout():
-    assert set(EXPECTED) == set(ALGORITHMS)
+    assert set(EXPECTED) == set(ALGORITHMS.own)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def served_and_weights(name, loop):
     return served, weights, global_weights
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
 def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
     served, weights, global_weights = served_and_weights
     layout, owned = EXPECTED[name]
@@ -94,7 +94,7 @@ def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
             np.testing.assert_allclose(found[weight], array, rtol=0, atol=bound * magnitude)
 
 
-@pytest.mark.parametrize("name", parameters(sorted(ALGORITHMS), test=EXPORTED))
+@pytest.mark.parametrize("name", parameters(sorted(ALGORITHMS.own), test=EXPORTED))
 def test_an_export_answers_like_the_personal_models(name, served_and_weights, fresh_process, tmp_path):
     served, weights, global_weights = served_and_weights
     version = export_models(

@@ -15,12 +15,12 @@ from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.accounting.accountants import Adjacency
-from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserMechanism
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
+from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserSum
 from tff_pdp.privacy.plans.user import UserPlan
-from tff_pdp.processes.aggregation import UserSum, start_user_sum
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import client_params_columns, compose
 
@@ -42,7 +42,7 @@ def is_for_users(name):
     return set(algorithm.released.values()) <= {"mean"} and algorithm.candidates is None
 
 
-NAMES = sorted(filter(is_for_users, ALGORITHMS))
+NAMES = sorted(filter(is_for_users, ALGORITHMS.own))
 RELEASING = [name for name in NAMES if algorithm_of(name).released]
 
 
@@ -63,16 +63,15 @@ def started(name, clip_norm, noise_multiplier, seeds=None):
         claim_reason="",
         budgets={},
         rounds=ROUNDS,
+        batch_size=64,
         mechanism=UserMechanism(clip_norm, noise_multiplier, RATE, COHORT),
         noise=FixedClip(),
         num_users=4,
+        is_constant=False,
         num_released=size,
         num_noised=size,
     )
-    if size:
-        aggregation = start_user_sum(server["aggregation"], plan, KEY.server_seeds() if seeds is None else seeds)
-        server = {**server, "aggregation": aggregation}
-    return server, state
+    return plan.start(server, KEY.server_seeds() if seeds is None else seeds), state
 
 
 def params_of(name, number, clients, **hparams):

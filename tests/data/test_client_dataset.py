@@ -11,8 +11,9 @@ import shutil
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
+from beam_pipelines.options import ClientDatasetOptions
 from beam_pipelines.sources.partition import write_digits_leaf
+from tests.beam_pipelines.conftest import run_leaf
 from tests.data.written_clients import write_clients
 from tff_pdp.data import shards as shard_files
 from tff_pdp.data import tfrecord
@@ -25,8 +26,8 @@ from tff_pdp.errors import DataError
 def digits(tmp_path_factory):
     root = tmp_path_factory.mktemp("digits")
     write_digits_leaf(root / "raw", num_clients=4, concentration=1.0, seed=0)
-    options = FemnistOptions(root / "raw", root / "clients", input_shape=(8, 8, 1), num_classes=10, num_shards=2)
-    return run_femnist(options).output
+    options = ClientDatasetOptions(root / "raw", root / "clients", input_shape=(8, 8, 1), num_classes=10, num_shards=2)
+    return run_leaf(options).output
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def config_of(folder, name):
     settings = {
         "output": str(folder),
         "data.input": str(folder / "leaf"),
-        "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
+        "model": {"kind": "mlp", "hidden_units": [8]},
         "privacy": {
             "kind": "user",
             "batch_size": 16,

@@ -6,9 +6,10 @@ import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns, read_epochs
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.processes.client_work import initial_weights
+from tff_pdp.settings import parse_yaml
 
 MODEL = build_mlp((2,), 3, (4,))
 WITH_HEADS = ("dp_fed_avg_ft", "pmtl_ft", "pp_sgd", "fed_per", "fed_rep", "centaur", "dp_pfed_dsu")
@@ -80,7 +81,9 @@ def test_an_empty_sequence_is_no_hidden_layer():
 
 @pytest.mark.parametrize("value", [5, "5", "[5]", [5, 0], [-1], [5.0], [True], ["5"], [[5]], None, {"a": 5}])
 def test_what_is_no_sequence_of_whole_numbers(value):
-    message = "'algorithms.udp_hypernet.hidden_units' must be a list of whole numbers of at least 1, not"
+    message = (
+        r"algorithms\.udp_hypernet\.hidden_units(\[\d\])? must be a (list, each a )?whole number of at least 1, not "
+    )
     with pytest.raises(ConfigError, match=message):
         build("udp_hypernet", {"hidden_units": value})
 
@@ -101,13 +104,13 @@ def test_the_head_is_that_of_the_model(name):
 
 @pytest.mark.parametrize("name", [*WITH_HEADS, "fed_avg"])
 def test_a_configuration_cannot_name_the_head(name):
-    with pytest.raises(ConfigError, match=f"unknown key 'algorithms.{name}.head'; {name} has: ") as caught:
+    with pytest.raises(ConfigError, match=f"unknown key algorithms.{name}.head; known: ") as caught:
         build(name, {"head": ["dense_0/kernel"]})
     assert " head," not in str(caught.value)
     assert not str(caught.value).endswith(" head")
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
 def test_defaults_are_filled_in(name):
     algorithm, settings = build(name)
     assert algorithm.name == name
@@ -117,22 +120,47 @@ def test_defaults_are_filled_in(name):
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("dp_pfed_dsu", {"sparsity": 0}, "sparsity 0.0"),
-        ("dp_pfed_dsu", {"sparsity": "half"}, "'algorithms.dp_pfed_dsu.sparsity' must be a float"),
-        ("dp_pfed_dsu", {"mask_source": "clients"}, "mask_source 'clients'"),
-        ("dp_pfed_dsu", {"mask_source": 1}, "'algorithms.dp_pfed_dsu.mask_source' must be a str"),
-        ("dp_pfed_dsu", {"sparse_layers": 0}, "'algorithms.dp_pfed_dsu.sparse_layers' must be at least 1"),
-        ("dp_pfed_dsu", {"sparse_layers": 2.0}, "'algorithms.dp_pfed_dsu.sparse_layers' must be a int"),
-        ("dp_pfed_dsu", {"norm_target": -1.0}, "'algorithms.dp_pfed_dsu.norm_target' must be finite and not negative"),
-        ("dp_pfed_dsu", {"norm_weight": "inf"}, "'algorithms.dp_pfed_dsu.norm_weight' must be finite"),
-        ("udp_hypernet", {"fine_tune": 1}, "'algorithms.udp_hypernet.fine_tune' must be a bool"),
-        ("udp_hypernet", {"descriptor_size": 0}, "'algorithms.udp_hypernet.descriptor_size' must be at least 1"),
-        ("centaur", {"server_optimizer": "lamb"}, "server_optimizer 'lamb'"),
-        ("centaur", {"local_momentum": 1}, "local_momentum 1.0"),
+        (
+            "dp_pfed_dsu",
+            {"sparsity": 0},
+            "algorithms.dp_pfed_dsu.sparsity must be a number above 0 and at most 1, not 0",
+        ),
+        (
+            "dp_pfed_dsu",
+            {"sparsity": "half"},
+            "dp_pfed_dsu.sparsity must be a number above 0 and at most 1, not 'half'",
+        ),
+        (
+            "dp_pfed_dsu",
+            {"mask_source": "clients"},
+            "dp_pfed_dsu.mask_source must be one of client, paper_client_mask, server, not 'clients'",
+        ),
+        ("dp_pfed_dsu", {"mask_source": 1}, "algorithms.dp_pfed_dsu.mask_source must be one of .*, not 1"),
+        ("dp_pfed_dsu", {"sparse_layers": 0}, "dp_pfed_dsu.sparse_layers must be a whole number of at least 1, not 0"),
+        ("dp_pfed_dsu", {"sparse_layers": 2.0}, "sparse_layers must be a whole number of at least 1, not 2.0"),
+        ("dp_pfed_dsu", {"norm_target": -1.0}, "dp_pfed_dsu.norm_target must be a number of at least 0, not -1.0"),
+        ("dp_pfed_dsu", {"norm_weight": "inf"}, "dp_pfed_dsu.norm_weight must be a number of at least 0, not 'inf'"),
+        ("dp_pfed_dsu", {"norm_weight": float("inf")}, "norm_weight must be a number of at least 0, not inf"),
+        ("dp_pfed_dsu", {"norm_weight": float("nan")}, "norm_weight must be a number of at least 0, not nan"),
+        (
+            "dp_pfed_dsu",
+            {"norm_wieght": 1.0},
+            r"unknown key algorithms.dp_pfed_dsu.norm_wieght; did you mean norm_weigh",
+        ),
+        ("udp_hypernet", {"fine_tune": 1}, "algorithms.udp_hypernet.fine_tune must be true or false, not 1"),
+        (
+            "udp_hypernet",
+            {"descriptor_size": 0},
+            "udp_hypernet.descriptor_size must be a whole number of at least 1, not",
+        ),
+        ("centaur", {"server_optimizer": "lamb"}, "server_optimizer must be one of adam, momentum, sgd, not 'lamb'"),
+        ("centaur", {"local_momentum": 1}, "local_momentum must be a number of at least 0 and below 1, not 1"),
         ("pp_sgd", {"personal_rate": -1}, "'algorithms.pp_sgd.personal_rate' must be a finite number of at least 0"),
         ("pmtl_ft", {"prox_weight": "auto"}, "only for: mr_mtl"),
-        ("fed_rep", {"server_learning_rate": 1.0}, "unknown key 'algorithms.fed_rep.server_learning_rate'"),
-        ("centuar", {}, "'centuar' is not known"),
+        ("fed_rep", {"server_learning_rate": 1.0}, "unknown key algorithms.fed_rep.server_learning_rate; "),
+        ("centuar", {}, r"^algorithms\.centuar: unknown kind 'centuar'; did you mean centaur\?$"),
+        ("mine", {"kind": "centuar"}, r"^algorithms\.mine: unknown kind 'centuar'; did you mean centaur\?$"),
+        ("mine", {"kind": 3}, r"^algorithms\.mine\.kind must be text, not 3$"),
     ],
 )
 def test_settings_that_mean_nothing(name, given, message):
@@ -148,6 +176,8 @@ def test_whole_numbers_will_do_for_others():
     assert algorithm.noised_size(initial_weights(MODEL)) == size
 
 
-def test_numbers_that_yaml_reads_as_text():
-    _, settings = build("pp_sgd", {"learning_rate": "1e-3", "personal_rate": "2.5e-1"})
+def test_numbers_that_other_readers_of_yaml_take_for_text():
+    _, settings = build("pp_sgd", parse_yaml("{learning_rate: 1e-3, personal_rate: 2.5e-1}", "experiment.yaml"))
     assert (settings["learning_rate"], settings["personal_rate"]) == (1e-3, 0.25)
+    with pytest.raises(ConfigError, match=r"algorithms\.pp_sgd\.learning_rate.*, not '1e-3'"):
+        build("pp_sgd", parse_yaml("{learning_rate: '1e-3'}", "experiment.yaml"))

@@ -60,7 +60,7 @@ def settings_of(output, leaf, **others):
     settings = {
         "output": str(output),
         "data.input": str(leaf),
-        "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
+        "model": {"kind": "mlp", "hidden_units": [8]},
         "training.rounds": 2,
         "training.checkpoint_every": 1,
         "training.client_parallelism": "loop",

@@ -12,6 +12,7 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
+from msgspec.structs import replace
 
 from tests.faults import draws
 from tests.faults.workers import Job, run_command
@@ -83,7 +84,7 @@ def make_experiment(kind: str, folder: Path, **training: Any) -> Experiment:
     config = config_of(folder, {**privacy, "registry": registry}, name, **settings, **others)
     prepare_clients(config)
     # What silos release before training would not be the trial's.
-    method = build_method(dataclasses.replace(config, output=str(_with_clients(config, folder / "method"))), name)
+    method = build_method(replace(config, output=str(_with_clients(config, folder / "method"))), name)
     own = points(ADDED, 11)
     np.savez(folder / f"{ADDED}.npz", x=own.x[:NUM_TRAIN].astype(np.float32), y=np.asarray(own.y[:NUM_TRAIN]) > 0)
     return Experiment(kind, config, name, method)
@@ -144,11 +145,11 @@ class Trial:
 
     def _configure(self, experiment: Experiment, **training: Any) -> ExperimentConfig:
         config = experiment.config
-        config = dataclasses.replace(
+        config = replace(
             config,
             output=str(self.output),
-            privacy=dataclasses.replace(config.privacy, registry=str(self.hurt / "registry")),
-            training=dataclasses.replace(config.training, **training),
+            privacy=replace(config.privacy, registry=str(self.hurt / "registry")),
+            training=replace(config.training, **training),
         )
         self._config_file.write_text(json.dumps(config.to_dict()))
         return config
@@ -200,7 +201,7 @@ class Trial:
             for event, _ in plan.fixed_events.get(scope, ()):
                 counts[event] += statistics
             if searches:
-                counts[self.experiment.method.silo_plan.search_event(scope)] += searches
+                counts[plan.search_event(scope)] += searches
             found[scope] = +counts
         if fits := draws.fits(self.log) if plan.unit == "silo_example" else 0:
             found[ADDED] = Counter({event: fits * count for event, count in _events_of_a_fit(self).items()})
@@ -319,7 +320,16 @@ def _events_of_a_fit(trial: Trial) -> dict[Any, int]:
     budget = SiloBudget(FIT["epsilon"], FIT["delta"])
     model = trial.experiment.method.model
     num_fitted = sum(np.size(value) for name, value in model.init(0).items() if name in model.head)
-    _, ledger = plan_gradients(trial.config.privacy, budget, int(FIT["steps"]), {ADDED: NUM_TRAIN}, num_fitted)
+    privacy: Any = trial.config.privacy
+    _, ledger = plan_gradients(
+        privacy,
+        budget,
+        int(FIT["steps"]),
+        {ADDED: NUM_TRAIN},
+        num_fitted,
+        batch_size=privacy.batch_size,
+        clip_norm=privacy.clip_norm,
+    )
     return {entry.event: entry.count for entry in ledger.entries}
 
 

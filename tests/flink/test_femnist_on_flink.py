@@ -3,8 +3,7 @@
 import pytest
 
 from beam_pipelines.__main__ import main
-from beam_pipelines.sources.leaf import run_femnist
-from tests.beam_pipelines.conftest import make_leaf, make_user
+from tests.beam_pipelines.conftest import make_leaf, make_user, run_leaf
 from tests.beam_pipelines.dataset.test_femnist import contents
 
 NUM_FILES = 6
@@ -23,9 +22,9 @@ def raw(write_leaf):
 
 @pytest.mark.parametrize("exchange", ["files", "runner"])
 def test_same_bytes_as_in_memory(cluster, raw, options, tmp_path, exchange):
-    expected = run_femnist(options(output=tmp_path / "in_memory"))
+    expected = run_leaf(options(output=tmp_path / "in_memory"))
     before = cluster.job_ids()
-    made = run_femnist(options(exchange=exchange, runner=cluster.runner, pipeline_args=cluster.flags))
+    made = run_leaf(options(exchange=exchange, runner=cluster.runner, pipeline_args=cluster.flags))
     assert contents(made.output) == contents(expected.output)
     assert made.manifest.kept.examples == NUM_FILES * USERS_PER_FILE * 12 - 1
 

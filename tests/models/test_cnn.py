@@ -5,12 +5,12 @@ import tensorflow as tf
 from tests.models.float64_support import in_float64, keras_in_float64, rounding
 from tests.rounding import gamma
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.convolutional import build_cnn
 
 
 def test_the_defaults_are_the_emnist_network():
-    model = MODELS["cnn"]((28, 28, 1), 62)
+    model = MODELS.find("cnn")((28, 28, 1), 62)
     shapes = {name: array.shape for name, array in model.init(0).items()}
     assert shapes == {
         "conv_0/kernel": (3, 3, 1, 32),
@@ -51,7 +51,7 @@ def test_the_defaults_are_the_emnist_network():
     ],
 )
 def test_pooling_after_each_convolution_and_no_hidden_layer(input_shape, kernel_size, num_classes, num_parameters):
-    model = MODELS["cnn"](input_shape, num_classes, kernel_size=kernel_size, hidden_units=0, pool_after="each")
+    model = MODELS.find("cnn")(input_shape, num_classes, kernel_size=kernel_size, hidden_units=0, pool_after="each")
     assert model.num_parameters() == num_parameters
     assert model.head == ("dense_0/kernel", "dense_0/bias")
     with keras_in_float64():

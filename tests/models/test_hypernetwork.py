@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tests.rounding import assert_within, gamma, standard_errors
-from tff_pdp.errors import ConfigError
 from tff_pdp.models.convolutional import build_lenet
 from tff_pdp.models.hypernetwork import Hypernetwork
 
@@ -245,17 +244,3 @@ def test_a_vectorised_map_over_clients_is_a_loop(shared):
             expected,
             terms,
         )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"descriptor_size": 0}, "descriptor_size 0"),
-        ({"hidden_units": (8, 0)}, r"hidden_units \[8, 0\]"),
-        ({"head_scale": -0.1}, "head_scale -0.1"),
-        ({"head_scale": math.nan}, "head_scale nan"),
-    ],
-)
-def test_sizes_that_make_no_network_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        Hypernetwork(**{"descriptor_size": 4, "hidden_units": (8,), "seed": 0, **arguments})

@@ -4,11 +4,11 @@ import tensorflow as tf
 
 from tests.models.float64_support import in_float64, keras_in_float64, rounding
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.experiment.kinds import MODELS
 
 
 def test_the_defaults_are_the_target_network_of_pfedhn():
-    model = MODELS["lenet"]((32, 32, 3), 10)
+    model = MODELS.find("lenet")((32, 32, 3), 10)
     assert model.name == "lenet"
     # 32 -> 28 -> 14 -> 10 -> 5.
     shapes = {name: array.shape for name, array in model.init(0).items()}
@@ -48,9 +48,9 @@ def test_the_defaults_are_the_target_network_of_pfedhn():
 
 def test_arguments():
     # 28 -> 26 -> 13 -> 11 -> 5.
-    plain = MODELS["lenet"]((28, 28, 1), 0, channels=(2, 4), kernel_size=3, hidden_units=(7,))
+    plain = MODELS.find("lenet")((28, 28, 1), 0, channels=(2, 4), kernel_size=3, hidden_units=(7,))
     assert plain.num_parameters() == (9 + 1) * 2 + (18 + 1) * 4 + (100 + 1) * 7 + 8
-    shifted = MODELS["lenet"]((28, 28, 1), 0, (2, 4), 3, (7,), input_shift=-1.0, input_scale=2.0)
+    shifted = MODELS.find("lenet")((28, 28, 1), 0, (2, 4), 3, (7,), input_shift=-1.0, input_scale=2.0)
     weights, x = in_float64(plain.init(0)), tf.random.stateless_uniform([2, 28, 28, 1], [1, 2], dtype=tf.float64)
     expected = plain.predict(weights, (x - 1.0) * 2.0)
     np.testing.assert_allclose(shifted.predict(weights, x), expected, atol=rounding(weights, expected))
@@ -67,4 +67,4 @@ def test_arguments():
 )
 def test_sizes_that_make_no_network_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        MODELS["lenet"](**{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})
+        MODELS.find("lenet")(**{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})

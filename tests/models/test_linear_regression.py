@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.rounding import gamma
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.base import half_squared_error
 from tff_pdp.models.dense import build_linear_regression
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
@@ -28,7 +28,7 @@ def test_forward_pass_loss_and_metrics_by_hand():
 
 
 def test_it_is_a_regression_from_zero_and_all_of_it_is_head():
-    model = MODELS["linear_regression"]((3, 2, 1), 0)
+    model = MODELS.find("linear_regression")((3, 2, 1), 0)
     initial = model.init(7)
     assert (model.name, model.num_classes) == ("linear_regression", 0)
     assert (model.metric.name, model.metric.higher_is_better) == ("mean_squared_error", False)
@@ -49,7 +49,7 @@ def test_shift_and_scale_come_before_the_kernel():
 
 def test_classes_are_refused():
     with pytest.raises(ConfigError, match=r"data.num_classes is 3: set it to 0, or use 'linear'"):
-        MODELS["linear_regression"]((2,), 3)
+        MODELS.find("linear_regression")((2,), 3)
 
 
 def test_gradients_by_hand_clipped_and_not(caplog):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.dense import hinge
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
@@ -18,7 +18,7 @@ Y = tf.constant([1, 1, 1, 1], tf.int64)
 
 
 def test_scores_loss_and_metrics_by_hand():
-    model = MODELS["linear_svm"]((2,), 2)
+    model = MODELS.find("linear_svm")((2,), 2)
     np.testing.assert_array_equal(model.predict(WEIGHTS, X), [[0, 2.5], [0, -3.5], [0, 0.25], [0, -0.5]])
     metrics = model.example_metrics(WEIGHTS, X, Y)
     assert list(metrics) == ["accuracy", "loss"]
@@ -39,7 +39,7 @@ def test_the_loss_sees_only_the_difference_of_the_outputs():
 
 
 def test_it_starts_from_zero_with_one_kernel_for_both_classes():
-    model = MODELS["linear_svm"]((3, 2, 1), 2, input_shift=-1.0, input_scale=2.0)
+    model = MODELS.find("linear_svm")((3, 2, 1), 2, input_shift=-1.0, input_scale=2.0)
     initial = model.init(7)
     assert (model.name, model.num_classes, model.label_dtype) == ("linear_svm", 2, np.int64)
     assert model.metric.name == "accuracy"
@@ -52,7 +52,7 @@ def test_it_starts_from_zero_with_one_kernel_for_both_classes():
 
 
 def test_gradients_by_hand_and_by_differences(caplog):
-    model = MODELS["linear_svm"]((2,), 2)
+    model = MODELS.find("linear_svm")((2,), 2)
     # Outside the margin nothing, else -(x1, x2, 1).
     rows = -np.array([[0, 0, 0], [0, 4, 1], [0.5, 1.25, 1], [0, 1, 1]])
     # Losses are lines of up to 4.5, sums of five terms in float64, whose errors the step divides.
@@ -94,4 +94,4 @@ def _differences(model, weights, x, y, step):
 @pytest.mark.parametrize("num_classes", [0, 1, 3])
 def test_other_numbers_of_classes_are_refused(num_classes):
     with pytest.raises(ConfigError, match=f"separates 2 classes, but data.num_classes is {num_classes}"):
-        MODELS["linear_svm"]((2,), num_classes)
+        MODELS.find("linear_svm")((2,), num_classes)

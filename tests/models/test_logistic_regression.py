@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.dense import focal_loss
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
 
@@ -30,7 +30,7 @@ def rounding(focus=0.0):
 
 
 def test_scores_cross_entropy_and_accuracy_by_hand():
-    model = MODELS["logistic_regression"]((2,), 2)
+    model = MODELS.find("logistic_regression")((2,), 2)
     outputs = model.predict(WEIGHTS, X)
     np.testing.assert_allclose(outputs, np.stack([[0] * 4, [LOG3, -LOG3, 2 * LOG3, 0]], axis=1), rtol=SCORE)
     np.testing.assert_allclose(model.answers(outputs)[:, 1], [3 / 4, 1 / 4, 9 / 10, 1 / 2], rtol=rounding())
@@ -42,7 +42,7 @@ def test_scores_cross_entropy_and_accuracy_by_hand():
 
 
 def test_focal_loss_by_hand():
-    model = MODELS["logistic_regression"]((2,), 2, focal_gamma=2.0, focal_alpha=0.75)
+    model = MODELS.find("logistic_regression")((2,), 2, focal_gamma=2.0, focal_alpha=0.75)
     expected = np.array(
         [0.75 / 16 * math.log(4 / 3), 0.75 * 9 / 16 * math.log(4), 0.25 * 0.81 * math.log(10), 0.25 / 4 * math.log(2)]
     )
@@ -104,7 +104,7 @@ def _loss_and_slopes(focus, alpha, scores, y, dtype):
 
 @pytest.mark.parametrize(("focus", "alpha"), [(0.0, None), (2.0, 0.75)])
 def test_gradients_of_examples_have_the_closed_form_of_a_layer(focus, alpha, caplog):
-    model = MODELS["logistic_regression"]((2,), 2, focal_gamma=focus, focal_alpha=alpha, input_shift=1.0)
+    model = MODELS.find("logistic_regression")((2,), 2, focal_gamma=focus, focal_alpha=alpha, input_shift=1.0)
     x = X + tf.constant([[0.5, -2.0]])
     scores = np.float64(x + 1.0) @ np.float64(WEIGHTS["dense_0/kernel"])[:, 0]
     _, slopes = _loss_and_slopes(focus, alpha, scores, Y, np.float64)
@@ -129,7 +129,7 @@ def test_gradients_of_examples_have_the_closed_form_of_a_layer(focus, alpha, cap
 
 
 def test_an_example_far_out_moves_a_clipped_sum_no_further_than_others():
-    model = MODELS["logistic_regression"]((2,), 2, focal_gamma=2.0, focal_alpha=0.75)
+    model = MODELS.find("logistic_regression")((2,), 2, focal_gamma=2.0, focal_alpha=0.75)
     far = tf.constant([[-1e4, 0.0], [1e4, 0.0], [1e15, 0.0]])
     labels = tf.constant([1, 1, 0], tf.int64)
     for row in range(3):
@@ -141,7 +141,7 @@ def test_an_example_far_out_moves_a_clipped_sum_no_further_than_others():
 
 
 def test_it_starts_from_zero_with_one_kernel_for_both_classes():
-    model = MODELS["logistic_regression"]((3, 2, 1), 2, input_shift=-1.0, input_scale=2.0)
+    model = MODELS.find("logistic_regression")((3, 2, 1), 2, input_shift=-1.0, input_scale=2.0)
     initial = model.init(7)
     assert (model.name, model.num_classes, model.label_dtype) == ("logistic_regression", 2, np.int64)
     assert model.num_parameters() == 6 + 1
@@ -152,9 +152,11 @@ def test_it_starts_from_zero_with_one_kernel_for_both_classes():
 
 
 def test_it_is_judged_by_accuracy_or_by_average_precision():
-    metrics = [MODELS["logistic_regression"]((2,), metric=name).metric for name in ("accuracy", "average_precision")]
+    metrics = [
+        MODELS.find("logistic_regression")((2,), metric=name).metric for name in ("accuracy", "average_precision")
+    ]
     assert [(metric.name, metric.is_mean) for metric in metrics] == [("accuracy", True), ("average_precision", False)]
-    assert MODELS["logistic_regression"]((2,)).metric == metrics[0]
+    assert MODELS.find("logistic_regression")((2,)).metric == metrics[0]
     assert all(metric.higher_is_better for metric in metrics)
 
 
@@ -173,4 +175,4 @@ def test_it_is_judged_by_accuracy_or_by_average_precision():
 )
 def test_arguments_that_mean_nothing_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        MODELS["logistic_regression"]((2,), **arguments)
+        MODELS.find("logistic_regression")((2,), **arguments)

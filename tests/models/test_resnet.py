@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.models.float64_support import in_float64, keras_in_float64, rounding
 from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.resnet import build_resnet20
 from tff_pdp.privacy.mechanisms import per_example
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
@@ -29,7 +29,7 @@ def draw_examples(model, num_examples, seed=1):
 
 
 def test_the_defaults_are_resnet_20_with_270_thousand_weights():
-    model = MODELS["resnet20"]((32, 32, 3), 10)
+    model = MODELS.find("resnet20")((32, 32, 3), 10)
     convolutions = 9 * (3 * 16 + 6 * 16 * 16 + 16 * 32 + 5 * 32 * 32 + 32 * 64 + 5 * 64 * 64)
     channels = 7 * 16 + 6 * 32 + 6 * 64
     dense = 64 * 10 + 10
@@ -41,7 +41,7 @@ def test_the_defaults_are_resnet_20_with_270_thousand_weights():
     # 20 layers of weights.
     assert sum(name.endswith("/kernel") for name in initial) == 20
     assert initial["stage_2/block_2/conv_1/kernel"].shape == (3, 3, 64, 64)
-    assert MODELS["resnet20"]((28, 28, 1), 62, blocks_per_stage=5).num_parameters() > 400_000
+    assert MODELS.find("resnet20")((28, 28, 1), 62, blocks_per_stage=5).num_parameters() > 400_000
 
 
 def test_weights_are_in_the_order_from_input_to_output():

@@ -5,18 +5,18 @@ import inspect
 import json
 import math
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
 import tff_pdp
 from tests.tiers import parameters
-from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import MASK_SOURCES
-from tff_pdp.experiment.config import WEIGHTINGS
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import MaskSource
+from tff_pdp.experiment.config import Training
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.personal_models.export import export_experiment
-from tff_pdp.privacy.mechanisms import feature_scaling
-from tff_pdp.privacy.mechanisms.dp_sgd import Sampler
+from tff_pdp.privacy.mechanisms.feature_scaling import Scalings
+from tff_pdp.privacy.mechanisms.parameters import Sampler
 from tff_pdp.privacy.plans.silo_example import CALIBRATIONS
 from tff_pdp.training.evaluate import evaluate_experiment, summary_table
 from tff_pdp.training.train import train
@@ -29,11 +29,14 @@ USERS = {
     "users_per_round": 1.5,
     "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
 }
+NO_USERS = {"kind": "none", "unit": "user", "batch_size": 16, "users_per_round": 1.5}
 ONE_USER_METHOD = {"algorithms": {"fed_avg": {}}, "privacy": USERS}
 # What the two kinds of clients run under where a variant says nothing else.
 SILOS = {"algorithms": {"fed_avg": {}}}
 # Methods whose clients are users.
 OF_USERS = ("udp_hypernet", "dp_pfed_dsu")
+# Kinds of feature scalings.
+SCALINGS = [scaling.__struct_config__.tag for scaling in get_args(Scalings)]
 
 
 def papers(names):
@@ -44,11 +47,13 @@ def paper_settings():
     """Overrides of an experiment by variant, as the code's own lists of settings name these."""
     found = {name: {**SILOS, "privacy__sampler": name} for name in papers(get_args(Sampler))}
     found |= {name: {**SILOS, "privacy__noise_calibration": name} for name in papers(CALIBRATIONS)}
-    found |= {name: {**SILOS, "privacy__feature_scaling": {"kind": name}} for name in papers(feature_scaling._KINDS)}
-    found |= {name: {**ONE_USER_METHOD, "training__weighting": name} for name in papers(WEIGHTINGS)}
-    found |= {name: method("dp_pfed_dsu", mask_source=name) for name in papers(MASK_SOURCES)}
-    for algorithm, build in ALGORITHMS.items():
-        found |= {name: method(algorithm, **{name: True}) for name in papers(inspect.signature(build).parameters)}
+    found |= {name: {**SILOS, "privacy__feature_scaling": {"kind": name}} for name in papers(SCALINGS)}
+    weightings = get_args(get_type_hints(Training)["weighting"])
+    found |= {name: {**ONE_USER_METHOD, "training__weighting": name} for name in papers(weightings)}
+    found |= {name: method("dp_pfed_dsu", mask_source=name) for name in papers(get_args(MaskSource))}
+    for algorithm in ALGORITHMS.own:
+        settings = inspect.signature(ALGORITHMS.find(algorithm)).parameters
+        found |= {name: method(algorithm, **{name: True}) for name in papers(settings)}
     return found
 
 
@@ -58,7 +63,7 @@ def method(name, **settings):
 
 OTHERS = {
     "plan none": {**SILOS, "privacy__kind": "none"},
-    "plan none of users": {**ONE_USER_METHOD, "privacy": {**USERS, "kind": "none", "budgets": {}}},
+    "plan none of users": {**ONE_USER_METHOD, "privacy": NO_USERS},
     "test_only_seed": {**SILOS, "training__test_only_seed": 1},
     "test_only_seed of users": {**ONE_USER_METHOD, "training__test_only_seed": 1},
     "a silo without noise": {
@@ -114,7 +119,7 @@ def test_no_file_has_an_epsilon_that_no_claim_covers(experiment, name):
     settings = {"training__rounds": 2, "training__test_only_seed": None, "tuning": {}, **VARIANTS[name]}
     (algorithm,) = settings["algorithms"]
     if algorithm in OF_USERS:
-        settings["model"] = {"name": "mlp", "arguments": {"hidden_units": [4]}}
+        settings["model"] = {"kind": "mlp", "hidden_units": [4]}
     config = experiment(**settings, export__algorithm=algorithm)
     train(config, algorithm, progress=False)
     summary = evaluate_experiment(config)

@@ -19,14 +19,10 @@ from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
-from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
+from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserSum
 from tff_pdp.privacy.plans.user import UserPlan
-from tff_pdp.processes.aggregation import (
-    UserSum,
-    build_plain_aggregation,
-    build_user_aggregation,
-    start_user_sum,
-)
+from tff_pdp.processes.aggregation import build_plain_aggregation, build_user_aggregation
 from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import client_params_columns, client_params_type
 from tff_pdp.training.checkpoint import Checkpoint, load_latest, save
@@ -91,13 +87,20 @@ def plan_of(clip_norm=1.0, noise_multiplier=0.0, noise=None, cohort=5.0, rate=0.
         claim_reason="",
         budgets={},
         rounds=100,
+        batch_size=4,
         mechanism=UserMechanism(clip_norm, noise_multiplier, rate, cohort),
         noise=noise or FixedClip(),
         num_users=50,
+        is_constant=False,
         num_released=num_values,
         num_noised=num_values,
         **changes,
     )
+
+
+def started(state, plan, seeds):
+    """The state of an aggregation, with a plan's mechanism in it."""
+    return plan.start({"aggregation": state}, seeds)["aggregation"]
 
 
 class Server:
@@ -122,8 +125,7 @@ class Server:
 
     def start(self, plan=None, seeds=None):
         self.plan = plan or self.plan
-        first = self.aggregation.initialize()
-        self.state = start_user_sum(first, self.plan, self.seeds if seeds is None else seeds)
+        self.state = started(self.aggregation.initialize(), self.plan, self.seeds if seeds is None else seeds)
 
     def round(self, released, weights=None, number=1):
         """The aggregates of a cohort."""
@@ -274,8 +276,8 @@ def test_before_it_is_started_all_results_are_nan(server, noise):
     for _ in range(2):
         assert np.isnan(flat(one.round([release(row) for row in users(2)]))).all()
     # One half of it is not enough, whichever it is.
-    first, started = one.aggregation.initialize(), start_user_sum(one.aggregation.initialize(), one.plan, one.seeds)
-    for half in ({**first, "cohort": started["cohort"]}, {**started, "cohort": first["cohort"]}):
+    first, ready = one.aggregation.initialize(), started(one.aggregation.initialize(), one.plan, one.seeds)
+    for half in ({**first, "cohort": ready["cohort"]}, {**ready, "cohort": first["cohort"]}):
         one.state = half
         assert np.isnan(flat(one.round([release(row) for row in users(2)]))).all()
 

@@ -12,7 +12,7 @@ from tests.rounding import ELEMENTARY, gamma, network_roundings
 from tff_pdp.algorithms.base import ClientResult, map_weights
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.minibatch import build_minibatch
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn
@@ -52,7 +52,7 @@ def one_round(process, data, client_params):
 
 def test_a_client_without_examples_moves_nothing_whatever_its_padding_holds(engine):
     estimator = build_minibatch(LINEAR, 2)
-    process = compose(ALGORITHMS["fed_avg"](), LINEAR, estimator=estimator)
+    process = compose(ALGORITHMS.find("fed_avg")(), LINEAR, estimator=estimator)
     nobody = client([[math.nan, math.inf]] * 3, [-1, 7, -1], num_examples=0)
     somebody = client([[1, 2], [3, 4], [5, 6]], [0, 1, 2])
     with engine.install():
@@ -67,7 +67,7 @@ def test_a_client_without_examples_moves_nothing_whatever_its_padding_holds(engi
 def test_a_client_that_has_finished_sees_no_further_batch(engine):
     model = build_linear_regression((1,))
     estimator = build_minibatch(model, 2)
-    process = compose(ALGORITHMS["fed_avg"](), model, estimator=estimator)
+    process = compose(ALGORITHMS.find("fed_avg")(), model, estimator=estimator)
     data = [client(x, np.ones(4, np.float32)) for x in ([[1], [1], [math.nan], [math.inf]], [[1], [1], [1], [1]])]
     with engine.install():
         moved = one_round(process, data, [params(estimator, local_steps=1), params(estimator, local_steps=3)])
@@ -93,7 +93,7 @@ def test_a_model_of_text_on_every_engine(build, engines):
 
     model = Model("text", (4,), 2, init, predict, ("dense/kernel", "dense/bias"))
     estimator = build(model)
-    process = compose(ALGORITHMS["fed_avg"](), model, estimator=estimator)
+    process = compose(ALGORITHMS.find("fed_avg")(), model, estimator=estimator)
     # Ids repeat within an example.
     data = [client([[1, 1, 1, 2], [0, 1, 0, 1], [4, 4, 4, 4]], [0, 1, 1])] * 2
     results = []
@@ -108,7 +108,7 @@ def test_a_model_of_text_on_every_engine(build, engines):
 
 def two_passes():
     """Releases the difference of two first gradients, of one pass over the data and of another."""
-    fed_avg = ALGORITHMS["fed_avg"]()
+    fed_avg = ALGORITHMS.find("fed_avg")()
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         first, second = (
@@ -148,7 +148,7 @@ def test_passes_over_the_data_share_no_noise(engine):
 
 def test_evaluation_on_no_rows_at_all(engine):
     model = build_cnn((6, 6, 1), 2, (2, 2), 3, 4)
-    process = compose(ALGORITHMS["fed_avg"](), model, estimator=build_dp_sgd(model))
+    process = compose(ALGORITHMS.find("fed_avg")(), model, estimator=build_dp_sgd(model))
     rng = np.random.default_rng(0)
     some = client(rng.normal(size=(4, 6, 6, 1)), np.array([0, 1, 1, 0]))
     none = client(np.zeros([0, 6, 6, 1]), np.zeros(0, np.int64))

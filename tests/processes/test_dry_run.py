@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.experiment.hparams import build_algorithm
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models.dense import build_linear_regression, build_mlp
 from tff_pdp.processes.client_work import initial_weights, num_released, round_without_gradients
 
@@ -36,7 +36,7 @@ def test_initial_weights_are_the_models_as_tensors():
         np.testing.assert_array_equal(weights[name], array)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
 def test_a_round_without_gradients_keeps_and_releases_what_rounds_do(name):
     algorithm = build(name)
     message, result = dry_run(algorithm)

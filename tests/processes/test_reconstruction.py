@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.rounding import gamma, network_roundings
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
-from tff_pdp.privacy.mechanisms.user_noise import UserMechanism
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.learning_process import build_reconstruction, client_batches
 
@@ -28,8 +28,10 @@ def plan(clip_norm, noise_multiplier, cohort=2.0):
         claim_reason="a test",
         budgets={},
         rounds=3,
+        batch_size=2,
         mechanism=UserMechanism(clip_norm, noise_multiplier, 0.5, cohort),
         num_users=4,
+        is_constant=False,
         num_released=SIZE,
         num_noised=SIZE,
     )

@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,10 +9,20 @@ import yaml
 from tests.reproduce.reproduce_support import build_reproduction
 from tff_pdp.cli import build_parser
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.privacy.accounting.budgets import OneForAll
+from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation
 from tff_pdp.reports.words import SILOS
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
-from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, SILO_METHODS, digest_of, digest_of_data, find_input
+from tff_pdp.reproduce.setting import (
+    GRID_METHODS,
+    MADE_UP,
+    METHODS,
+    SILO_METHODS,
+    digest_of,
+    digest_of_data,
+    find_input,
+)
 from tff_pdp.reproduce.settings import SETTINGS, deviations
 
 
@@ -26,8 +37,11 @@ def every_run():
 @pytest.mark.parametrize(("name", "scale", "variant"), every_run())
 def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, name, scale, variant):
     setting = SETTINGS[name]
+    # A population's settings depend on where it comes from.
+    data_input = find_input(MADE_UP, None) if setting.inputs == MADE_UP else Path("data")
     reproduction = build_reproduction(
         tmp_path,
+        data_input=data_input,
         setting_name=name,
         scale_name=scale,
         variant_names=(variant,),
@@ -42,7 +56,11 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         ((algorithm, settings),) = config.algorithms.items()
         assert algorithm == METHODS[job.method].algorithm
         is_private = math.isfinite(job.epsilon)
-        assert config.privacy.budgets == ({"epsilon": job.epsilon, **config.privacy.budgets} if is_private else {})
+        assert config.privacy.is_private == is_private
+        if is_private:
+            assert config.privacy.budgets == OneForAll(epsilon=job.epsilon, delta=config.privacy.budgets.delta)
+        else:
+            assert config.privacy.budgets_of(["a"]) == {}
         assert config.training.test_only_seed == job.seed
         if job.prox_weight is not None:
             assert settings["prox_weight"] == job.prox_weight
@@ -62,14 +80,14 @@ def test_the_papers_choices_are_those_of_its_text_and_code(tmp_path):
     reproduction = build_reproduction(tmp_path, variant_names=("paper",))
     config = reproduction.config(Job("paper", "mr_mtl", 6.0, 0))
     assert (config.privacy.batch_size, config.privacy.clip_norm, config.training.rounds) == (32, 1.0, 200)
-    assert dict(config.privacy.budgets) == {"kind": "one_for_all", "epsilon": 6.0, "delta": 1e-3}
+    assert config.privacy.budgets == OneForAll(epsilon=6.0, delta=1e-3)
     assert config.privacy.sampler == "paper_shuffled"
-    assert config.privacy.feature_scaling == {"kind": "paper_private_standardisation"}
+    assert config.privacy.feature_scaling == PaperPrivateStandardisation()
     assert config.algorithms == {
         "mr_mtl": {"learning_rate": 0.01, "local_steps": "epoch", "prox_weight": 1.0, "prox_inside_clip": True}
     }
     # Scores from 1 to 70 become 0 to 1.
-    shift, scale = (config.data.arguments[key] for key in ("label_shift", "label_scale"))
+    shift, scale = config.data.label_shift, config.data.label_scale
     assert (1 + shift) * scale == 0
     assert (70 + shift) * scale == pytest.approx(1)
 
@@ -254,7 +272,7 @@ def test_a_scale_may_have_data_of_its_own(tmp_path):
     (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"images")
     small = complete(options("udp_femnist", "--data", str(tmp_path)))
     assert small.data_input == tmp_path / "mnist"
-    assert small.config(small.jobs()[0]).data.source == "mnist_writers"
+    assert small.config(small.jobs()[0]).data.kind == "mnist_writers"
     with pytest.raises(DataError, match=r"emnist_all\.sqlite"):
         complete(options("udp_femnist", "--scale", "full", "--data", str(tmp_path)))
     inputs = SETTINGS["mnist_writers"].inputs
@@ -275,7 +293,7 @@ def test_the_papers_mask_is_in_the_papers_variants_alone(tmp_path):
             "paper_client_mask" if variant.is_paper else None
         )
         classes = variant.name.rpartition("classes_")[2]
-        assert config.data.arguments["classes_per_client"] == (int(classes) if classes.isdigit() else 5)
+        assert config.data.partition.classes_per_client == (int(classes) if classes.isdigit() else 5)
 
 
 def test_an_experiment_of_our_own_has_no_papers_choices(tmp_path):

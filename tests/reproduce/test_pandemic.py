@@ -17,7 +17,7 @@ from tff_pdp.errors import DataError
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.run import JobRunner, planned_epsilon
+from tff_pdp.reproduce.run import JobRunner
 from tff_pdp.reproduce.setting import MADE_UP, digest_of_data, find_input
 from tff_pdp.reproduce.settings import SETTINGS
 
@@ -119,7 +119,7 @@ def test_measured_contacts(tmp_path, real_contacts):
     assert 7.9 < row["with_secret_key"]["epsilon"] <= 8.0 and 0 < row["value"] <= 1
     alone = measured.config(Job("hospital_no_contacts", "fed_avg", 8.0, 0))
     prepare_clients(alone)
-    assert planned_epsilon(build_method(alone, "fed_avg").plan) == 0.0
+    assert build_method(alone, "fed_avg").plan.planned_epsilon() == 0.0
     # Two people, in five windows.
     assert dataset(measured, "hospital").manifest.row_influence.num_rows == 10
 

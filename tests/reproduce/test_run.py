@@ -12,11 +12,11 @@ from tests.reproduce.settings_support import setting_changed
 from tests.rounding import ELEMENTARY, probable_gamma
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.experiment.build import build_method
+from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.plans.plan import PlannedTraining
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
+from tff_pdp.privacy.plans.silo_example import SiloExample
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.run import JobRunner, planned_epsilon
+from tff_pdp.reproduce.run import JobRunner
 from tff_pdp.reproduce.setting import digest_of
 
 SIZES = (40, 25, 30)
@@ -97,19 +97,20 @@ def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
     # Batches are not those of the accounting, whatever the key.
     assert (private["with_secret_key"]["claim"], private["with_secret_key"]["epsilon"]) == ("none", None)
     config = runner._reproduction.config(Job("paper", "local_only", 6.0, 0))
-    assert 4 < planned_epsilon(build_method(config, "local_only").plan) < 6
+    assert 4 < build_method(config, "local_only").plan.planned_epsilon() < 6
 
 
 def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
-    privacy = PrivacyConfig("silo_example", 8, budgets={"kind": "one_for_all", "epsilon": 4.0, "delta": 1e-3}, noise_calibration="paper_rdp")
-    plan = build_silo_example_plan(
-        privacy, PlannedTraining({"a": 20, "b": 40}, gradients_per_round={"a": 2, "b": 5}, rounds=3, selection_rounds=2)
+    budgets = OneForAll(epsilon=4.0, delta=1e-3)
+    privacy = SiloExample(kind="silo_example", batch_size=8, budgets=budgets, noise_calibration="paper_rdp")
+    plan = privacy.build(
+        PlannedTraining({"a": 20, "b": 40}, gradients_per_round={"a": 2, "b": 5}, rounds=3, selection_rounds=2)
     )
     ledger = plan.build_ledger()
     for round_number in (1, 2, 3):
         plan.charge_round(ledger, round_number)
     spent = max(ledger.epsilon(name).best for name in "ab")
-    assert planned_epsilon(plan) == pytest.approx(spent, rel=by_transforms(20, 1e-3))
+    assert plan.planned_epsilon() == pytest.approx(spent, rel=by_transforms(20, 1e-3))
 
 
 def test_runs_of_one_method_share_their_computations(runner):

@@ -20,7 +20,7 @@ SMALL = {
     "training.rounds": 2,
     "training.weighting": "uniform",
     "data.input_shape": [2],
-    "model": {"name": "logistic_regression", "arguments": {"metric": "average_precision"}},
+    "model": {"kind": "logistic_regression", "metric": "average_precision"},
     "algorithms.local_only": {"learning_rate": 0.5, "local_steps": 1},
 }
 

@@ -5,15 +5,18 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.beam_pipelines.sources.raw_images import write_idx, write_writers
 from tests.privacy.accounting.anchor_support import by_transforms
 from tests.reproduce.reproduce_support import build_reproduction
 from tests.reproduce.settings_support import setting_changed
 from tff_pdp.experiment.build import build_method, computations_key
+from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise
+from tff_pdp.privacy.plans.unprotected import without_privacy
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.run import JobRunner, planned_epsilon
+from tff_pdp.reproduce.run import JobRunner
 from tff_pdp.reproduce.setting import digest_of
 
 WRITERS, IMAGES_EACH = 12, 20
@@ -22,7 +25,7 @@ SMALL = {
     "privacy.users_per_round": 4,
     "privacy.clip_norm": 0.5,
     "privacy.batch_size": 16,
-    "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
+    "model": {"kind": "mlp", "hidden_units": [4]},
     "algorithms.local_only": {"learning_rate": 0.5, "local_steps": 3},
     "algorithms.centaur": {
         "learning_rate": 0.5,
@@ -107,7 +110,7 @@ def test_the_planned_epsilon_of_users_is_what_the_ledger_says_after_every_round(
         plan.charge_round(ledger, round_number)
     (scope,) = plan.budgets
     bound = by_transforms(3, plan.budgets[scope].delta)
-    assert planned_epsilon(plan) == pytest.approx(ledger.epsilon(scope).best, rel=bound)
+    assert plan.planned_epsilon() == pytest.approx(ledger.epsilon(scope).best, rel=bound)
 
 
 def test_computations_are_shared_only_where_nothing_compiled_differs(reproduction):
@@ -115,18 +118,19 @@ def test_computations_are_shared_only_where_nothing_compiled_differs(reproductio
     method = build_method(config, "centaur")
 
     def key(noise=None, mechanism=None, **sections):
-        changed = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+        changed = {name: replace(getattr(config, name), **values) for name, values in sections.items()}
         plan = dataclasses.replace(
             method.plan,
             noise=noise or method.plan.noise,
             mechanism=dataclasses.replace(method.plan.mechanism, **(mechanism or {})),
         )
-        user_sum = dataclasses.replace(method, plan=plan).user_sum
-        return computations_key(dataclasses.replace(config, **changed), method.algorithm, WRITERS, user_sum)
+        return computations_key(replace(config, **changed), method.algorithm, WRITERS, plan.server_sum())
 
+    without_noise = replace(config, privacy=without_privacy(config.privacy))
     same = (
         key(mechanism={"clip_norm": math.inf, "noise_multiplier": 0.0, "expected_cohort": 3.0}),
-        key(privacy={"clip_norm": 0.1, "kind": "none", "budgets": {"kind": "one_for_all", "epsilon": 3, "delta": 1e-4}}),
+        key(privacy={"clip_norm": 0.1, "budgets": OneForAll(epsilon=3.0, delta=1e-4)}),
+        computations_key(without_noise, method.algorithm, WRITERS, method.plan.server_sum()),
         key(training={"weight_cap": 5, "test_only_seed": 1}),
     )
     assert set(same) == {key()}

@@ -387,7 +387,9 @@ def test_copies_that_compute_clients_in_other_ways_are_copies_that_differ(start,
 def test_a_run_with_noised_numbers_of_examples_counts_with_its_budget_for_others_too(experiment):
     """Other numbers would have chosen other noise, and what was spent says nothing of that."""
     noised = {"privacy__num_examples": {"kind": "noised", "epsilon": 0.5}, "privacy__noise_multiplier": 20.0}
-    one = experiment("one", **{**ROOMY, **noised, "privacy__budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-4}})
+    one = experiment(
+        "one", **{**ROOMY, **noised, "privacy__budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-4}}
+    )
     two = experiment("two", **{**ROOMY, "privacy__noise_multiplier": 20.0})
     for config in (one, two):
         train(config, NAME, progress=False)
@@ -591,7 +593,10 @@ def test_a_backup_that_was_replaced_after_its_run_counts_once_for_verify_too(sta
 
 def test_noised_numbers_without_budgets_have_no_bound_for_that_reason(experiment):
     noised = {"privacy__num_examples": {"kind": "noised", "epsilon": 0.5}, "privacy__noise_multiplier": 20.0}
-    config = experiment("one", **{**ROOMY, **noised, "privacy__budgets": {"kind": "one_for_all", "epsilon": float("inf"), "delta": 1e-4}})
+    config = experiment(
+        "one",
+        **{**ROOMY, **noised, "privacy__budgets": {"kind": "one_for_all", "epsilon": float("inf"), "delta": 1e-4}},
+    )
     train(config, NAME, progress=False)
     summary = evaluate_experiment(config)
     assert summary["privacy"]["claim"] == "none"

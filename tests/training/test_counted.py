@@ -9,6 +9,7 @@ import shutil
 import dp_accounting
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from serving.saved_model.layout import MODEL_CARD_FILE, PRIVACY_REPORT_FILE
 from tests.data.written_clients import write_clients
@@ -91,7 +92,7 @@ def test_two_private_runs_in_two_folders_compose(run):
 
 def test_a_noise_free_run_leaves_no_bound_for_one_with_noise(run):
     """In two folders, on records of which some are the same."""
-    bare = run("one", {"a": (0, 40), "b": (40, 80)}, privacy__kind="none", privacy__budgets={})
+    bare = run("one", {"a": (0, 40), "b": (40, 80)}, privacy__kind="none", privacy__budgets=None)
     private = run("two", {"p": (79, 120)})
     found = composed(private)
     assert (found["methods"], found["claim"], found["epsilon"]) == (2, "none", None)
@@ -110,7 +111,7 @@ def test_a_run_under_a_known_seed_stays_on_record_after_its_folder_was_deleted(r
 
 
 def test_disjoint_records_do_not_compose(run):
-    run("one", {"a": (0, 40)}, privacy__kind="none", privacy__budgets={})
+    run("one", {"a": (0, 40)}, privacy__kind="none", privacy__budgets=None)
     found = composed(run("two", {"a": (40, 80)}))
     assert (found["methods"], found["claim"]) == (1, "formal-conditional")
     assert "in_other_folders" not in found
@@ -290,7 +291,7 @@ def test_replacing_a_run_says_what_the_records_have_cost(run, capsys):
     run("two", overwrite=True)
     assert "2 releases on record are about these records" in capsys.readouterr().err
     assert composed(config)["methods"] == 3
-    run("three", privacy__kind="none", privacy__budgets={})
+    run("three", privacy__kind="none", privacy__budgets=None)
     capsys.readouterr()
     run("two", overwrite=True)
     assert "no epsilon holds for them together (a run on record (fed_avg in " in capsys.readouterr().err
@@ -317,13 +318,13 @@ def test_a_registry_may_be_named(run, tmp_path):
     assert Registry().find(read_charges(config.algorithm_folder(NAME)).run_id) is None
     named = Registry(tmp_path / "ours")
     assert [entry.folder for entry in named.entries()] == [str(config.algorithm_folder(NAME))]
-    in_own_registry = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, registry=None))
+    in_own_registry = replace(config, privacy=replace(config.privacy, registry=None))
     # Where a run is counted is not a setting of the run.
     assert composed(in_own_registry)["methods"] == 2
 
 
 def test_record_sets_join_records_that_look_different(run):
-    run("one", {"a": (0, 40)}, privacy__kind="none", privacy__budgets={}, data__record_set="clinic")
+    run("one", {"a": (0, 40)}, privacy__kind="none", privacy__budgets=None, data__record_set="clinic")
     assert composed(run("two", {"b": (40, 80)}, data__record_set="clinic"))["claim"] == "none"
     assert composed(run("three", {"c": (80, 120)}, data__record_set="school"))["methods"] == 1
     with pytest.raises(ConfigError, match=r"data\.record_set"):
@@ -367,9 +368,10 @@ def test_statistics_that_silos_release_again_in_another_folder_are_on_record(run
     assert json.loads((tmp_path / "one" / "silo_releases.json").read_text())["release_id"] == statistics.run_id
     with pytest.raises(ConfigError, match=r"The registry .* counts both"):
         run("one", overwrite=True, privacy__num_examples={"kind": "noised", "epsilon": 0.4})
-    # Released in another folder, where nothing is trained after all.
-    with pytest.raises(ConfigError, match="clip_norm"):
-        run("two", privacy__num_examples={"kind": "noised", "epsilon": 0.4}, privacy__clip_norm=-1.0)
+    # Released in another folder, where nothing is trained after all: a number of steps is too large for the data.
+    endless = {NAME: {"local_steps": "9999999999 epochs"}}
+    with pytest.raises(ConfigError, match="local_steps"):
+        run("two", privacy__num_examples={"kind": "noised", "epsilon": 0.4}, algorithms=endless)
     assert not (tmp_path / "two" / NAME).exists()
     found = composed(one)
     assert (found["methods"], found["in_other_folders"]) == (2, 1)
@@ -380,7 +382,7 @@ def test_statistics_that_silos_release_again_in_another_folder_are_on_record(run
 def test_an_export_states_what_all_runs_cost(run, one_fresh_process):
     del one_fresh_process
     silos = {"a": (0, 40), "b": (40, 80)}
-    bare = run("one", {"c": (0, 20)}, privacy__kind="none", privacy__budgets={})
+    bare = run("one", {"c": (0, 20)}, privacy__kind="none", privacy__budgets=None)
     config = run("two", silos, export__client_ids="plain")
     version = export_experiment(config).version
     report = json.loads((version / PRIVACY_REPORT_FILE).read_text())

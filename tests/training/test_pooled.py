@@ -24,13 +24,20 @@ from tff_pdp.training.run_folder import read_metrics
 from tff_pdp.training.train import train
 
 MODEL = {
-    "name": "logistic_regression",
-    "arguments": {"focal_gamma": 2.0, "focal_alpha": 0.75, "metric": "average_precision"},
+    "kind": "logistic_regression",
+    "focal_gamma": 2.0,
+    "focal_alpha": 0.75,
+    "metric": "average_precision",
 }
 SIZES = {"north": 60, "south": 40, "west": 50, "healthy": 20}
 ADAPT_STEPS = 3
 USERS = {
-    "privacy": {"kind": "user", "batch_size": 16, "users_per_round": 2, "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3}},
+    "privacy": {
+        "kind": "user",
+        "batch_size": 16,
+        "users_per_round": 2,
+        "budgets": {"kind": "one_for_all", "epsilon": 5.0, "delta": 1e-3},
+    },
     "algorithms": {"dp_fed_avg_ft": {"adapt_steps": ADAPT_STEPS}},
     "export.algorithm": "dp_fed_avg_ft",
     "tuning": {},
@@ -180,6 +187,6 @@ def test_scores_leave_out_padding_and_clients_without_examples(experiment):
 
 
 def test_a_mean_over_examples_is_not_pooled(experiment):
-    config = experiment(model={"name": "logistic_regression"})
+    config = experiment(model={"kind": "logistic_regression"})
     method = build_method(config, "mr_mtl")
     assert pooled_figures(method, None, None) == {}

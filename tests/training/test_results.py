@@ -203,7 +203,7 @@ def test_runs_that_protect_different_things_have_no_common_figure(experiment, fi
 
 
 def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):
-    bare = {**USERS_PRIVACY, "kind": "none", "budgets": {}}
+    bare = {"kind": "none", "unit": "user", "batch_size": 16, "users_per_round": 1.5}
     for name, overrides in (("bare", {"privacy": bare}), ("seeded", {"training__test_only_seed": 1})):
         config, summary = evaluate_users(experiment, name=name, **overrides)
         json.dumps(summary, allow_nan=False)

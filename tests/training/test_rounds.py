@@ -59,7 +59,7 @@ def test_the_ledger_is_charged_for_the_rounds_a_silo_took_part_in(leavers):
 
 
 def test_when_all_have_left_nothing_moves(experiment):
-    budgets = {"delta": 1e-4, "epsilon": 1.2}
+    budgets = {"kind": "one_for_all", "delta": 1e-4, "epsilon": 1.2}
     method, state, states = train(experiment(**{**LEAVING, "privacy__budgets": budgets}), "mr_mtl")
     last = max(method.plan.last_rounds.values())
     assert last < 11
@@ -93,13 +93,13 @@ def test_selection_is_charged_in_its_rounds(experiment):
     ("algorithms", "message"),
     [
         ({"ifca": {"num_clusters": 0}}, "algorithms.ifca.num_clusters"),
-        ({"ifca": {"clusters": 3}}, "unknown key 'algorithms.ifca.clusters'"),
+        ({"ifca": {"clusters": 3}}, "unknown key algorithms.ifca.clusters;"),
         ({"finetune": {"federated_fraction": 1.5}}, "algorithms.finetune.federated_fraction"),
         ({"mr_mtl": {"prox_inside_clip": 1}}, "algorithms.mr_mtl.prox_inside_clip"),
         ({"ditto": {"prox_weight": "auto"}}, "only for: mr_mtl"),
-        ({"mocha": {"client_index": 3}}, "unknown key 'algorithms.mocha.client_index'"),
+        ({"mocha": {"client_index": 3}}, "unknown key algorithms.mocha.client_index;"),
         ({"mr_mtl": {"local_steps": "epochs"}}, "or such as '5 epochs', not 'epochs'"),
-        ({"ifca": {"rounds": 3}}, "unknown key 'algorithms.ifca.rounds'"),
+        ({"ifca": {"rounds": 3}}, "unknown key algorithms.ifca.rounds;"),
     ],
 )
 def test_settings_of_methods_that_mean_nothing(experiment, algorithms, message):

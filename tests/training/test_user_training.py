@@ -60,7 +60,7 @@ def experiment(users, tmp_path):
         settings = {
             "output": str(output),
             "data.input": str(users.parent / "leaf"),
-            "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
+            "model": {"kind": "mlp", "hidden_units": [8]},
             "privacy": {
                 "kind": "user",
                 "batch_size": 16,
@@ -78,7 +78,9 @@ def experiment(users, tmp_path):
             "export.algorithm": "centaur",
             "tuning": {},
         }
-        return load_experiment(DEMO, {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
+        return load_experiment(
+            DEMO, {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}}
+        )
 
     return build
 
@@ -206,7 +208,8 @@ def test_users_are_evaluated_after_they_adapt(experiment):
 
 def test_without_privacy_the_same_cohorts_are_neither_clipped_nor_noised(experiment):
     private = build_method(experiment(), "fed_avg")
-    config = experiment("without", privacy__kind="none", privacy__budgets={})
+    unprotected = {"kind": "none", "unit": "user", "batch_size": 16, "users_per_round": 4}
+    config = experiment("without", privacy=unprotected)
     method = build_method(config, "fed_avg")
     assert method.plan.mechanism.noise_multiplier == 0
     assert method.plan.mechanism.clip_norm == math.inf
@@ -227,7 +230,9 @@ def test_a_method_that_releases_nothing_trains_everyone_and_costs_nothing(experi
 
 
 def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
-    train(experiment(privacy__budgets={"kind": "one_for_all", "epsilon": 0.1, "delta": 1e-3}), "fed_avg", progress=False)
+    train(
+        experiment(privacy__budgets={"kind": "one_for_all", "epsilon": 0.1, "delta": 1e-3}), "fed_avg", progress=False
+    )
     said = capsys.readouterr().err
     assert "fed_avg: warning: The noise on a round's mean is about" in said
     train(experiment("private"), "local_only", progress=False)
@@ -243,10 +248,14 @@ def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
         ({"training__weighting": "num_examples"}, "fed_avg", "is for silos"),
         ({"algorithms": {"mr_mtl": {}}, "export__algorithm": "mr_mtl"}, "mr_mtl", "every client in every round"),
         ({"algorithms": {"ditto": {}}, "export__algorithm": "ditto"}, "ditto", "every client in every round"),
-        ({"privacy__num_examples": {"kind": "noised", "epsilon": 0.1}}, "fed_avg", "public forms"),
-        ({"privacy__sampler": "paper_shuffled"}, "fed_avg", "is for silos"),
-        ({"privacy__noise_calibration": "paper_rdp"}, "fed_avg", "is for silos"),
-        ({"privacy__kind": "silo_example"}, "fed_avg", "silos all take part"),
+        (
+            {"privacy__num_examples": {"kind": "noised", "epsilon": 0.1}},
+            "fed_avg",
+            "unknown key privacy.num_examples",
+        ),
+        ({"privacy__sampler": "paper_shuffled"}, "fed_avg", "unknown key privacy.sampler"),
+        ({"privacy__noise_calibration": "paper_rdp"}, "fed_avg", "unknown key privacy.noise_calibration"),
+        ({"privacy__kind": "silo_example"}, "fed_avg", "unknown key privacy.users_per_round"),
         ({"privacy__users_per_round": 13}, "fed_avg", "at most 12"),
         ({"algorithms__centaur__head_steps": "few epochs"}, "centaur", "5 epochs"),
     ],

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
-from beam_pipelines.options import Summary
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import RawData, Summary
 from tff_pdp.experiment.config import ExperimentConfig
 
 # Under the experiment's output: what a kind of raw data has to write before the job reads it.

@@ -13,7 +13,7 @@ from typing import Any
 
 import beam_pipelines
 import tff_pdp
-from beam_pipelines.epidemic.sources import GENERATED
+from beam_pipelines.options import GENERATED
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.models.metrics import MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.words import SILOS, USERS, ClientWords

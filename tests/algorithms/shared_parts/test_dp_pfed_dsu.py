@@ -1,5 +1,6 @@
 import collections
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from tests.algorithms.algorithm_support import NO_DATA
 from tests.algorithms.two_part_support import hparams
 from tests.rounding import gamma
 from tff_pdp.algorithms.shared_parts.centaur import build_centaur
-from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import MASK_SOURCES, build_dp_pfed_dsu
+from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import MaskSource, build_dp_pfed_dsu
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.hparams import build_algorithm
 
+MASK_SOURCES = get_args(MaskSource)
 HEAD = ("head/kernel",)
 KERNEL = [[1.0, -3.0], [0.5, 2.0]]
 # What half of the kernel's weights is.
@@ -339,16 +342,19 @@ def test_the_personal_model_is_the_whole_body_with_the_own_head():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sparsity": 0.0}, r"sparsity 0.0 must be in \(0, 1\]"),
-        ({"sparsity": 1.5}, "sparsity 1.5"),
-        ({"sparsity": math.nan}, "sparsity nan"),
-        ({"mask_source": "clients"}, "mask_source 'clients' is not one of: server, client, paper_client_mask"),
-        ({"mask_gradient": "none"}, "mask_gradient 'none' is not one of: straight_through, masked"),
-        ({"norm_penalty": "squared"}, "norm_penalty 'squared' is not one of: absolute, hinge"),
-        ({"server_optimizer": "lamb"}, "server_optimizer 'lamb'"),
-        ({"local_momentum": 1.0}, "local_momentum 1.0"),
+        ({"sparsity": 0.0}, r"dp_pfed_dsu\.sparsity must be a number above 0 and at most 1, not 0\.0"),
+        ({"sparsity": 1.5}, r"sparsity must be .*, not 1\.5"),
+        ({"sparsity": math.nan}, "sparsity must be .*, not nan"),
+        ({"sparse_layers": 0}, "sparse_layers must be a whole number of at least 1, not 0"),
+        ({"mask_source": "clients"}, "mask_source must be one of client, paper_client_mask, server, not 'clients'"),
+        ({"mask_gradient": "none"}, "mask_gradient must be one of masked, straight_through, not 'none'"),
+        ({"norm_penalty": "squared"}, "norm_penalty must be one of absolute, hinge, not 'squared'"),
+        ({"norm_weight": -0.1}, r"norm_weight must be a number of at least 0, not -0\.1"),
+        ({"norm_target": math.inf}, "norm_target must be a number of at least 0, not inf"),
+        ({"server_optimizer": "lamb"}, "server_optimizer must be .*, not 'lamb'"),
+        ({"local_momentum": 1.0}, r"local_momentum must be .*, not 1\.0"),
     ],
 )
 def test_values_that_mean_nothing(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        build(**arguments)
+        build_algorithm("dp_pfed_dsu", arguments, num_clients=2, rounds=1, head=HEAD)

@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.algorithms.two_part_support import hparams
 from tests.rounding import gamma
 from tff_pdp.algorithms.shared_parts.udp_hypernet import build_hypernet, build_udp_hypernet
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.hypernetwork import Hypernetwork
 
 SIZES = {"descriptor_size": 3, "hidden_units": (8,)}
@@ -323,15 +325,21 @@ def test_a_stack_of_clients_is_each_of_them():
             np.testing.assert_allclose(stacked[name][client], value, atol=bound * np.abs(value).max())
 
 
+@pytest.mark.parametrize("name", ["hypernet", "udp_hypernet"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"descriptor_size": 0}, "descriptor_size 0"),
-        ({"hidden_units": (4, 0)}, "hidden_units"),
-        ({"head_scale": -0.1}, "head_scale -0.1"),
-        ({"server_optimizer": "lamb"}, "server_optimizer 'lamb'"),
+        ({"descriptor_size": 0}, "descriptor_size must be a whole number of at least 1, not 0"),
+        ({"hidden_units": [4, 0]}, r"hidden_units\[1\] must be a whole number of at least 1, not 0"),
+        ({"head_scale": -0.1}, r"head_scale must be a number of at least 0, not -0\.1"),
+        ({"head_scale": math.nan}, "head_scale must be a number of at least 0, not nan"),
     ],
 )
-def test_values_that_mean_nothing(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        build(**arguments)
+def test_values_that_mean_nothing(name, arguments, message):
+    with pytest.raises(ConfigError, match=rf"{name}\.{message}"):
+        build_algorithm(name, arguments, num_clients=2, rounds=1)
+
+
+def test_an_unknown_server_optimizer_is_refused():
+    with pytest.raises(ConfigError, match=r"udp_hypernet\.server_optimizer must be .*, not 'lamb'"):
+        build_algorithm("udp_hypernet", {"server_optimizer": "lamb"}, num_clients=2, rounds=1)

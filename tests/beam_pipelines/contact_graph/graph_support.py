@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet
 
 from beam_pipelines.contact_graph import job as job_module
+from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
 from beam_pipelines.dataset.accounting import Counts, add_up
 from beam_pipelines.dataset.job import DatasetJob
@@ -21,6 +22,7 @@ from beam_pipelines.dataset.staging import INDEX_FOLDER
 from beam_pipelines.engine.stages import Stage, TaskContext
 from tff_pdp.data.example_codec import decode_examples, record_layouts
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER
+from tff_pdp.settings import read_settings
 
 SILOS = ("east", "west")
 
@@ -171,7 +173,9 @@ def options_of(source: Path, folder: Path, **changes) -> ContactGraphOptions:
         "num_shards": 2,
         "max_bad_fraction": 1.0,
     }
-    return ContactGraphOptions(**{**fields, **changes})
+    fields |= changes
+    bound = read_settings(DegreeBound, fields["degree_bound"], "a test", "degree_bound")
+    return ContactGraphOptions(**{**fields, "degree_bound": bound})
 
 
 def small_town(num_people: int = 24, seed: int = 0) -> Town:

@@ -40,7 +40,7 @@ def rows_of_contacts(folder, contacts, observed_days=3):
     (folder / "tij.dat").write_text("".join(f"{time} {first} {second}\n" for time, first, second in contacts))
     (folder / "metadata.dat").write_text("".join(f"{pid}\tward\tF\n" for pid in range(1, PEOPLE + 1)))
     source = folder / "input"
-    import_contacts(folder / "tij.dat", folder / "metadata.dat", source, ImportOptions(observed_days))
+    import_contacts(folder / "tij.dat", folder / "metadata.dat", source, ImportOptions(observed_days=observed_days))
     (source / "disease_outcome_training.csv").write_text(STATES)
     job = job_of(options_of(source, folder, num_slots=5, validation_fraction=0))
     run_in_memory(job.stages, folder / "staging")

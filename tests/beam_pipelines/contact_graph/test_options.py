@@ -1,13 +1,15 @@
 """Options that mean nothing are refused by their names, before anything is read."""
 
 import gzip
+import re
 
 import pytest
 
-from beam_pipelines.contact_graph.degree import parse_degree_bound
+from beam_pipelines.contact_graph.degree import DegreeBound, EdgeLevel
 from beam_pipelines.contact_graph.job import ContactGraphOptions
 from tests.beam_pipelines.contact_graph.graph_support import job_of, options_of, small_town
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import read_settings
 
 PROMISE = {"kind": "promise", "max_degree": 2}
 GROUPS = {"kind": "public_groups", "group_column": "person.school", "max_group_size": 3}
@@ -16,25 +18,49 @@ GROUPS = {"kind": "public_groups", "group_column": "person.school", "max_group_s
 @pytest.mark.parametrize("value", [-1, 2.5, 2.0, True, "2", None])
 @pytest.mark.parametrize(("bound", "key"), [(PROMISE, "max_degree"), (GROUPS, "max_group_size")])
 def test_bounds_that_are_no_integers(bound, key, value):
-    with pytest.raises(DataError, match=f"degree_bound: {key} is {value!r}; it must be an integer, at least"):
-        parse_degree_bound({**bound, key: value})
+    least = {"max_degree": 0, "max_group_size": 1}[key]
+    message = f"degree_bound.{key} must be a whole number of at least {least}, not {re.escape(repr(value))}$"
+    with pytest.raises(ConfigError, match=message):
+        read_bound({**bound, key: value})
 
 
 @pytest.mark.parametrize("column", ["school", "person.", "person.a.b", "target.infected", "residence_grid.1", 3, None])
 def test_groups_that_are_no_columns(column):
-    with pytest.raises(DataError, match=r"degree_bound: group_column is .*; it must be person.<column> or household"):
-        parse_degree_bound({**GROUPS, "group_column": column})
+    with pytest.raises(ConfigError, match=r"degree_bound\.group_column must be text like .*person\|household.*, not "):
+        read_bound({**GROUPS, "group_column": column})
 
 
 @pytest.mark.parametrize("kind", [["edge"], {}, 1, None, "node"])
 def test_kinds_that_are_not_known(kind):
-    with pytest.raises(DataError, match=r"degree_bound: kind is .*; known: promise, public_groups, edge"):
-        parse_degree_bound({"kind": kind})
+    with pytest.raises(ConfigError, match=r"degree_bound\.kind must be one of promise, public_groups, edge, not "):
+        read_bound({"kind": kind})
+
+
+def test_a_kind_must_be_said():
+    with pytest.raises(ConfigError, match=r"missing key degree_bound\.kind: one of promise, public_groups, edge$"):
+        read_bound({"max_degree": 2})
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        ({**PROMISE, "max_group_size": 3}, r"unknown key degree_bound\.max_group_size; known: adjacency, max_degree"),
+        ({"kind": "promise"}, r"missing key degree_bound\.max_degree: a whole number of at least 0"),
+        ({"kind": "edge", "max_degree": 3}, r"unknown key degree_bound\.max_degree; known: none"),
+        (
+            {**PROMISE, "adjacency": "add_or_remove_one"},
+            r"degree_bound\.adjacency must be one of replace_one, replace_special, not 'add_or_remove_one'",
+        ),
+    ],
+)
+def test_keys_that_a_kind_does_not_have(bound, message):
+    with pytest.raises(ConfigError, match=message):
+        read_bound(bound)
 
 
 def test_a_bound_that_is_no_mapping():
-    with pytest.raises(DataError, match="degree_bound is 'edge'; it must be a mapping"):
-        parse_degree_bound("edge")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"degree_bound must be a mapping whose kind is one of .*, not 'edge'"):
+        read_bound("edge")
 
 
 @pytest.mark.parametrize("value", [-1, 2.5, 3.0, True, "3"])
@@ -67,4 +93,8 @@ def test_shards_by_the_size_of_the_contacts(tmp_path, monkeypatch, suffix, conta
 
 
 def options(**changes):
-    return ContactGraphOptions(**{"input": "in", "output": "out", "degree_bound": {"kind": "edge"}, **changes})
+    return ContactGraphOptions(**{"input": "in", "output": "out", "degree_bound": EdgeLevel(), **changes})
+
+
+def read_bound(content):
+    return read_settings(DegreeBound, content, "experiment.yaml", "degree_bound")

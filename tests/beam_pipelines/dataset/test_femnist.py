@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.leaf import FemnistOptions, run_femnist
-from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user
+from beam_pipelines.options import ClientDatasetOptions
+from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user, run_leaf
 from tests.places import ROOT
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, Tally
 from tff_pdp.errors import DataError
+
+FEMNIST = {"input_shape": (28, 28, 1), "num_classes": 62}
 
 
 def images(dataset, client, split):
@@ -28,7 +30,7 @@ def images(dataset, client, split):
 def test_every_example_comes_back(write_leaf, options):
     users = {name: make_user(seed) for seed, name in enumerate("cab")}
     write_leaf(make_leaf(users))
-    summary = run_femnist(options())
+    summary = run_leaf(options())
     dataset = ClientDataset.open(summary.output, verify=True)
     assert dataset.client_ids == ("a", "b", "c")
     for client, data in users.items():
@@ -64,25 +66,25 @@ def test_same_bytes_on_every_engine(write_leaf, options, tmp_path, engine):
     bad["y"][3] = 7
     write_leaf(make_leaf({name: make_user(seed) for seed, name in enumerate("abcd")}))
     write_leaf(make_leaf({"e": bad}), "all_data_1.json.gz")
-    first = run_femnist(options())
-    second = run_femnist(options(output=tmp_path / "again", **engine))
+    first = run_leaf(options())
+    second = run_leaf(options(output=tmp_path / "again", **engine))
     assert contents(first.output) == contents(second.output)
 
 
 def test_another_seed_splits_differently(write_leaf, options, tmp_path):
     write_leaf(make_leaf({"a": make_user(0, 100)}))
-    first = ClientDataset.open(run_femnist(options()).output)
-    second = ClientDataset.open(run_femnist(options(seed=1, output=tmp_path / "other")).output)
+    first = ClientDataset.open(run_leaf(options()).output)
+    second = ClientDataset.open(run_leaf(options(seed=1, output=tmp_path / "other")).output)
     assert images(first, "a", "test") != images(second, "a", "test")
 
 
 def test_split_does_not_depend_on_other_examples(write_leaf, options, tmp_path):
     data = make_user(0, 60)
     write_leaf(make_leaf({"a": data}))
-    full = ClientDataset.open(run_femnist(options()).output)
+    full = ClientDataset.open(run_leaf(options()).output)
     half = {"x": data["x"][::-2], "y": data["y"][::-2]}
     write_leaf(make_leaf({"b": make_user(1), "a": half}))
-    fewer = ClientDataset.open(run_femnist(options(output=tmp_path / "fewer")).output)
+    fewer = ClientDataset.open(run_leaf(options(output=tmp_path / "fewer")).output)
     for split in SPLITS:
         assert images(fewer, "a", split) <= images(full, "a", split)
 
@@ -109,7 +111,7 @@ def test_bad_example_becomes_a_dead_letter(write_leaf, options, pixels, label, r
     data = make_user(0)
     data["x"][5], data["y"][5] = pixels, label
     write_leaf(make_leaf({"a": data}))
-    summary = run_femnist(options())
+    summary = run_leaf(options())
     assert summary.manifest.kept == Tally(1, 11)
     assert summary.manifest.dropped == {reason: Tally(0, 1)}
     (letter,) = dead_letters(summary.output / "dead_letters")
@@ -147,7 +149,7 @@ def test_bad_user_becomes_a_dead_letter(write_leaf, options, damage):
     leaf = make_leaf({"bad": make_user(0), "good": make_user(1)})
     reason, num_examples = damage(leaf)
     write_leaf(leaf)
-    summary = run_femnist(options())
+    summary = run_leaf(options())
     assert summary.manifest.dropped == {reason: Tally(1, num_examples)}
     assert summary.manifest.kept == Tally(1, 12)
     (letter,) = dead_letters(summary.output / "dead_letters")
@@ -174,7 +176,7 @@ def test_copies_of_a_user(write_leaf, options, where, conflict):
     else:
         write_leaf(make_leaf({"a": first}))
         write_leaf(make_leaf({"a": second}), "all_data_1.json.gz")
-    manifest = run_femnist(options()).manifest
+    manifest = run_leaf(options()).manifest
     if conflict:
         assert manifest.dropped == {"copies_of_user_differ": Tally(2, 24)} and set(manifest.clients) == {"good"}
     else:
@@ -183,13 +185,13 @@ def test_copies_of_a_user(write_leaf, options, where, conflict):
 
 def test_small_clients_are_dropped_and_counted(write_leaf, options):
     write_leaf(make_leaf({"small": make_user(0, 4), "empty": make_user(1, 0), "big": make_user(2, 20)}))
-    manifest = run_femnist(options(min_examples_per_client=5, max_bad_fraction=0)).manifest
+    manifest = run_leaf(options(min_examples_per_client=5, max_bad_fraction=0)).manifest
     assert manifest.dropped == {"client_below_min_examples": Tally(2, 4)}
 
 
 def test_client_without_train_examples_is_dropped(write_leaf, options):
     write_leaf(make_leaf({"a": make_user(0, 2), "b": make_user(1, 200)}))
-    manifest = run_femnist(options(test_fraction=0.97, validation_fraction=0)).manifest
+    manifest = run_leaf(options(test_fraction=0.97, validation_fraction=0)).manifest
     assert manifest.dropped == {"client_without_train_examples": Tally(1, 2)}
 
 
@@ -198,7 +200,7 @@ def test_too_much_bad_input_fails_and_keeps_the_dead_letters(write_leaf, options
     data["y"][0] = 99
     write_leaf(make_leaf({"a": data}))
     with pytest.raises(DataError, match=r"8\.3% of 12 examples.*label_out_of_range: 0 users, 1 examples.*kept in"):
-        run_femnist(options(max_bad_fraction=0.01))
+        run_leaf(options(max_bad_fraction=0.01))
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["clients.dead_letters", "raw"]
     assert not (tmp_path / ".clients.unfinished").exists()
     assert len(dead_letters(tmp_path / "clients.dead_letters")) == 1
@@ -210,17 +212,17 @@ def test_dead_letters_replace_nothing_but_dead_letters(write_leaf, options, tmp_
     write_leaf(make_leaf({"a": data}))
     for _ in range(2):
         with pytest.raises(DataError, match="cannot be used"):
-            run_femnist(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
+            run_leaf(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
     (tmp_path / "letters" / "thesis.tex").touch()
     with pytest.raises(DataError, match="holds more than dead letters"):
-        run_femnist(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
+        run_leaf(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
     assert (tmp_path / "letters" / "thesis.tex").exists()
 
 
 def test_no_client_left_fails(write_leaf, options):
     write_leaf(make_leaf({"a": make_user(0)}))
     with pytest.raises(DataError, match="no client is left"):
-        run_femnist(options(min_examples_per_client=50))
+        run_leaf(options(min_examples_per_client=50))
 
 
 GOOD = json.dumps(make_leaf({"a": make_user(0)})).encode()
@@ -250,7 +252,7 @@ def test_file_that_is_not_leaf_json_fails_the_job(write_leaf, options, tmp_path,
     write_leaf(GOOD)
     write_leaf(content, name)
     with pytest.raises(DataError, match=message):
-        run_femnist(options())
+        run_leaf(options())
     assert sorted(path.name for path in tmp_path.iterdir()) == [".clients.lock", "raw"]
 
 
@@ -258,15 +260,15 @@ def test_truncated_gzip_fails_the_job(write_leaf, options):
     path = write_leaf(GOOD, "bad.json.gz") / "bad.json.gz"
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match=r"bad\.json\.gz: truncated or damaged gzip"):
-        run_femnist(options())
+        run_leaf(options())
 
 
 def test_missing_and_empty_folders(options, tmp_path):
     with pytest.raises(DataError, match="no such folder"):
-        run_femnist(options())
+        run_leaf(options())
     (tmp_path / "raw").mkdir()
     with pytest.raises(DataError, match=r"no \.json or \.json\.gz file"):
-        run_femnist(options())
+        run_leaf(options())
 
 
 @pytest.mark.parametrize(
@@ -274,18 +276,18 @@ def test_missing_and_empty_folders(options, tmp_path):
 )
 def test_options_out_of_range(options, change):
     with pytest.raises(DataError, match=next(iter(change))):
-        run_femnist(options(**change))
+        run_leaf(options(**change))
 
 
 def test_finished_output_is_skipped_refused_or_replaced(write_leaf, options):
     write_leaf(GOOD)
-    first = run_femnist(options())
-    again = run_femnist(options())
+    first = run_leaf(options())
+    again = run_leaf(options())
     assert again == dataclasses.replace(first, skipped=True)
     with pytest.raises(DataError, match="--overwrite"):
-        run_femnist(options(seed=1))
+        run_leaf(options(seed=1))
     assert ClientDataset.open(first.output).manifest.seed == 0
-    run_femnist(options(seed=1, overwrite=True))
+    run_leaf(options(seed=1, overwrite=True))
     assert ClientDataset.open(first.output, verify=True).manifest.seed == 1
 
 
@@ -295,9 +297,9 @@ def test_a_job_that_was_killed_while_it_replaced_a_dataset_is_brought_to_its_end
 ):
     write_leaf(GOOD)
     output, staging, replaced = (tmp_path / name for name in ("clients", ".clients.unfinished", ".clients.replaced"))
-    run_femnist(options())
+    run_leaf(options())
     output.rename(tmp_path / "old")
-    new = run_femnist(options(seed=1))
+    new = run_leaf(options(seed=1))
     (tmp_path / "old").rename(replaced)
     written = (output / "manifest.json").stat().st_mtime_ns
     if instant == "before":
@@ -305,7 +307,7 @@ def test_a_job_that_was_killed_while_it_replaced_a_dataset_is_brought_to_its_end
         replaced.rename(output)
     elif instant == "between":
         output.rename(staging)
-    again = run_femnist(options(seed=1, overwrite=instant == "before"))
+    again = run_leaf(options(seed=1, overwrite=instant == "before"))
     # What was complete is not made again.
     assert again == dataclasses.replace(new, skipped=instant != "before")
     assert ((output / "manifest.json").stat().st_mtime_ns == written) == (instant != "before")
@@ -315,9 +317,9 @@ def test_a_job_that_was_killed_while_it_replaced_a_dataset_is_brought_to_its_end
 
 def test_the_dataset_that_was_replaced_is_back_where_the_new_one_was_lost(write_leaf, options, tmp_path):
     write_leaf(GOOD)
-    summary = run_femnist(options())
+    summary = run_leaf(options())
     summary.output.rename(tmp_path / ".clients.replaced")
-    assert run_femnist(options()) == dataclasses.replace(summary, skipped=True)
+    assert run_leaf(options()) == dataclasses.replace(summary, skipped=True)
     assert not (tmp_path / ".clients.replaced").exists()
 
 
@@ -326,7 +328,7 @@ def test_overwrite_never_removes_what_is_not_a_dataset(write_leaf, options, tmp_
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "thesis.tex").touch()
     with pytest.raises(DataError, match="is not a client dataset"):
-        run_femnist(options(overwrite=True))
+        run_leaf(options(overwrite=True))
     assert (tmp_path / "clients" / "thesis.tex").exists()
 
 
@@ -346,14 +348,14 @@ def test_killed_job_leaves_nothing_that_looks_complete(write_leaf, options, tmp_
         time.sleep(0.01)
     assert staging.exists()
     with pytest.raises(DataError, match=rf"process {job.pid} writes to {tmp_path}/clients: wait"):
-        run_femnist(options())
+        run_leaf(options())
     job.send_signal(signal.SIGKILL)
     job.wait(30)
     assert staging.exists() and not (tmp_path / "clients").exists()
     for folder in (staging, tmp_path / "clients"):
         with pytest.raises(DataError):
             ClientDataset.open(folder)
-    assert run_femnist(options()).manifest.kept == Tally(60, 30_000)
+    assert run_leaf(options()).manifest.kept == Tally(60, 30_000)
     assert not staging.exists()
 
 
@@ -367,7 +369,7 @@ def real_writers():
 
 
 def test_real_writers(real_writers, tmp_path):
-    manifest = run_femnist(FemnistOptions(real_writers, tmp_path / "clients")).manifest
+    manifest = run_leaf(ClientDatasetOptions(real_writers, tmp_path / "clients", **FEMNIST)).manifest
     assert manifest.read == manifest.kept == Tally(24, 2671)
     dataset = ClientDataset.open(tmp_path / "clients", verify=True)
     stacked = dataset.stack(dataset.client_ids, "train")
@@ -389,7 +391,7 @@ def test_real_writers_in_train_and_test(real_writers, write_leaf, tmp_path):
                 sizes[side] += len(users[user]["y"])
             name = path.name.removesuffix(".json.gz")
             write_leaf(make_leaf(users), f"{side}/{name}_niid_0_keep_0_{side}_9.json.gz")
-    options = FemnistOptions(tmp_path / "raw", tmp_path / "clients", validation_fraction=0.0)
-    manifest = run_femnist(options).manifest
+    options = ClientDatasetOptions(tmp_path / "raw", tmp_path / "clients", validation_fraction=0.0, **FEMNIST)
+    manifest = run_leaf(options).manifest
     assert manifest.read == manifest.kept == Tally(24, 2671)
     assert manifest.num_examples == {**sizes, "validation": 0}

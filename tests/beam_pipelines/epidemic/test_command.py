@@ -1,9 +1,9 @@
 """The three commands, from the words a user types to the tables and the summary."""
 
 import argparse
-import dataclasses
 
 import pytest
+from msgspec.structs import fields
 
 from beam_pipelines.commands import add_epidemic_commands
 from beam_pipelines.contact_graph.tables import read_batches, read_observed_days
@@ -37,8 +37,10 @@ def test_import(tmp_path):
 
 
 def test_errors_reach_the_caller():
-    with pytest.raises(ConfigError, match="num_people 1"):
+    with pytest.raises(ConfigError, match="the command line: num_people 1: 4 regions need"):
         run(["generate-population", "--output", "unused", "--num_people", "1"])
+    with pytest.raises(ConfigError, match="the command line: num_regions must be a whole number of at least 1, not 0"):
+        run(["generate-population", "--output", "unused", "--num_people", "9", "--num_regions", "0"])
 
 
 def test_defaults_are_those_of_the_options():
@@ -48,7 +50,7 @@ def test_defaults_are_those_of_the_options():
         (generate, PopulationOptions, {"num_people", "assignments"}),
         (simulate, OutbreakOptions, set()),
     ):
-        for field in dataclasses.fields(kind):
+        for field in fields(kind):
             if field.name not in other:
                 assert getattr(parsed, field.name) == field.default
 

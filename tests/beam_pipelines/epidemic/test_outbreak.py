@@ -18,6 +18,7 @@ from beam_pipelines.epidemic.outbreak import (
     uniform,
 )
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import read_settings
 
 # Not a range, not in order, and far apart: places are not ids.
 PIDS = [10**6 + 7 * (number * 37 % 60) for number in range(60)]
@@ -181,11 +182,12 @@ def test_impossible_options_are_named(write_population):
         ("reproduction_number", math.inf),
         ("infectious_days", 0.5),
         ("observed_days", 0),
+        ("target_days", 0),
     ]:
-        with pytest.raises(ConfigError, match=name):
-            OutbreakOptions(**{name: value})
-    with pytest.raises(ConfigError, match="must be whole"):
-        OutbreakOptions(infectious_days=2.5, fixed_duration=True)
+        with pytest.raises(ConfigError, match=f"outbreak.{name} must be a .*, not {value}"):
+            read_settings(OutbreakOptions, {name: value}, "experiment.yaml", "outbreak")
+    with pytest.raises(ConfigError, match=r"outbreak: infectious_days 2\.5 must be whole"):
+        read_settings(OutbreakOptions, {"infectious_days": 2.5, "fixed_duration": True}, "experiment.yaml", "outbreak")
 
 
 def loop_over_people(pids, contacts, observed_days, options):

@@ -11,6 +11,7 @@ import pytest
 
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, find_runs, import_contacts
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import read_settings
 
 # 5 and 3 meet for three steps, then again; 3 and 9 once, on the next day; a repeated row and one of 9 with itself.
 CONTACTS = """\
@@ -108,8 +109,8 @@ def test_observed_days_are_not_counted(convert, tmp_path):
     with pytest.raises(DataError, match=r"tij\.dat: people met on more days than observed_days, 1: "):
         convert(observed_days=1)
     for days in (0, 1.5, True, "3"):
-        with pytest.raises(ConfigError, match="observed_days is "):
-            ImportOptions(days)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigError, match=f"observed_days must be a whole number of at least 1, not {days!r}"):
+            read_settings(ImportOptions, {"observed_days": days}, "the command line")
 
 
 def test_overlapping_steps_of_two_clocks_are_one_run():
@@ -159,8 +160,8 @@ def test_unusable_files_are_named(tmp_path):
 def test_impossible_columns_are_named(convert):
     with pytest.raises(ConfigError, match=r"region_column 4: .*metadata\.dat has 3 columns"):
         convert(metadata=METADATA, region_column=4)
-    with pytest.raises(ConfigError, match="region_column 0"):
-        ImportOptions(**DAYS, region_column=0)
+    with pytest.raises(ConfigError, match="region_column must be a whole number of at least 1, or nothing, not 0"):
+        read_settings(ImportOptions, {**DAYS, "region_column": 0}, "the command line")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,9 @@ def test_published_studies(tmp_path, study, num_people, num_steps, num_days, num
         pytest.skip("TFF_PDP_DATA is not set: no SocioPatterns files")
     folder = Path(os.environ["TFF_PDP_DATA"]) / "contacts" / study
     (contacts,) = folder.glob("tij_*")
-    summary = import_contacts(contacts, next(folder.glob("metadata_*"), None), tmp_path, ImportOptions(num_days))
+    summary = import_contacts(
+        contacts, next(folder.glob("metadata_*"), None), tmp_path, ImportOptions(observed_days=num_days)
+    )
     assert (summary.num_people, summary.num_days, len(summary.regions)) == (num_people, num_days, num_regions)
     assert summary.num_repeated == summary.num_self_contacts == 0
     # All steps have 20 seconds, and no row repeats another.

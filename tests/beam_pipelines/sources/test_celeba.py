@@ -15,7 +15,7 @@ from beam_pipelines.sources.celeba import (
     IDENTITY_FILE,
     IMAGE_FOLDER,
     PARTITION_FILE,
-    CelebaOptions,
+    Celeba,
     celeba_images,
     read_partitions,
     read_people,
@@ -73,7 +73,7 @@ def test_people(tmp_path, end):
 
 def read(folder, images_per_task=2000, **options):
     """All people of all parts, sorted, and the raw data."""
-    raw = celeba_images(folder, CelebaOptions(**options), images_per_task)
+    raw = celeba_images(folder, Celeba(kind="celeba", input=str(folder), **options), images_per_task)
     users = [user for unit in raw.units for user in raw.read_users(folder / unit)]
     return sorted(users, key=lambda user: user.client), raw
 
@@ -82,7 +82,7 @@ def test_images_become_averages(tmp_path):
     write_text(tmp_path)
     for image in PEOPLE:
         write_image(tmp_path, image, halves((200, 100, 0), (0, 0, 250)))
-    (_, second), _ = read(tmp_path, shape=(1, 2, 3))
+    (_, second), _ = read(tmp_path, input_shape=(1, 2, 3))
     assert (second.client, second.y, second.num_samples) == ("identity_02880", [0, 1], 2)
     for x in second.x:
         assert x.dtype == np.float32 and x.min() >= 0 and x.max() <= 1
@@ -90,7 +90,7 @@ def test_images_become_averages(tmp_path):
         np.testing.assert_allclose(x * 255, [200, 100, 0, 0, 0, 250], atol=COLOUR + 2 * 250 / 2 / 89)
     stripes = np.where(np.arange(178) % 8 < 4, 0, 240).astype(np.uint8)
     write_image(tmp_path, "000002.jpg", np.broadcast_to(stripes[:, np.newaxis], (218, 178, 3)))
-    (first, _), _ = read(tmp_path, shape=(2, 1, 1))
+    (first, _), _ = read(tmp_path, input_shape=(2, 1, 1))
     # 22 whole stripes and one half, which is black.
     # An edge in a block's middle has four waves, kept as whole numbers of 1, 2, 4 and 6, so each off by half of that
     # at most, of which a pixel takes 1 / (4 sqrt 2). Black that is off is lighter, and black is every other pixel.
@@ -103,9 +103,9 @@ def test_tasks_read_parts_of_the_people(tmp_path):
     write_text(tmp_path, {name: int(name[:6]) % 5 for name in names}, dict.fromkeys(names, 1))
     for name in names:
         write_image(tmp_path, name, halves((int(name[:6]) * 20,) * 3, (0, 0, 0)))
-    whole, raw = read(tmp_path, shape=(2, 2, 1))
+    whole, raw = read(tmp_path, input_shape=(2, 2, 1))
     assert raw.units == (f"{IDENTITY_FILE}:0/1",) and raw.files == (IDENTITY_FILE, ATTRIBUTE_FILE)
-    divided, raw = read(tmp_path, shape=(2, 2, 1), images_per_task=4)
+    divided, raw = read(tmp_path, input_shape=(2, 2, 1), images_per_task=4)
     assert raw.units == tuple(f"{IDENTITY_FILE}:{part}/3" for part in range(3))
     assert [len(list(raw.read_users(tmp_path / unit))) for unit in raw.units] == [2, 2, 1]
     assert [user.fingerprint() for user in divided] == [user.fingerprint() for user in whole]
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_kept_aside(prepare, tmp_path):
     (images / names[1]).write_bytes((images / names[1]).read_bytes()[:1500])
     (images / names[2]).write_bytes(b"<html>")
     Image.fromarray(halves((1, 1, 1), (2, 2, 2))).save(images / names[3], format="PNG")
-    data = {"source": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "max_bad_fraction": 0.2}
+    data = {"kind": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "max_bad_fraction": 0.2}
     dataset = prepare(**data)
     assert sum(dataset.manifest.clients["identity_00003"].values()) == 16
     assert dataset.manifest.dropped[Reason.UNREADABLE_IMAGE].examples == 4
@@ -151,8 +151,8 @@ def test_official_partition(prepare, tmp_path, end):
         write_image(folder, name, halves((int(name[:6]) * 20,) * 3, (0, 0, 0)))
     # Identities 1 and 3 are for training, 0 for validation; 2 has an image on each side, which no original has.
     write_partition(folder, dict(zip(names, "02010000", strict=True)) | {"000004.jpg": 1, "000008.jpg": 1}, end)
-    data = {"source": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "min_examples_per_client": 1}
-    manifest = prepare(**data, arguments={"split": "by_image_partition"}).manifest
+    data = {"kind": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "min_examples_per_client": 1}
+    manifest = prepare(**data, split="by_image_partition").manifest
     assert manifest.clients == {
         "identity_00000": {"train": 0, "validation": 2, "test": 0},
         "identity_00001": {"train": 2, "validation": 0, "test": 0},
@@ -193,7 +193,7 @@ def test_leaf_json(prepare, tmp_path, label):
         write_image(tmp_path / "raw", f"00000{name}.jpg", halves((name * 20,) * 3, (0, 0, 0)))
     write_leaf(tmp_path / "raw" / "train" / "all_data_niid_1_keep_5_train_8.json", train, label)
     write_leaf(tmp_path / "raw" / "test" / "all_data_niid_1_keep_5_test_8.json", test, label)
-    data = {"source": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "min_examples_per_client": 1}
+    data = {"kind": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "min_examples_per_client": 1}
     dataset = prepare(**data, max_bad_fraction=1.0, validation_fraction=0.0)
     assert dataset.manifest.clients == {
         "12": {"train": 1, "validation": 0, "test": 1},
@@ -218,7 +218,7 @@ def test_leaf_json_has_one_attribute_and_its_own_split(tmp_path):
     with pytest.raises(DataError, match="nowhere: no such folder; `images` takes"):
         read(tmp_path, images=str(tmp_path / "nowhere"))
     write_image(tmp_path / "elsewhere", "000001.jpg", halves((10,) * 3, (10,) * 3))
-    ((user,), _) = read(tmp_path, shape=(1, 1, 1), images=str(tmp_path / "elsewhere" / IMAGE_FOLDER))
+    ((user,), _) = read(tmp_path, input_shape=(1, 1, 1), images=str(tmp_path / "elsewhere" / IMAGE_FOLDER))
     np.testing.assert_allclose(user.x[0] * 255, [10], atol=GREY)
 
 
@@ -239,17 +239,20 @@ def test_images_are_part_of_what_decides_the_dataset(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"arguments": {"attribute": "Grinning"}}, "no attribute 'Grinning'; known: 5_o_Clock_Shadow, Smiling, Young"),
-        ({"arguments": {"split": "by_name"}}, "split: 'by_name' is not known; known: random, by_image_partition"),
-        ({"input_shape": [64]}, r"celeba takes \[height, width, 3\], or 1 for grey"),
-        ({"input_shape": [8, 8, 4]}, r"celeba takes \[height, width, 3\], or 1 for grey"),
+        ({"attribute": "Grinning"}, "no attribute 'Grinning'; known: 5_o_Clock_Shadow, Smiling, Young"),
+        ({"split": "by_name"}, "data.split must be one of by_image_partition, random, not 'by_name'"),
+        ({"input_shape": [64]}, r"data.input_shape must be a list of 3, each a whole .* of at least 1, not \[64\]"),
+        (
+            {"input_shape": [8, 8, 4]},
+            r"data: input_shape must be \[height, width, 3\], or 1 for grey, not \[8, 8, 4\]",
+        ),
         ({"num_classes": 62}, r"and 62; celeba has \[8, 8, 3\] and 2"),
     ],
 )
 def test_settings_that_do_not_fit(prepare, tmp_path, data, message):
     write_text(tmp_path / "raw")
     with pytest.raises(ConfigError, match=message):
-        prepare(**{"source": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, **data})
+        prepare(**{"kind": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, **data})
 
 
 @pytest.mark.parametrize(
@@ -284,7 +287,7 @@ def test_an_image_named_twice(tmp_path):
 
 
 def test_missing_files(prepare, tmp_path):
-    data = {"source": "celeba", "input_shape": [8, 8, 3], "num_classes": 2}
+    data = {"kind": "celeba", "input_shape": [8, 8, 3], "num_classes": 2}
     folder = write_text(tmp_path / "raw")
     with pytest.raises(DataError, match="raw: no folder img_align_celeba in it"):
         prepare(**data)
@@ -337,7 +340,7 @@ def test_real_leaf_files(real_data, prepare, tmp_path):
         leaf["users"], leaf["user_data"] = chosen, {user: leaf["user_data"][user] for user in chosen}
         (tmp_path / "raw" / side).mkdir()
         (tmp_path / "raw" / side / name).write_text(json.dumps(leaf))
-    data = {"source": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "validation_fraction": 0.0}
+    data = {"kind": "celeba", "input_shape": [8, 8, 3], "num_classes": 2, "validation_fraction": 0.0}
     manifest = prepare(**data, min_examples_per_client=5).manifest
     assert manifest.kept == manifest.read == Tally(20, sum(counts.values()))
     assert manifest.num_examples == {"train": counts["train"], "validation": 0, "test": counts["test"]}

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
-from beam_pipelines.options import DataConfig
-from beam_pipelines.sources.leaf import leaf_images
+from beam_pipelines.options import SourceSettings
+from beam_pipelines.sources.leaf import leaf_raw_data, read_users
 from beam_pipelines.sources.partition import write_digits_leaf
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from tests.beam_pipelines.sources.raw_images import (
@@ -20,27 +20,34 @@ from tests.beam_pipelines.sources.raw_images import (
 )
 from tff_pdp.cli import RAW_DATA
 from tff_pdp.data.manifest import Tally
-from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.registry import DATASETS
+from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.kinds import SOURCES
+from tff_pdp.settings import Name
 
 ROTATED = {
-    "source": "rotated_mnist",
+    "kind": "rotated_mnist",
     "input_shape": [4, 4, 1],
     "num_classes": 10,
     "validation_fraction": 0.25,
     "exact_split": True,
 }
-POOLED = {"source": "partitioned_images", "validation_fraction": 0.0, "min_examples_per_client": 1}
-CLASSES = {"images": "cifar10", "partition": "classes", "num_clients": 4, "classes_per_client": 5}
-UNIFORM = {"images": "mnist", "partition": "uniform", "num_clients": 8}
-PARTITIONED = {**POOLED, "input_shape": [4, 4, 1], "num_classes": 10, "arguments": UNIFORM}
-CIFAR = {**POOLED, "input_shape": [32, 32, 3], "num_classes": 10, "arguments": CLASSES}
+POOLED = {"kind": "partitioned_images", "validation_fraction": 0.0, "min_examples_per_client": 1}
+CLASSES = {"num_clients": 4, "classes_per_client": 5}
+UNIFORM = {"kind": "uniform", "num_clients": 8}
+PARTITIONED = {**POOLED, "input_shape": [4, 4, 1], "num_classes": 10, "images": "mnist", "partition": UNIFORM}
+CIFAR = {
+    **POOLED,
+    "input_shape": [32, 32, 3],
+    "num_classes": 10,
+    "images": "cifar10",
+    "partition": {"kind": "classes", **CLASSES},
+}
 
 
 def test_rotated_mnist(prepare, tmp_path):
     write_mnist(tmp_path / "raw", train=400, test=100)
-    arguments = {"num_silos": 8, "mask_fraction": 0.25, "train_per_silo": 40, "test_per_silo": 10}
-    dataset = prepare(**ROTATED, seed=3, arguments=arguments)
+    rotated = {**ROTATED, "num_silos": 8, "mask_fraction": 0.25, "train_per_silo": 40, "test_per_silo": 10}
+    dataset = prepare(**rotated, seed=3)
     manifest = dataset.manifest
     assert set(manifest.clients) == set(manifest.parameters["rotation_groups"])
     assert sorted(manifest.parameters["rotation_groups"].values()) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -57,9 +64,9 @@ def test_rotated_mnist(prepare, tmp_path):
             values = np.where(masked[0], np.nan, part.x).reshape(len(part.y), -1)
             values = values[:, ~np.isnan(values[0])] * 255
             assert values.size == 0 or (np.round(values) % 10 == part.y[:, np.newaxis]).all()
-    again = prepare(**ROTATED, seed=3, arguments=arguments)
+    again = prepare(**rotated, seed=3)
     assert again.manifest == manifest
-    assert prepare(**ROTATED, seed=4, arguments=arguments).manifest.shards != manifest.shards
+    assert prepare(**rotated, seed=4).manifest.shards != manifest.shards
 
 
 def test_cifar10_by_classes(prepare, tmp_path):
@@ -71,23 +78,23 @@ def test_cifar10_by_classes(prepare, tmp_path):
     for client in dataset.client_ids:
         labels = [set(dataset.load(client, split).y.tolist()) for split in ("train", "test")]
         assert len(labels[0]) == 5 and labels[0] == labels[1]
-    expected = {"source": "partitioned_images", **CLASSES, "concentration": None, "shrink": 1, "test_fraction": None}
+    expected = {"source": "partitioned_images", "images": "cifar10", "partition": "classes", **CLASSES}
+    expected |= {"concentration": None, "shrink": 1, "test_fraction": None}
     assert expected.items() <= dataset.manifest.parameters.items()
 
 
 def test_other_pooled_images(prepare, tmp_path):
-    uniform = {"partition": "uniform", "num_clients": 5}
+    uniform = {**POOLED, "partition": {"kind": "uniform", "num_clients": 5}}
     write_cifar100(tmp_path / "raw")
-    dataset = prepare(**POOLED, input_shape=[32, 32, 3], num_classes=100, arguments={**uniform, "images": "cifar100"})
+    dataset = prepare(**uniform, input_shape=[32, 32, 3], num_classes=100, images="cifar100")
     assert all(counts == {"train": 40, "validation": 0, "test": 20} for counts in dataset.manifest.clients.values())
     write_mnist(tmp_path / "raw", train=50, test=10)
-    shrunk = {"input_shape": [2, 2, 1], "arguments": {**uniform, "images": "mnist", "shrink": 2}}
-    dataset = prepare(**POOLED, num_classes=10, **shrunk)
+    dataset = prepare(**uniform, num_classes=10, input_shape=[2, 2, 1], images="mnist", shrink=2)
     images = np.concatenate([dataset.load(client, "train").x for client in dataset.client_ids])
     assert sorted(np.rint(images[:, 0, 0, 0] * 255)) == list(range(50))
     write_emnist(tmp_path / "raw", "letters", np.zeros((52, 4, 4)), np.arange(52) % 26 + 1)
-    dirichlet = {"images": "emnist", "partition": "dirichlet", "num_clients": 4, "concentration": 0.5}
-    dataset = prepare(**POOLED, input_shape=[4, 4, 1], num_classes=26, arguments=dirichlet)
+    dirichlet = {"kind": "dirichlet", "num_clients": 4, "concentration": 0.5}
+    dataset = prepare(**POOLED, input_shape=[4, 4, 1], num_classes=26, images="emnist", partition=dirichlet)
     labels = np.concatenate([dataset.load(client, "test").y for client in dataset.client_ids])
     assert sorted(labels) == sorted([*range(26)] * 2)
 
@@ -96,10 +103,10 @@ def test_mnist_writers(prepare, tmp_path):
     folder = write_mnist(tmp_path / "raw", train=60, test=10)
     table = write_writers(tmp_path / "elsewhere.gz", np.arange(60) % 10, np.arange(60) // 20)
     dataset = prepare(
-        source="mnist_writers",
+        kind="mnist_writers",
         input_shape=[4, 4, 1],
         num_classes=10,
-        arguments={"writers": str(table)},
+        writers=str(table),
         exact_split=True,
         test_fraction=0.25,
     )
@@ -112,20 +119,21 @@ def test_mnist_writers(prepare, tmp_path):
     assert names == ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "elsewhere.gz"]
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(ConfigError, match=r"and 62; mnist_writers has \[2, 2, 1\] and 10"):
-        prepare(source="mnist_writers", input_shape=[2, 2, 1], arguments={"writers": str(table), "shrink": 2})
+        prepare(kind="mnist_writers", input_shape=[2, 2, 1], writers=str(table), shrink=2)
 
 
 def test_silo_files_of_a_regression(prepare, tmp_path):
     x = np.arange(40.0).reshape(20, 2)
     write_silo_arrays(tmp_path / "raw" / "silos.npz", [SiloArrays("a", x, np.arange(1.0, 21.0))])
     dataset = prepare(
-        source="silo_files",
+        kind="silo_files",
         input_shape=[2],
         num_classes=0,
         test_fraction=0.25,
         validation_fraction=0.0,
         exact_split=True,
-        arguments={"label_shift": -1, "label_scale": 0.5},
+        label_shift=-1,
+        label_scale=0.5,
     )
     assert dataset.manifest.clients == {"a": {"train": 15, "validation": 0, "test": 5}}
     for split in ("train", "test"):
@@ -133,16 +141,16 @@ def test_silo_files_of_a_regression(prepare, tmp_path):
         np.testing.assert_array_equal(examples.y, examples.x[:, 0] / 4)
 
 
-def test_leaf_is_the_default(prepare, tmp_path):
+def test_leaf(prepare, tmp_path):
     write_digits_leaf(tmp_path / "raw", num_clients=3, concentration=1.0, seed=0)
-    dataset = prepare(input_shape=[8, 8, 1], num_classes=10)
+    dataset = prepare(kind="leaf", input_shape=[8, 8, 1], num_classes=10)
     assert dataset.manifest.kept.examples == 1797 and dataset.manifest.parameters["source"] == "leaf"
 
 
 def test_leaf_with_train_and_test(prepare, tmp_path):
     for side in ("train", "test"):
         write_digits_leaf(tmp_path / "raw" / side, num_clients=3, concentration=1.0, seed=0)
-    manifest = prepare(input_shape=[8, 8, 1], num_classes=10, validation_fraction=0.0).manifest
+    manifest = prepare(kind="leaf", input_shape=[8, 8, 1], num_classes=10, validation_fraction=0.0).manifest
     assert manifest.num_examples == {"train": 1797, "validation": 0, "test": 1797} and len(manifest.clients) == 3
 
 
@@ -152,77 +160,94 @@ def test_nist_sd19(prepare, tmp_path):
             path = tmp_path / "raw" / place / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((128, 128), number, np.uint8)).save(path)
-    data = {"source": "nist_sd19", "num_classes": 10, "min_examples_per_client": 1}
-    manifest = prepare(**data, arguments={"classes": "digits"}).manifest
+    data = {"kind": "nist_sd19", "num_classes": 10, "min_examples_per_client": 1}
+    manifest = prepare(**data, classes="digits").manifest
     assert manifest.read == manifest.kept == Tally(2, 12) and set(manifest.clients) == {"f0000_14", "f0001_14"}
     with pytest.raises(ConfigError, match=r"and 10; nist_sd19 has \[28, 28, 1\] and 62"):
         prepare(**data)
 
 
-def test_a_source_may_have_a_job_of_its_own(prepare, tmp_path, monkeypatch):
+class OneClient(SourceSettings):
+    """A kind from outside, which has a job of its own."""
+
+    name: Name
+
+    def build(self, workspace: Path) -> "OneClient":
+        return self
+
+    def run(self, options):
+        asked.append((self.name, options))
+        return run_client_dataset_job(leaf_raw_data("leaf", Path(self.input), read_users), options)
+
+
+asked = []
+
+
+def test_a_source_may_have_a_job_of_its_own(prepare, tmp_path):
     write_digits_leaf(tmp_path / "raw", num_clients=3, concentration=1.0, seed=0)
-    asked = []
-
-    class OneClient:
-        def run(self, options):
-            asked.append(options)
-            return run_client_dataset_job(leaf_images(tmp_path / "raw"), options)
-
-    def build_one_client(data: DataConfig, workspace: Path, *, name: str) -> OneClient:
-        return OneClient()
-
-    monkeypatch.setitem(DATASETS, "one_client", build_one_client)
-    dataset = prepare(source="one_client", input_shape=[8, 8, 1], num_classes=10, seed=7, arguments={"name": "a"})
+    asked.clear()
+    kind = f"{__name__}:OneClient"
+    dataset = prepare(kind=kind, input_shape=[8, 8, 1], num_classes=10, seed=7, name="a")
     assert dataset.manifest.kept.examples == 1797
-    assert (asked[0].seed, asked[0].num_classes, asked[0].overwrite) == (7, 10, True)
-    with pytest.raises(ConfigError, match=r"unknown key 'data\.arguments\.size'"):
-        prepare(source="one_client", arguments={"name": "a", "size": 1})
+    ((name, options),) = asked
+    assert (name, options.seed, options.num_classes, options.overwrite) == ("a", 7, 10, True)
+    with pytest.raises(ConfigError, match=r"unknown key data\.size"):
+        prepare(kind=kind, name="a", size=1)
+    with pytest.raises(ConfigError, match=r"missing key data\.name: text that is not empty"):
+        prepare(kind=kind)
 
 
 def test_the_command_line_names_every_kind_of_raw_data():
     named = [line.split()[0] for line in RAW_DATA.splitlines() if line.startswith("  ")]
-    assert named == list(DATASETS)
+    assert named == list(SOURCES.own)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"source": "mnist"}, "data.source: 'mnist' is not known; known: celeba, .*fed_emnist, leaf, "),
-        (
-            {**ROTATED, "arguments": {"num_silo": 8}},
-            "source 'rotated_mnist': unknown key 'data.num_silo'; did you mean 'num_silos'",
-        ),
-        ({"arguments": {"num_silos": 8}}, "source 'leaf': unknown key 'data.num_silos'; known keys: none"),
-        ({**ROTATED, "arguments": {"num_silos": "8"}}, "'data.num_silos' must be a int, not '8'"),
-        ({**ROTATED, "arguments": {"num_silos": 7}}, "num_silos 7 must be a multiple of num_rotations 4"),
+        ({"kind": "svhn"}, "data.kind: unknown kind 'svhn'; known: celeba, .*fed_emnist, leaf, "),
+        ({"kind": "rotated_mnits"}, r"data.kind: unknown kind 'rotated_mnits'; did you mean rotated_mnist\?"),
+        ({}, "missing key data.kind: one of leaf, silo_files, .*, simulated_outbreak, or module:name"),
+        ({"kind": 3}, "data.kind must be text that is not empty, not 3"),
+        ({**ROTATED, "num_silo": 8}, r"unknown key data.num_silo; did you mean num_silos\?"),
+        ({"kind": "leaf", "num_silos": 8}, "unknown key data.num_silos; "),
+        ({**ROTATED, "num_silos": "8"}, "data.num_silos must be a whole number of at least 1, not '8'"),
+        ({**ROTATED, "num_silos": 7}, "num_silos 7 must be a multiple of num_rotations 4"),
+        ({**ROTATED, "source": "leaf"}, "the key data.source is now data.kind"),
+        ({**ROTATED, "arguments": {"num_silos": 8}}, "the key data.arguments is now the options of data.kind, which"),
         ({**ROTATED, "num_classes": 62}, r"are \[4, 4, 1\] and 62; rotated_mnist has \[4, 4, 1\] and 10"),
         ({**ROTATED, "input_shape": [16]}, r"are \[16\] and 10; rotated_mnist has \[4, 4, 1\] and 10"),
         ({**PARTITIONED, "input_shape": [1, 4, 4]}, r"partitioned_images has \[4, 4, 1\] and 10"),
-        ({**PARTITIONED, "arguments": {**UNIFORM, "num_clients": 401}}, "400 training images cannot be divided"),
-        ({**PARTITIONED, "arguments": {**UNIFORM, "shrink": 3}}, "shrink 3 does not divide images of 4 x 4 pixels"),
-        ({**PARTITIONED, "arguments": {**UNIFORM, "concentration": 1}}, "uniform does not take concentration"),
+        ({**PARTITIONED, "partition": {**UNIFORM, "num_clients": 401}}, "400 training images cannot be divided"),
+        ({**PARTITIONED, "shrink": 3}, "shrink 3 does not divide images of 4 x 4 pixels"),
+        ({**PARTITIONED, "partition": {**UNIFORM, "concentration": 1}}, "unknown key data.partition.concentration"),
         (
-            {**PARTITIONED, "arguments": {**UNIFORM, "images": "svhn"}},
-            "images: 'svhn' is not known; known: cifar10, cifar100, mnist, emnist",
+            {**PARTITIONED, "images": "svhn"},
+            "data.images must be one of cifar10, cifar100, emnist, mnist, not 'svhn'",
         ),
-        ({**PARTITIONED, "arguments": {"images": "mnist"}}, "missing key 'data.partition'"),
-        ({"source": "fed_emnist", "num_classes": 47}, r"is 47; fed_emnist has 10 \(digits\) or 62"),
-        ({"source": "fed_emnist", "num_classes": 10, "input_shape": [28, 28]}, r"fed_emnist has \[28, 28, 1\] and 10"),
-        ({"source": "silo_files", "arguments": {"label_scale": 0.1}}, "set data.num_classes to 0"),
         (
-            {"source": "silo_files", "num_classes": 0, "arguments": {"label_scale": 0}},
-            "finite, the scale not 0",
+            {**POOLED, "images": "mnist"},
+            "missing key data.partition: a mapping whose kind is one of classes, dirichlet, uniform",
         ),
-        ({"exact_split": 1}, "'data.exact_split' must be a bool, not 1"),
+        ({"kind": "fed_emnist", "num_classes": 47}, r"is 47; fed_emnist has 10 \(digits\) or 62"),
+        ({"kind": "fed_emnist", "num_classes": 10, "input_shape": [28, 28]}, r"fed_emnist has \[28, 28, 1\] and 10"),
+        ({"kind": "silo_files", "label_scale": 0.1}, "data: label_shift and .* regressions; set num_classes to 0"),
+        ({"kind": "silo_files", "num_classes": 0, "label_scale": 0}, "data: label_scale must not be 0"),
+        (
+            {"kind": "silo_files", "num_classes": 0, "label_shift": float("inf")},
+            "data.label_shift must be a number, finite, not inf",
+        ),
+        ({"kind": "leaf", "exact_split": 1}, "data.exact_split must be true or false, not 1"),
     ],
 )
 def test_settings_that_do_not_fit(prepare, tmp_path, data, message):
     write_mnist(tmp_path / "raw", train=400, test=100)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         prepare(**data)
+    assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_options_are_judged_before_the_input_is_read(prepare):
-    with pytest.raises(DataError, match="must leave room for train"):
+    with pytest.raises(ConfigError, match="data: validation_fraction and test_fraction must leave room for training"):
         prepare(**ROTATED, test_fraction=0.8)

@@ -226,7 +226,7 @@ def test_a_database_becomes_a_client_dataset(prepare, tmp_path):
     compressed.write_bytes(lzma.compress(path.read_bytes()))
     options = {"validation_fraction": 0.0, "min_examples_per_client": 1, "max_bad_fraction": 0.5}
     for source in (path, compressed):
-        dataset = prepare(source="fed_emnist", input=str(source), num_classes=62, input_shape=[28, 28, 1], **options)
+        dataset = prepare(kind="fed_emnist", input=str(source), num_classes=62, input_shape=[28, 28, 1], **options)
         assert dataset.manifest.clients == {client: {"train": 2, "validation": 0, "test": 1} for client in "ab"}
         assert set(dataset.manifest.dropped) == {Reason.PIXEL_COUNT, Reason.LABEL_RANGE}
         examples = dataset.load("b", "test")

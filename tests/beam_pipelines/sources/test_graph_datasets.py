@@ -17,19 +17,23 @@ ROWS = {"degree_bound": BOUND, "num_slots": 3, "layout": "exposure", "num_window
 POPULATION = {"num_people": PEOPLE, "num_regions": 2, "max_contacts": DEGREE}
 OUTBREAK = {"initial_infections": 12, "reproduction_number": 4.0}
 DATA = {"input_shape": [10], "num_classes": 2, "validation_fraction": 0.25, "num_shards": 2, "seed": 3}
-TABLES = {**DATA, "source": "contact_graph", "arguments": ROWS}
+TABLES = {**DATA, "kind": "contact_graph", "rows": ROWS}
 SIMULATED = {
     **DATA,
-    "source": "simulated_outbreak",
+    "kind": "simulated_outbreak",
     "input": "generated",
-    "arguments": {"population": POPULATION, "outbreak": OUTBREAK, "rows": ROWS},
+    "population": POPULATION,
+    "outbreak": OUTBREAK,
+    "rows": ROWS,
 }
 EDGES = {"degree_bound": {"kind": "edge"}, "num_slots": 2, "layout": "exposure"}
 MEASURED = {
     **DATA,
-    "source": "simulated_outbreak",
+    "kind": "simulated_outbreak",
     "min_examples_per_client": 1,
-    "arguments": {"population": {"observed_days": 1}, "outbreak": {"initial_infections": 2}, "rows": EDGES},
+    "population": {"observed_days": 1},
+    "outbreak": {"initial_infections": 2},
+    "rows": EDGES,
 }
 
 
@@ -58,12 +62,8 @@ def test_a_made_up_population_is_that_of_the_seed(prepare, tmp_path):
 
 
 def test_seeds_of_population_and_outbreak_can_be_given(prepare, tmp_path):
-    arguments = {
-        **SIMULATED["arguments"],
-        "population": {**POPULATION, "seed": 5},
-        "outbreak": {**OUTBREAK, "seed": 5},
-    }
-    made_up = examples(prepare(**{**SIMULATED, "arguments": arguments}))
+    seeded = {"population": {**POPULATION, "seed": 5}, "outbreak": {**OUTBREAK, "seed": 5}}
+    made_up = examples(prepare(**{**SIMULATED, **seeded}))
     write_tables(tmp_path / "raw", seed=5)
     assert equal(made_up, examples(prepare(**TABLES)))
 
@@ -79,18 +79,17 @@ def test_measured_contacts(prepare, tmp_path):
     assert {name: counts["test"] for name, counts in dataset.manifest.clients.items()} == {"nurse": 2, "patient": 3}
     assert dataset.manifest.row_influence.unit == "edge" and dataset.manifest.row_influence.num_rows == 2
     of_folder = examples(dataset)
-    of_network = prepare(**{**MEASURED, "arguments": {**MEASURED["arguments"], "network": "ward"}})
+    of_network = prepare(**MEASURED, network="ward")
     assert equal(of_folder, examples(of_network))
     (tmp_path / "roles.dat").write_text("".join(f"{pid}\tsomebody\n" for pid in range(1, 6)))
-    arguments = {**MEASURED["arguments"], "metadata": str(tmp_path / "roles.dat")}
-    elsewhere = prepare(**{**MEASURED, "arguments": arguments}, input=str(folder))
+    elsewhere = prepare(**MEASURED, metadata=str(tmp_path / "roles.dat"), input=str(folder))
     assert elsewhere.manifest.clients.keys() == {"somebody"}
 
 
 def test_how_many_days_were_observed_must_be_said(prepare, tmp_path):
     write_contacts(tmp_path / "raw" / "tij_two.dat.gz", [(20, 1, 2), (86420, 1, 2)])
-    with pytest.raises(ConfigError, match=r"data\.arguments\.population: .*observed_days"):
-        prepare(**{**MEASURED, "arguments": {**MEASURED["arguments"], "population": {}}})
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: data: missing key population\.observed_days"):
+        prepare(**{**MEASURED, "population": {}})
     with pytest.raises(DataError, match=r"tij_two\.dat\.gz: people met on more days than observed_days, 1"):
         prepare(**MEASURED)
 
@@ -98,18 +97,23 @@ def test_how_many_days_were_observed_must_be_said(prepare, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"population": {"people": 3}}, "data.population: unknown key 'people'; known: num_people"),
-        ({"population": {}}, "data.population: .*num_people"),
-        ({"outbreak": {"rate": 1}}, "data.outbreak: unknown key 'rate'"),
-        ({"rows": {**ROWS, "slots": 3}}, "data.rows.*slots"),
-        ({"rows": {}}, "degree_bound"),
+        ({"population": {"people": 3}}, r"data: unknown key population\.people; did you mean num_people\?"),
+        ({"population": {}}, r"data: missing key population\.num_people: a whole number of at least 1"),
+        ({"population": {"num_people": 5}}, "data: population: num_people 5: 4 regions need at least 2 people each"),
+        ({"population": {"num_people": [5]}}, r"data\.population\.num_people must be .*, not \[5\]"),
+        ({"outbreak": {"rate": 1}}, r"data: unknown key outbreak\.rate; "),
+        ({"outbreak": {"observed_days": 0}}, r"data: outbreak\.observed_days must be a whole .* of at least 1, not 0"),
+        ({"rows": {**ROWS, "slots": 3}}, r"unknown key data\.rows\.slots; did you mean num_slots\?"),
+        ({"rows": {**ROWS, "num_days": 20}}, r"data\.rows: num_days must leave room for window_days"),
+        ({"rows": {**ROWS, "silo_by": "region"}}, r"data\.rows\.silo_by must be text like .*person.*, not 'region'"),
+        ({"rows": {}}, r"missing key data\.rows\.degree_bound: a mapping whose kind is one of promise, public_groups"),
         ({"network": "ward"}, "network and metadata are for published contacts"),
         ({"metadata": "metadata.dat"}, "network and metadata are for published contacts"),
     ],
 )
-def test_arguments_that_are_refused(prepare, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        prepare(**{**SIMULATED, "arguments": {**SIMULATED["arguments"], **changes}})
+def test_options_that_are_refused(prepare, changes, message):
+    with pytest.raises(ConfigError, match=rf"experiment\.yaml: .*{message}"):
+        prepare(**{**SIMULATED, **changes})
 
 
 @pytest.mark.parametrize("changes", [{"input_shape": [11]}, {"num_classes": 3}])
@@ -121,13 +125,13 @@ def test_features_that_are_others(prepare, changes):
 def test_a_promise_that_does_not_hold(prepare):
     rows = {**ROWS, "degree_bound": {**BOUND, "max_degree": 1}}
     with pytest.raises(DataError, match="1 are promised"):
-        prepare(**{**SIMULATED, "arguments": {**SIMULATED["arguments"], "rows": rows}})
+        prepare(**{**SIMULATED, "rows": rows})
 
 
 def test_folders_of_measured_contacts_that_are_refused(prepare, tmp_path):
     folder = tmp_path / "raw"
-    with pytest.raises(DataError, match=r"no such folder; data\.arguments\.network"):
-        prepare(**{**MEASURED, "arguments": {**MEASURED["arguments"], "network": "ward"}})
+    with pytest.raises(DataError, match=r"no such folder; data\.network"):
+        prepare(**MEASURED, network="ward")
     folder.mkdir()
     with pytest.raises(DataError, match="0 files tij_"):
         prepare(**MEASURED)

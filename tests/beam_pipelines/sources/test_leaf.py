@@ -2,8 +2,8 @@
 
 import pytest
 
-from beam_pipelines.sources.leaf import list_sources, pair_files, run_femnist
-from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user
+from beam_pipelines.sources.leaf import list_sources, pair_files
+from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user, run_leaf
 from tests.rounding import gamma
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import Tally
@@ -31,7 +31,7 @@ def test_each_side_says_what_its_examples_are_for(write_split, options):
     users = {name: make_user(seed, 20) for seed, name in enumerate("abc")}
     write_split("train", {name: part(users[name], 0, 14) for name in "ab"}, {"c": part(users["c"], 0, 14)})
     write_split("test", {name: part(users[name], 14, 20) for name in "ab"}, {"c": part(users["c"], 14, 20)})
-    manifest = run_femnist(options(validation_fraction=0.5)).manifest
+    manifest = run_leaf(options(validation_fraction=0.5)).manifest
     assert manifest.read == manifest.kept == Tally(3, 60)
     assert manifest.num_examples["test"] == 18 and manifest.num_examples["validation"] > 0
     assert manifest.parameters["test_fraction"] is None and manifest.parameters["validation_fraction"] == 0.5
@@ -52,7 +52,7 @@ def test_divided_by_user(write_split, options):
     # As LEAF's `-t user` writes them: the numbers of files do not pair users, and test has fewer files.
     write_split("train", {name: users[name] for name in "ab"}, {"c": users["c"]})
     write_split("test", {name: users[name] for name in "de"})
-    summary = run_femnist(options(validation_fraction=0.0))
+    summary = run_leaf(options(validation_fraction=0.0))
     train, test = {"train": 20, "validation": 0, "test": 0}, {"train": 0, "validation": 0, "test": 20}
     assert summary.manifest.clients == {"a": train, "b": train, "c": train, "d": test, "e": test}
     assert summary.manifest.read == summary.manifest.kept == Tally(5, 100)
@@ -68,7 +68,7 @@ def test_one_bad_side_makes_the_user_unusable(write_split, options):
     test["bad"]["y"].append(0)
     write_split("train", train)
     write_split("test", test)
-    manifest = run_femnist(options()).manifest
+    manifest = run_leaf(options()).manifest
     assert manifest.dropped == {"x_and_y_differ_in_length": Tally(1, 14)} and manifest.kept == Tally(1, 12)
     assert manifest.read == Tally(2, 26)
     (letter,) = dead_letters(options().output / "dead_letters")
@@ -81,7 +81,7 @@ def test_bad_example_is_named_by_its_place_in_both_sides(write_split, options):
     user["y"][9] = 99
     write_split("train", {"a": part(user, 0, 8)})
     write_split("test", {"a": part(user, 8, 12)})
-    manifest = run_femnist(options()).manifest
+    manifest = run_leaf(options()).manifest
     assert manifest.kept == Tally(1, 11) and manifest.num_examples["test"] == 3
     (letter,) = dead_letters(options().output / "dead_letters")
     assert (letter["example"], letter["reason"]) == (9, "label_out_of_range")
@@ -94,7 +94,7 @@ def test_copies_of_a_user(write_leaf, options, conflict):
         other = make_user(1, 12) if conflict and number else user
         for side, (start, stop) in {"train": (0, 8), "test": (8, 12)}.items():
             write_leaf(make_leaf({"a": part(other, start, stop), f"b{number}": user}), f"{side}/{number}_{side}.json")
-    dropped = run_femnist(options()).manifest.dropped
+    dropped = run_leaf(options()).manifest.dropped
     assert dropped["copies_of_user_differ" if conflict else "identical_copy_of_user"].users == (2 if conflict else 1)
 
 
@@ -103,8 +103,8 @@ def test_same_bytes_with_either_exchange(write_split, options, tmp_path):
     users["a"]["y"][3] = 99
     for side, (start, stop) in {"train": (0, 14), "test": (14, 20)}.items():
         write_split(side, *({name: part(users[name], start, stop)} for name in "abc"))
-    first = run_femnist(options())
-    second = run_femnist(options(output=tmp_path / "again", exchange="runner"))
+    first = run_leaf(options())
+    second = run_leaf(options(output=tmp_path / "again", exchange="runner"))
     assert contents(first.output) == contents(second.output)
 
 
@@ -131,11 +131,11 @@ def test_folders_that_do_not_fit(write_leaf, tmp_path):
 
 def test_a_byte_order_mark_and_hidden_files_change_nothing(write_leaf, options, tmp_path):
     folder = write_leaf(make_leaf({name: make_user(seed, 20) for seed, name in enumerate("ab")}), "a.json")
-    expected = run_femnist(options()).manifest
+    expected = run_leaf(options()).manifest
     (folder / "a.json").write_bytes(b"\xef\xbb\xbf" + (folder / "a.json").read_bytes())
     (folder / "._a.json").write_bytes(b"\0\5\x16\7")
     assert list_sources(folder) == ("a.json",)
-    found = run_femnist(options(output=tmp_path / "again")).manifest
+    found = run_leaf(options(output=tmp_path / "again")).manifest
     assert (found.clients, found.shards, found.kept) == (expected.clients, expected.shards, expected.kept)
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from beam_pipelines.sources.cifar import read_cifar10
-from beam_pipelines.sources.divided import PartitionOptions, partitioned_images
+from beam_pipelines.sources.divided import ByClasses, Partition, Uniform, partitioned_images
 from beam_pipelines.sources.images import ImageDataset, Images
 from tests.rounding import standard_errors
 from tff_pdp.errors import ConfigError
+from tff_pdp.settings import read_settings
 
 
 def numbered(count, num_classes=10):
@@ -20,9 +21,11 @@ def numbered(count, num_classes=10):
     return Images(x, numbers.astype(np.int64) % num_classes)
 
 
-def make(train, test, partition, num_clients, seed=0, num_classes=10, **options):
+def make(train, test, partition, num_clients, seed=0, num_classes=10, shrink=1, **options):
     dataset = ImageDataset(numbered(train, num_classes), numbered(test, num_classes), num_classes, origin=[])
-    return list(partitioned_images(dataset, PartitionOptions(partition, num_clients, **options), seed))
+    content = {"kind": partition, "num_clients": num_clients, **options}
+    how = read_settings(Partition, content, "experiment.yaml", "data.partition")
+    return list(partitioned_images(dataset, how, shrink, seed))
 
 
 def numbers_of(client, is_test):
@@ -94,7 +97,7 @@ def test_clients_of_published_results_stay_as_they_are(train, test, num_clients,
 
 def test_real_images_stay_with_their_clients(real_data):
     cifar10 = read_cifar10(str(real_data / "cifar10" / "cifar-10-python-subset.tar.gz"))
-    clients = partitioned_images(cifar10, PartitionOptions("classes", num_clients=30, classes_per_client=5), seed=0)
+    clients = partitioned_images(cifar10, ByClasses(num_clients=30, classes_per_client=5), shrink=1, seed=0)
     assert digest(clients) == "93fdf6b3fc936fd540a23fd0a3779076f753eccff566370cd7ad9d66a3c9d369"
 
 
@@ -141,8 +144,8 @@ def test_other_numbers_of_classes_and_many_clients():
 
 def test_shrunk():
     images = Images(np.arange(32, dtype=np.uint8).reshape(2, 4, 4, 1), np.array([0, 1]))
-    options = PartitionOptions("uniform", num_clients=1, shrink=2)
-    (client,) = partitioned_images(ImageDataset(images, images, 2, origin=[]), options, seed=0)
+    dataset = ImageDataset(images, images, 2, origin=[])
+    (client,) = partitioned_images(dataset, Uniform(num_clients=1), shrink=2, seed=0)
     # Means of the first image's squares: 2.5, 4.5, 10.5 and 12.5, rounded to even.
     assert client.x.shape == (4, 2, 2, 1) and client.x[0, ..., 0].tolist() == [[2, 4], [10, 12]]
 
@@ -150,21 +153,40 @@ def test_shrunk():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"partition": "shards"}, "partition: 'shards' is not known; known: classes, dirichlet, uniform"),
-        ({"partition": "classes"}, "partition classes needs classes_per_client"),
-        ({"partition": "dirichlet"}, "partition dirichlet needs concentration"),
-        ({"partition": "uniform", "concentration": 0.1}, "partition uniform does not take concentration"),
+        ({"partition": "shards"}, "data.partition.kind must be one of classes, dirichlet, uniform, not 'shards'"),
+        ({"partition": "classes"}, "missing key data.partition.classes_per_client: a whole number of at least 1"),
+        ({"partition": "dirichlet"}, "missing key data.partition.concentration: a number above 0"),
+        (
+            {"partition": "uniform", "concentration": 0.1},
+            "unknown key data.partition.concentration; known: num_clients",
+        ),
         (
             {"partition": "dirichlet", "concentration": 0.1, "classes_per_client": 2},
-            "partition dirichlet does not take classes_per_client",
+            "unknown key data.partition.classes_per_client; known: concentration, num_clients",
         ),
-        ({"partition": "dirichlet", "concentration": 0.0}, "concentration must be finite and above 0"),
-        ({"partition": "dirichlet", "concentration": float("nan")}, "concentration must be finite and above 0"),
-        ({"partition": "uniform", "num_clients": 0}, "num_clients must be at least 1"),
+        (
+            {"partition": "dirichlet", "concentration": 0.0},
+            r"data.partition.concentration must be a number above 0, not 0\.0",
+        ),
+        (
+            {"partition": "dirichlet", "concentration": float("nan")},
+            "data.partition.concentration must be a number above 0, not nan",
+        ),
+        (
+            {"partition": "dirichlet", "concentration": float("inf")},
+            "data.partition.concentration must be a number above 0, not inf",
+        ),
+        (
+            {"partition": "uniform", "num_clients": 0},
+            "data.partition.num_clients must be a whole .* of at least 1, not 0",
+        ),
         ({"partition": "uniform", "num_clients": 101}, "100 training images cannot be divided among 101 clients"),
         ({"partition": "classes", "classes_per_client": 5, "num_clients": 3}, "3 clients with 5 of 10 classes"),
         ({"partition": "classes", "classes_per_client": 20, "num_clients": 3}, "3 clients with 20 of 10 classes"),
-        ({"partition": "classes", "classes_per_client": 0}, "4 clients with 0 of 10 classes"),
+        (
+            {"partition": "classes", "classes_per_client": 0},
+            "data.partition.classes_per_client must be a whole number of at least 1, not 0",
+        ),
         ({"partition": "uniform", "shrink": 2}, "shrink 2 does not divide images of 1 x 4 pixels"),
     ],
 )

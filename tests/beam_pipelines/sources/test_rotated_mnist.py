@@ -1,15 +1,23 @@
 """Rotated and masked silos, by hand on small images."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import asdict, replace
 
-from beam_pipelines.sources.divided import RotatedMnistOptions, patch_mask, rotated_mnist
+from beam_pipelines.sources.divided import RotatedMnist, patch_mask, rotated_mnist
 from beam_pipelines.sources.images import Images
 from tff_pdp.errors import ConfigError
+from tff_pdp.settings import read_settings
 
-OPTIONS = RotatedMnistOptions(num_silos=8, num_rotations=4, mask_fraction=0.0, train_per_silo=3, test_per_silo=1)
+OPTIONS = RotatedMnist(
+    kind="rotated_mnist",
+    input="raw",
+    num_silos=8,
+    num_rotations=4,
+    mask_fraction=0.0,
+    train_per_silo=3,
+    test_per_silo=1,
+)
 CORNER = np.array([[10, 20], [30, 40]], np.uint8)
 TURNED = {
     0: [[10, 20], [30, 40]],
@@ -27,7 +35,7 @@ def numbered(count, size=2):
 
 
 def make(options=OPTIONS, seed=0, size=2, train=30, test=10):
-    groups, silos = rotated_mnist(numbered(train, size), numbered(test, size), options, seed)
+    groups, silos = rotated_mnist(numbered(train, size), numbered(test, size), replace(options, seed=seed))
     return groups, list(silos)
 
 
@@ -50,7 +58,7 @@ def test_images_are_divided_evenly_and_none_twice():
 
 
 def test_the_same_seed_gives_the_same_silos_and_another_one_others():
-    options = dataclasses.replace(OPTIONS, mask_fraction=0.5)
+    options = replace(OPTIONS, mask_fraction=0.5)
     (groups, silos), (same_groups, same), (other_groups, other) = (make(options, seed, size=8) for seed in (5, 5, 6))
     assert groups == same_groups and groups != other_groups
     assert all(
@@ -61,7 +69,7 @@ def test_the_same_seed_gives_the_same_silos_and_another_one_others():
 
 def test_a_silo_has_one_mask_for_all_its_images_and_other_silos_have_others():
     blank = Images(np.zeros((40, 8, 8, 1), np.uint8), np.arange(40))
-    _, silos = rotated_mnist(blank, blank, dataclasses.replace(OPTIONS, mask_fraction=0.5), seed=0)
+    _, silos = rotated_mnist(blank, blank, replace(OPTIONS, mask_fraction=0.5))
     masks = []
     for silo in silos:
         assert (silo.x == silo.x[0]).all() and set(np.unique(silo.x)) == {0, 255}
@@ -70,8 +78,8 @@ def test_a_silo_has_one_mask_for_all_its_images_and_other_silos_have_others():
 
 
 def test_masks_do_not_move_with_the_number_of_images():
-    options = dataclasses.replace(OPTIONS, mask_fraction=0.5)
-    (_, many), (_, few) = make(options, size=8), make(dataclasses.replace(options, train_per_silo=1), size=8)
+    options = replace(OPTIONS, mask_fraction=0.5)
+    (_, many), (_, few) = make(options, size=8), make(replace(options, train_per_silo=1), size=8)
     assert all(np.array_equal(one.x[0] == 255, two.x[0] == 255) for one, two in zip(many, few, strict=True))
 
 
@@ -91,8 +99,8 @@ def test_mask_by_hand():
 
 
 def test_silos_are_shrunk_after_their_masks():
-    options = dataclasses.replace(OPTIONS, mask_fraction=0.5)
-    (groups, whole), (same, small) = (make(dataclasses.replace(options, shrink=shrink), size=8) for shrink in (1, 2))
+    options = replace(OPTIONS, mask_fraction=0.5)
+    (groups, whole), (same, small) = (make(replace(options, shrink=shrink), size=8) for shrink in (1, 2))
     assert groups == same
     for one, two in zip(whole, small, strict=True):
         assert two.x.shape == (4, 4, 4, 1) and two.x.dtype == np.uint8
@@ -110,12 +118,13 @@ def test_share_of_the_masked_area():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_silos": 0}, "num_silos and train_per_silo must be at least 1"),
+        ({"num_silos": 0}, "num_silos must be a whole number of at least 1, not 0"),
+        ({"train_per_silo": 0}, "train_per_silo must be a whole number of at least 1, not 0"),
         ({"num_silos": 6}, "num_silos 6 must be a multiple of num_rotations 4"),
-        ({"num_rotations": 5}, "num_rotations must be 1 to 4"),
-        ({"mask_fraction": 1.5}, r"mask_fraction must lie in \[0, 1\]"),
-        ({"mask_fraction": float("nan")}, r"mask_fraction must lie in \[0, 1\]"),
-        ({"shrink": 0}, "shrink must be at least 1"),
+        ({"num_rotations": 5}, "num_rotations must be a whole number of at least 1 and at most 4, not 5"),
+        ({"mask_fraction": 1.5}, r"mask_fraction must be a number of at least 0 and at most 1, not 1\.5"),
+        ({"mask_fraction": float("nan")}, "mask_fraction must be a number of at least 0 and at most 1, not nan"),
+        ({"shrink": 0}, "shrink must be a whole number of at least 1, not 0"),
         ({"shrink": 3}, "shrink 3 does not divide images of 2 x 2 pixels"),
         ({"train_per_silo": 4}, "8 silos with 4 train images each need 32, and there are 30"),
         ({"test_per_silo": 2}, "8 silos with 2 test images each need 16, and there are 10"),
@@ -123,12 +132,12 @@ def test_share_of_the_masked_area():
 )
 def test_options_out_of_range(change, message):
     with pytest.raises(ConfigError, match=message):
-        make(dataclasses.replace(OPTIONS, **change))
+        make(read_settings(RotatedMnist, {**asdict(OPTIONS), **change}, "experiment.yaml", "data"))
 
 
 def test_images_that_are_not_square_cannot_be_rotated():
     wide = Images(np.zeros((30, 2, 4, 1), np.uint8), np.arange(30))
     with pytest.raises(ConfigError, match="2 x 4 pixels cannot be rotated"):
-        rotated_mnist(wide, wide, OPTIONS, seed=0)
-    _, silos = rotated_mnist(wide, wide, dataclasses.replace(OPTIONS, num_rotations=1), seed=0)
+        rotated_mnist(wide, wide, OPTIONS)
+    _, silos = rotated_mnist(wide, wide, replace(OPTIONS, num_rotations=1))
     assert all(silo.x.shape[1:] == (2, 4, 1) for silo in silos)

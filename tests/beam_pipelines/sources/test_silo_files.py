@@ -11,8 +11,7 @@ import pytest
 import scipy.io
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
-from beam_pipelines.options import ClientDatasetOptions
-from beam_pipelines.raw_data import RawData
+from beam_pipelines.options import ClientDatasetOptions, RawData
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from beam_pipelines.sources.silo_files import SiloFileReader, list_silo_files
 from tff_pdp.data.client_dataset import ClientDataset

@@ -20,7 +20,7 @@ import pytest
 
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import build_engine
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
@@ -60,7 +60,7 @@ def client_params(algorithm, estimator, round_number, clients):
 
 
 def soak(client_parallelism, clients, rounds):
-    algorithm, estimator = ALGORITHMS["mr_mtl"](), build_dp_sgd(MODEL)
+    algorithm, estimator = ALGORITHMS.find("mr_mtl")(), build_dp_sgd(MODEL)
     process = compose(algorithm, MODEL, estimator=estimator)
     threads = threading.active_count()
     children = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -9,7 +9,7 @@ from tests.tiers import parameters
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import build_engine
-from tff_pdp.experiment.registry import ALGORITHMS
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models.convolutional import build_cnn
 from tff_pdp.models.dense import build_linear, build_mlp
 from tff_pdp.models.resnet import build_resnet20
@@ -54,7 +54,7 @@ def trained(process, algorithm, estimator, model, num_clients):
 @pytest.mark.parametrize("name", parameters(MODELS, test=["mlp"]))
 def test_a_client_keeps_its_bits_in_stacks_of_every_size(name):
     model = MODELS[name]()
-    algorithm, estimator = ALGORITHMS["local_only"](), build_minibatch(model, 8)
+    algorithm, estimator = ALGORITHMS.find("local_only")(), build_minibatch(model, 8)
     with build_engine("inprocess", device="cpu", client_parallelism="vectorized").install():
         process = compose(algorithm, model, estimator=estimator)
         whole = trained(process, algorithm, estimator, model, SIZES[-1])

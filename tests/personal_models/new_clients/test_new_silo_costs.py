@@ -6,6 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import pld
+from msgspec.structs import replace
 
 from tests.places import DEMO
 from tff_pdp.data.client_dataset import ClientExamples
@@ -15,15 +16,18 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
 from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds, poisson_gaussian_event
-from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.privacy.accounting.budgets import OneForAll, SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
-from tff_pdp.privacy.plans.settings import PrivacyConfig
+from tff_pdp.privacy.mechanisms.silo_statistics import NoisedNumber
+from tff_pdp.privacy.plans.silo_example import SiloExample
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.record.releases import EARLIER, all_releases
 
-CONFIG = PrivacyConfig("silo_example", batch_size=32, clip_norm=0.5, budgets={"kind": "one_for_all", "epsilon": 8, "delta": 1e-3})
+CONFIG = SiloExample(kind="silo_example", batch_size=32, clip_norm=0.5, budgets=OneForAll(epsilon=8.0, delta=1e-3))
+# Of a fit.
+OPTIONS = {"batch_size": 32, "clip_norm": 0.5}
 BUDGET = SiloBudget(2.0, 1e-4)
 SIZES = {"a": 320, "b": 3200}
 # Steps of sampling rates.
@@ -42,7 +46,7 @@ def events(sampling_rate, noise_multiplier, steps):
 
 
 def test_the_noise_is_what_dp_accounting_asks_for():
-    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, SIZES, 100)
+    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, SIZES, 100, **OPTIONS)
     for client_id, rate in {"a": 0.1, "b": 0.01}.items():
         mechanism = plan.mechanisms[client_id]
         # On the sampler's grid.
@@ -66,8 +70,8 @@ def test_the_noise_is_what_dp_accounting_asks_for():
 
 
 def test_noise_and_sampler_of_training_do_not_count():
-    config = PrivacyConfig("silo_example", batch_size=32, noise_multiplier=0.1, sampler="paper_shuffled")
-    plan, _ = plan_gradients(config, BUDGET, 50, {"a": 320}, 100)
+    config = replace(CONFIG, noise_multiplier=0.1, sampler="paper_shuffled")
+    plan, _ = plan_gradients(config, BUDGET, 50, {"a": 320}, 100, **OPTIONS)
     assert plan.mechanisms["a"].noise_multiplier > 0.5
     assert plan.sampler == "poisson"
     assert plan.claim == "formal-conditional"
@@ -80,18 +84,17 @@ def test_a_selection_costs_no_more_than_its_epsilon():
     assert ledger.epsilon("a").best <= 0.3
 
 
-@pytest.mark.parametrize("plan", [lambda *a: plan_gradients(a[0], a[1], 5, a[2], 100), plan_selection])
+@pytest.mark.parametrize("plan", [lambda *a: plan_gradients(a[0], a[1], 5, a[2], 100, **OPTIONS), plan_selection])
 def test_it_refuses_secret_numbers_and_a_delta_that_means_nothing(plan):
     with pytest.raises(ConfigError, match="not public"):
-        noised = PrivacyConfig("silo_example", batch_size=32, num_examples={"kind": "noised", "epsilon": 0.1})
-        plan(noised, BUDGET, {"a": 100})
+        plan(replace(CONFIG, num_examples=NoisedNumber(epsilon=0.1)), BUDGET, {"a": 100})
     with pytest.raises(ConfigError, match="silo 'a' is not below 1 / 10000"):
         plan(CONFIG, BUDGET, {"a": 10_000})
 
 
 def test_no_noise_meets_a_tiny_budget():
     with pytest.raises(BudgetError, match="silo 'a'"):
-        plan_gradients(CONFIG, SiloBudget(1e-9, 1e-9), 100_000, {"a": 32}, 100)
+        plan_gradients(CONFIG, SiloBudget(1e-9, 1e-9), 100_000, {"a": 32}, 100, **OPTIONS)
 
 
 def put(output, ledger):
@@ -102,10 +105,10 @@ def put(output, ledger):
 
 
 def test_fits_on_record_add_up(tmp_path):
-    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 640}, 100)
+    plan, ledger = plan_gradients(CONFIG, BUDGET, 50, {"a": 320, "b": 640}, 100, **OPTIONS)
     once = put(tmp_path, ledger)
     assert (once["a"].epsilon, once["a"].delta, once["a"].releases) == (ledger.epsilon("a").best, 1e-4, 1)
-    again, second = plan_gradients(CONFIG, SiloBudget(3.0, 2e-5), 20, {"a": 320}, 100)
+    again, second = plan_gradients(CONFIG, SiloBudget(3.0, 2e-5), 20, {"a": 320}, 100, **OPTIONS)
     both = put(tmp_path, second)
     rate = plan.mechanisms["a"].sampling_rate
     together = dp_accounting.ComposedDpEvent(

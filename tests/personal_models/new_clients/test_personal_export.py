@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.places import DEMO
 from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import load_experiment
-from tff_pdp.experiment.registry import MODELS
+from tff_pdp.models import dense
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.personal_models.export import exported_ids
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, ids_and_settings
@@ -33,8 +34,8 @@ def config_of(folder, **overrides):
         "data.input": str(folder),
         "data.input_shape": [2],
         "data.num_classes": 3,
-        "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
-        "privacy": {"kind": "none", "batch_size": 4},
+        "model": {"kind": "mlp", "hidden_units": [4]},
+        "privacy": {"kind": "none", "unit": "silo", "batch_size": 4},
         "algorithms": {"mr_mtl": {"learning_rate": 0.5}},
         "export": {"algorithm": "mr_mtl", "model_name": "toy"},
         "tuning": {},
@@ -126,7 +127,7 @@ def test_what_decides_the_served_model_must_be_as_it_was_exported(folder, change
 
 def test_settings_that_decide_nothing_of_the_served_model_may_change(folder):
     # The default written out, and how clients are fitted.
-    config = config_of(folder, **{"model.input_scale": 1, "algorithms.mr_mtl.learning_rate": "1e-1"})
+    config = config_of(folder, **{"model.input_scale": 1, "algorithms.mr_mtl.learning_rate": 0.1})
     with adding_to_export(config) as exported:
         assert exported.hparams["learning_rate"] == 0.1
 
@@ -142,11 +143,43 @@ def test_so_must_what_a_hypernetwork_is_built_of(tmp_path, key, value):
         check_settings(changed, tmp_path / "1", card)
 
 
+def test_so_must_the_method_whatever_it_is_called(tmp_path):
+    own = {"export.algorithm": "mine"}
+    config = config_of(tmp_path, **own, algorithms={"mine": {"kind": "mr_mtl"}})
+    card = json.loads(json.dumps({"algorithm": "mine", **ids_and_settings(config, str)}))
+    check_settings(config, tmp_path / "1", card)
+    changed = config_of(tmp_path, **own, algorithms={"mine": {"kind": "ditto"}})
+    with pytest.raises(ConfigError, match=r"algorithms\.mine\.kind is 'ditto', but .*/1 was made with 'mr_mtl'"):
+        check_settings(changed, tmp_path / "1", card)
+
+
+def test_cards_of_an_earlier_version_have_other_names_for_a_models_settings(tmp_path):
+    config = config_of(tmp_path)
+    card = json.loads(json.dumps({"algorithm": "mr_mtl", **ids_and_settings(config, str)}))
+    settings, names = card["settings"], ("hidden_units", "input_shift", "input_scale")
+    card["settings"] = {
+        "model.name": settings.pop("model.kind"),
+        **{f"model.arguments.{name}": settings.pop(f"model.{name}") for name in names},
+        **{key: value for key, value in settings.items() if not key.endswith(".kind")},
+    }
+    check_settings(config, tmp_path / "1", card)
+    changed = config_of(tmp_path, **{"model.hidden_units": [5]})
+    with pytest.raises(ConfigError, match=r"model\.hidden_units is \[5\], but .* \[4\]"):
+        check_settings(changed, tmp_path / "1", card)
+
+
 def test_a_program_that_makes_another_function_of_the_same_weights_is_refused(folder, monkeypatch):
-    def build(input_shape, num_classes, hidden_units=(64,), *, input_shift=0.0, input_scale=1.0):
+    def build(
+        input_shape: Sequence[int],
+        num_classes: int,
+        hidden_units: Sequence[int] = (64,),
+        *,
+        input_shift: float = 0.0,
+        input_scale: float = 1.0,
+    ):
         return build_mlp(input_shape, num_classes, hidden_units, input_shift=input_shift, input_scale=3 * input_scale)
 
-    monkeypatch.setitem(MODELS, "mlp", build)
+    monkeypatch.setattr(dense, "build_mlp", build)
     with pytest.raises(ServingError, match=r"toy/1 is the newest .* differently"), adding_to_export(config_of(folder)):
         pass
 

@@ -49,7 +49,12 @@ USERS = {
     "users_per_round": len(NAMES),
     "budgets": {"kind": "one_for_all", "epsilon": 50.0, "delta": 0.1},
 }
-SILOS = {"kind": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3}}
+SILOS = {
+    "kind": "silo_example",
+    "batch_size": NUM_TRAIN,
+    "clip_norm": 1.0,
+    "budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3},
+}
 PAID = FitOptions(steps=30, learning_rate=0.5, epsilon=4.0, delta=1e-3)
 
 
@@ -68,7 +73,7 @@ def config_of(folder, privacy, algorithm, hparams, silos=None, **overrides):
         "data.input_shape": [2],
         "data.num_classes": 2,
         "data.exact_split": True,
-        "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
+        "model": {"kind": "mlp", "hidden_units": [4]},
         "privacy": privacy,
         "training.rounds": 4,
         "training.evaluate_every": 4,
@@ -283,7 +288,7 @@ def test_a_record_that_cannot_be_read_stops_the_fit(silos, tmp_path, monkeypatch
         (FitOptions(), "--epsilon and --delta are needed"),
         (FitOptions(epsilon=1.0), "--epsilon and --delta are needed"),
         (FitOptions(epsilon=float("inf"), delta=1e-3), "finite"),
-        (FitOptions(epsilon=-1.0, delta=1e-3), "epsilon must be positive"),
+        (FitOptions(epsilon=-1.0, delta=1e-3), "epsilon must be a number above 0"),
         (FitOptions(epsilon=1.0, delta=0.05), "not below 1 / 120"),
         (FitOptions(epsilon=1.0, delta=1e-3, steps=0), "--steps must be positive"),
         (FitOptions(epsilon=1.0, delta=1e-3, learning_rate=-1), "--learning-rate must be positive"),
@@ -297,11 +302,11 @@ def test_wrong_options_cost_nothing(silos, tmp_path, options, message):
     assert releases_of(config, "lab") == 0
 
 
-@pytest.mark.parametrize("privacy", [{"kind": "none", "batch_size": 32}, USERS])
+@pytest.mark.parametrize("privacy", [{"kind": "none", "unit": "silo", "batch_size": 32}, USERS])
 def test_the_plan_of_the_export_counts_and_not_the_one_at_hand(silos, tmp_path, privacy):
     config, _ = silos
     other = load_experiment(DEMO, {**config.to_dict(), "privacy": privacy})
-    with pytest.raises(ConfigError, match=r"was not trained with privacy\.plan .* with budgets of silos"):
+    with pytest.raises(ConfigError, match=r"was not trained with privacy\.kind .* with budgets of silos"):
         personalize(other, save(tmp_path / "lab.npz", silo("lab", 14)), ["lab"], progress=False)
 
 
@@ -418,7 +423,7 @@ def test_methods_and_plans_without_personal_parts_are_refused(tmp_path):
     file = save(tmp_path / "lab.npz", silo("lab", 14))
     with pytest.raises(ConfigError, match="no personal part"):
         personalize(config, file, ["lab"], PAID, progress=False)
-    graph = load_experiment(DEMO, {**config.to_dict(), "privacy.kind": "contact_graph"})
+    graph = load_experiment(DEMO, {**config.to_dict(), "privacy": {**SILOS, "kind": "contact_graph"}})
     with pytest.raises(ConfigError, match="contact_graph: examples are rows made of people's contacts"):
         personalize(graph, file, ["lab"], PAID, progress=False)
     divided = load_experiment(DEMO, {**config.to_dict(), "export.layout": "per_client"})

@@ -16,9 +16,9 @@ from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
-from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserMechanism
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
+from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserSum
 from tff_pdp.privacy.plans.user import UserPlan
-from tff_pdp.processes.aggregation import UserSum, start_user_sum
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import client_params_columns, compose
 
@@ -179,7 +179,7 @@ def users_rounds(model, cohorts, noise_multiplier, others="normal", noise=None, 
     for number, cohort in enumerate(cohorts):
         if aggregation is None or not isinstance(noise, FixedClip):
             server_seeds = np.stack([seeds_of(len(cohorts), seed)[number], seeds_of(len(cohorts), seed + 1)[number]])
-            aggregation = start_user_sum(start["aggregation"], plan, server_seeds)
+            aggregation = plan.start(start, server_seeds)["aggregation"]
         server = {**start, "aggregation": aggregation}
         arguments = [state] * len(cohort), [users[user] for user in cohort], [params[user] for user in cohort]
         after = process.next(server, *arguments)[0] if cohort else process.next_of_nobody(server, *arguments)
@@ -197,9 +197,11 @@ def user_plan(size, noise_multiplier, noise):
         claim_reason="",
         budgets={},
         rounds=1,
+        batch_size=4,
         mechanism=UserMechanism(CLIP, noise_multiplier, 0.5, _COHORT),
         noise=noise,
         num_users=2,
+        is_constant=True,
         num_released=size,
         num_noised=size,
     )

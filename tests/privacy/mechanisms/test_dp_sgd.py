@@ -13,7 +13,8 @@ from tests.tiers import amount
 from tff_pdp.algorithms.base import ClientData
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.privacy.accounting import grid_distance
-from tff_pdp.privacy.mechanisms.dp_sgd import SiloMechanism, build_dp_sgd, most_examples
+from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd, most_examples
+from tff_pdp.privacy.mechanisms.parameters import SiloMechanism
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, gaussians
 
 MODEL = build_mlp((3, 3, 1), 4, (5,))

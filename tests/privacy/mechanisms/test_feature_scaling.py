@@ -137,7 +137,10 @@ MOMENTS = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}
         ({"kind": "public_bounds", "lower": 1, "upper": [2, 1]}, r"feature_scaling\.lower is not below"),
         ({"kind": "public_bounds", "lower": 0, "upper": 1e-300}, r"lower is not below .*upper, by 1e-30 or more"),
         ({**MOMENTS, "noise_multiplier": 0}, r"feature_scaling\.noise_multiplier must be a number above 0, not 0"),
-        ({**MOMENTS, "smallest_stddev": 0}, r"smallest_stddev must be a number of at least 0\.001 and at most 0\.5, not 0"),
+        (
+            {**MOMENTS, "smallest_stddev": 0},
+            r"smallest_stddev must be a number of at least 0\.001 and at most 0\.5, not 0",
+        ),
         ({**MOMENTS, "smallest_stddev": 0.6}, r"feature_scaling\.smallest_stddev must be .*, not 0\.6"),
         ({"kind": "paper_private_standardisation", "lower": 0}, r"unknown key privacy\.feature_scaling\.lower"),
     ],

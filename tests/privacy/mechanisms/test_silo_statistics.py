@@ -26,14 +26,17 @@ from tff_pdp.privacy.mechanisms import silo_statistics
 from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws
 from tff_pdp.privacy.mechanisms.silo_statistics import (
     MomentSettings,
+    NoisedNumber,
+    NumExamples,
+    PublicNumber,
     SiloStatistics,
     StatisticsSettings,
     moment_steps,
-    parse_num_examples,
     planned_events,
     release_silo_statistics,
     statistics_generator,
 )
+from tff_pdp.settings import read_settings
 
 MOMENTS = MomentSettings(np.array([0.0, -2.0, 1.0]), np.array([1.0, 6.0, 70.0]), 1.5, 0.05)
 EXTREMES = np.array(
@@ -270,23 +273,28 @@ def test_noise_comes_from_entropy_unless_a_test_seed_is_given():
     assert draw("a", 1) != draw("b", 1) and draw("a", 1) != draw("a", 2)
 
 
+def read_num_examples(content):
+    return read_settings(NumExamples, content, "test", "privacy.num_examples")
+
+
 def test_the_number_of_examples_is_public_or_costs():
-    assert parse_num_examples({"kind": "public"}) is None
-    assert parse_num_examples({"kind": "noised", "epsilon": "5e-2"}) == 0.05
+    public, noised = (read_num_examples(one) for one in ({"kind": "public"}, {"kind": "noised", "epsilon": 5e-2}))
+    assert (public, public.epsilon) == (PublicNumber(), None)
+    assert (noised, noised.epsilon) == (NoisedNumber(epsilon=0.05), 0.05)
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({}, r"privacy\.num_examples is \{\}; use"),
-        ("public", "num_examples is 'public'; use"),
-        ({"kind": "noisy"}, "num_examples is"),
-        ({"kind": "public", "epsilon": 1}, "unknown key `epsilon`"),
-        ({"kind": "noised"}, r"num_examples\.epsilon is missing"),
-        ({"kind": "noised", "epsilon": 0}, r"num_examples\.epsilon is 0"),
-        ({"kind": "noised", "epsilon": math.inf}, r"num_examples\.epsilon is inf"),
+        ({}, r"missing key privacy\.num_examples\.kind: one of public, noised"),
+        ("public", r"privacy\.num_examples must be a mapping .*, not 'public'"),
+        ({"kind": "noisy"}, r"num_examples\.kind must be one of public, noised, not 'noisy'"),
+        ({"kind": "public", "epsilon": 1}, r"unknown key privacy\.num_examples\.epsilon"),
+        ({"kind": "noised"}, r"missing key privacy\.num_examples\.epsilon"),
+        ({"kind": "noised", "epsilon": 0}, r"num_examples\.epsilon must be a number above 0, not 0"),
+        ({"kind": "noised", "epsilon": math.inf}, r"num_examples\.epsilon must be a number above 0, not inf"),
     ],
 )
 def test_errors_name_the_key(config, message):
     with pytest.raises(ConfigError, match=message):
-        parse_num_examples(config)
+        read_num_examples(config)

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import dp_accounting
@@ -12,14 +11,21 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, grid_distance
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.privacy.plans.user import build_no_privacy_plan
+from tff_pdp.privacy.plans.silo_example import SiloExample
+from tff_pdp.privacy.plans.unprotected import without_privacy
+from tff_pdp.settings import read_settings
 
 SIZES = {"a": 100, "b": 40, "c": 10}
-CONFIG = PrivacyConfig(
-    plan="silo_example", batch_size=20, clip_norm=1.5, budgets={"kind": "by_silo", "delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
-)
+BUDGETS = {"kind": "by_silo", "delta": 1e-4, "silos": {"a": 1, "b": 4, "c": 8}}
+SETTINGS = {"kind": "silo_example", "batch_size": 20, "clip_norm": 1.5, "budgets": BUDGETS}
+
+
+def read(**changes):
+    return read_settings(SiloExample, {**SETTINGS, **changes}, "test", "privacy")
+
+
+def for_all(epsilon, delta=1e-4):
+    return {"kind": "one_for_all", "epsilon": epsilon, "delta": delta}
 
 
 def each(value):
@@ -28,7 +34,7 @@ def each(value):
 
 @pytest.fixture(scope="module")
 def plan():
-    return build_silo_example_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10))
+    return read().build(PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10))
 
 
 def test_each_silo_has_its_own_mechanism(plan):
@@ -45,9 +51,9 @@ def test_each_silo_has_its_own_mechanism(plan):
 
 
 def test_a_delta_that_lets_one_record_be_published_is_refused():
-    config = PrivacyConfig(plan="silo_example", batch_size=10, budgets={"delta": 0.05, "epsilon": 4})
+    config = read(batch_size=10, budgets=for_all(4, 0.05))
     with pytest.raises(ConfigError, match="'a' is not below 1 / 100"):
-        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+        config.build(PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
 
 
 def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possible(plan):
@@ -66,28 +72,26 @@ def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possib
 
 
 def test_twice_the_gradients_need_more_noise(plan):
-    twice = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(4), rounds=10))
+    twice = read().build(PlannedTraining(SIZES, gradients_per_round=each(4), rounds=10))
     for client_id in SIZES:
         assert twice.mechanisms[client_id].noise_multiplier > plan.mechanisms[client_id].noise_multiplier
 
 
 def test_an_impossible_budget_names_the_silo():
-    config = PrivacyConfig(
-        plan="silo_example", batch_size=10, budgets={"kind": "by_silo", "delta": 1e-9, "default_epsilon": 4, "silos": {"b": 1e-7}}
-    )
+    budgets = {"kind": "by_silo", "delta": 1e-9, "default_epsilon": 4, "silos": {"b": 1e-7}}
+    config = read(batch_size=10, budgets=budgets)
     with pytest.raises(BudgetError, match="'b'"):
-        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(100), rounds=1000))
+        config.build(PlannedTraining(SIZES, gradients_per_round=each(100), rounds=1000))
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.inf])
 def test_a_clip_that_bounds_nothing_is_refused(clip_norm):
-    config = PrivacyConfig(plan="silo_example", batch_size=10, clip_norm=clip_norm, budgets=CONFIG.budgets)
-    with pytest.raises(ConfigError, match="clip_norm"):
-        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+    with pytest.raises(ConfigError, match=rf"privacy\.clip_norm must be a number above 0, not {clip_norm}"):
+        read(clip_norm=clip_norm)
 
 
 def test_without_privacy_nothing_is_clipped_noised_or_claimed():
-    plan = build_no_privacy_plan(CONFIG, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+    plan = without_privacy(read()).build(PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
     assert plan.claim == "none"
     assert plan.build_ledger() is None
     assert {mechanism.noise_multiplier for mechanism in plan.mechanisms.values()} == {0.0}
@@ -95,9 +99,9 @@ def test_without_privacy_nothing_is_clipped_noised_or_claimed():
 
 
 def test_silos_with_more_local_steps_get_more_noise():
-    config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "epsilon": 2})
+    config = read(budgets=for_all(2))
     sizes = {"a": 100, "b": 100}
-    plan = build_silo_example_plan(config, PlannedTraining(sizes, gradients_per_round={"a": 1, "b": 4}, rounds=5))
+    plan = config.build(PlannedTraining(sizes, gradients_per_round={"a": 1, "b": 4}, rounds=5))
     assert plan.mechanisms["b"].noise_multiplier > plan.mechanisms["a"].noise_multiplier
     ledger = plan.build_ledger()
     plan.charge_round(ledger, 1)
@@ -107,7 +111,7 @@ def test_silos_with_more_local_steps_get_more_noise():
 def test_selections_are_charged_in_their_rounds_and_paid_for_by_more_noise(plan):
     without = plan
     given = {"gradients_per_round": each(2), "rounds": 10}
-    plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, selection_rounds=3))
+    plan = read().build(PlannedTraining(SIZES, **given, selection_rounds=3))
     for client_id, epsilon in (("a", 1.0), ("b", 4.0), ("c", 8.0)):
         assert plan.selection_epsilons[client_id] == np.float32(0.03 * epsilon)
         fixed = [dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(float(np.float32(0.03 * epsilon))), 3)]
@@ -132,7 +136,7 @@ def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise(pla
     statistics = dp_accounting.GaussianDpEvent(5.0)
     given = {"gradients_per_round": each(2), "rounds": 10}
     fixed_events = {"a": ((statistics, "mean of each feature"),)}
-    plan = build_silo_example_plan(CONFIG, PlannedTraining(SIZES, **given, fixed_events=fixed_events))
+    plan = read().build(PlannedTraining(SIZES, **given, fixed_events=fixed_events))
     assert plan.mechanisms["a"].noise_multiplier > without.mechanisms["a"].noise_multiplier
     assert plan.mechanisms["b"] == without.mechanisms["b"]
     assert [(e.scope, e.event, e.count, e.reason) for e in plan.build_ledger().entries] == [
@@ -141,8 +145,8 @@ def test_what_was_released_before_training_is_in_the_ledger_and_in_the_noise(pla
 
 
 def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for():
-    config = dataclasses.replace(CONFIG, noise_multiplier=3.0)
-    plan = build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=60))
+    config = read(noise_multiplier=3.0)
+    plan = config.build(PlannedTraining(SIZES, gradients_per_round=each(2), rounds=60))
     ledger = plan.build_ledger()
     for number in range(1, 61):
         plan.charge_round(ledger, number)
@@ -163,10 +167,8 @@ def test_with_given_noise_a_silo_leaves_after_the_last_round_its_budget_pays_for
 def test_claims():
     def build(changes=None, **given):
         # One silo: a plan's claim is that of all.
-        config = dataclasses.replace(CONFIG, budgets={"delta": 1e-4, "epsilon": 8}, **(changes or {}))
-        return build_silo_example_plan(
-            config, PlannedTraining({"c": 10}, gradients_per_round={"c": 1}, rounds=1, **given)
-        )
+        config = read(budgets=for_all(8), **(changes or {}))
+        return config.build(PlannedTraining({"c": 10}, gradients_per_round={"c": 1}, rounds=1, **given))
 
     def claim(changes=None, **given):
         return build(changes, **given).claim
@@ -182,14 +184,14 @@ def test_claims():
         assert "an example's gradient is taken not to depend, to the last bit, on the others" in safe.claim_reason
         of_bits = "random bits are Philox's, which is no cryptographic generator"
         assert build(**given).claim_reason == f"{safe.claim_reason}; {of_bits}"
-    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of philox, chacha20, not 'aes'"):
+    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of chacha20, philox, not 'aes'"):
         build({"generator": "aes"})
 
 
 def test_noise_that_is_drawn_a_third_time_costs_once_more():
     """Planned is that all rounds are run twice."""
     training = PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10, num_parameters=1001)
-    plan = build_silo_example_plan(CONFIG, training)
+    plan = read().build(training)
     ledger = plan.build_ledger()
     assert plan.with_noise_drawn_anew(ledger, 1) is ledger
     assert plan.with_noise_drawn_anew(None, 2) is None
@@ -205,16 +207,15 @@ def test_noise_that_is_drawn_a_third_time_costs_once_more():
     [("sampler", "shuffled"), ("selection_share", 1.0), ("noise_multiplier", 0.0), ("selection_loss_bound", -1.0)],
 )
 def test_parameters_out_of_range_are_named(key, value):
-    config = dataclasses.replace(CONFIG, **{key: value})
-    with pytest.raises(ConfigError, match=f"privacy.{key}"):
-        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
+    with pytest.raises(ConfigError, match=rf"privacy\.{key} must be .*, not {value!r}"):
+        read(**{key: value})
 
 
 def test_a_silo_that_leaves_early_pays_only_for_the_selections_it_makes():
-    config = dataclasses.replace(CONFIG, noise_multiplier=4.0, budgets={"delta": 1e-5, "epsilon": 1.0})
+    config = read(noise_multiplier=4.0, budgets=for_all(1.0, 1e-5))
     given = {"gradients_per_round": {"a": 16}, "rounds": 400}
-    without = build_silo_example_plan(config, PlannedTraining({"a": 1000}, **given)).last_rounds["a"]
-    always = build_silo_example_plan(config, PlannedTraining({"a": 1000}, **given, selection_rounds=400))
+    without = config.build(PlannedTraining({"a": 1000}, **given)).last_rounds["a"]
+    always = config.build(PlannedTraining({"a": 1000}, **given, selection_rounds=400))
     assert 0 < always.last_rounds["a"] < without
     ledger = always.build_ledger()
     for number in range(1, 401):
@@ -225,9 +226,9 @@ def test_a_silo_that_leaves_early_pays_only_for_the_selections_it_makes():
 
 
 def test_budgets_that_pay_for_no_round_at_all_are_refused():
-    config = dataclasses.replace(CONFIG, noise_multiplier=0.1)
+    config = read(noise_multiplier=0.1)
     with pytest.raises(BudgetError, match="single round"):
-        build_silo_example_plan(config, PlannedTraining(SIZES, gradients_per_round=each(2), rounds=5))
+        config.build(PlannedTraining(SIZES, gradients_per_round=each(2), rounds=5))
 
 
 def test_what_is_left_of_a_plan_is_checked_once(plan, monkeypatch):
@@ -244,7 +245,7 @@ def test_what_is_left_of_a_plan_is_checked_once(plan, monkeypatch):
 @pytest.mark.parametrize("num_parameters", [1, 999, 1000, 10**7])
 def test_noise_on_a_grid_is_charged_once_and_paid_for_by_more_noise(plan, num_parameters):
     planned = PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10, num_parameters=num_parameters)
-    drawn = build_silo_example_plan(CONFIG, planned)
+    drawn = read().build(planned)
     # Pairs of values, of two gradients in each of ten rounds, drawn twice at most.
     event = GridNoiseDpEvent(2 * 2 * math.ceil(num_parameters / 2) * 2 * 10)
     assert drawn.drawn_noise == each(event)
@@ -275,7 +276,7 @@ def test_noise_on_a_grid_is_charged_once_and_paid_for_by_more_noise(plan, num_pa
 
 def test_a_ledger_that_was_begun_without_the_distance_is_charged_with_it_before_the_next_round():
     planned = PlannedTraining(SIZES, gradients_per_round=each(2), rounds=10, num_parameters=10)
-    plan = build_silo_example_plan(CONFIG, planned)
+    plan = read().build(planned)
     ledger = Ledger(plan.unit, plan.adjacency, plan.budgets)
     plan.precheck_rest(ledger)
     plan.charge_round(ledger, 1)

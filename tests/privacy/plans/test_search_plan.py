@@ -19,15 +19,15 @@ from tff_pdp.privacy.accounting.repeated_runs import GEOMETRIC, LOGARITHMIC, POI
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.search import Search, parse_runs
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
-from tff_pdp.privacy.plans.user import build_no_privacy_plan
+from tff_pdp.privacy.plans.silo_example import SiloExample
+from tff_pdp.privacy.plans.unprotected import without_privacy
+from tff_pdp.settings import read_settings
 from tff_pdp.training.search.tune import SearchCosts, search_costs, tune_text
 
 # The second silo's batches hold all of its examples.
 SIZES = {"a": 100, "b": 20}
 DELTA = 1e-4
-CONFIG = PrivacyConfig(plan="silo_example", batch_size=20, budgets={"kind": "by_silo", "delta": DELTA, "silos": {"a": 2, "b": 4}})
+BUDGETS = {"kind": "by_silo", "delta": DELTA, "silos": {"a": 2, "b": 4}}
 CANDIDATES = ({"prox_weight": 0.1}, {"prox_weight": 1.0}, {"prox_weight": 10.0})
 ROUNDS, STEPS, SELECTIONS = 6, 2, 3
 # Of the events of up to four runs, composed in another order.
@@ -39,9 +39,13 @@ def make_search(runs, has_pivot=True, score_noise_multiplier=8.0):
     return Search(CANDIDATES, runs, score_noise_multiplier, sensitivity=1.0, has_pivot=has_pivot)
 
 
-def make_plan(search, config=CONFIG, selection_rounds=0):
-    return build_silo_example_plan(
-        config,
+def read(**changes):
+    content = {"kind": "silo_example", "batch_size": 20, "budgets": BUDGETS, **changes}
+    return read_settings(SiloExample, content, "test", "privacy")
+
+
+def make_plan(search, selection_rounds=0, **changes):
+    return read(**changes).build(
         PlannedTraining(
             SIZES,
             gradients_per_round=dict.fromkeys(SIZES, STEPS),
@@ -49,7 +53,7 @@ def make_plan(search, config=CONFIG, selection_rounds=0):
             selection_rounds=selection_rounds,
             fixed_events=dict.fromkeys(SIZES, ((STATISTICS, "statistics"),)),
             search=search,
-        ),
+        )
     )
 
 
@@ -174,15 +178,14 @@ def test_a_score_without_noise_fits_no_budget():
 
 @pytest.mark.parametrize("changes", [{"noise_multiplier": 3.0}, {"noise_calibration": "paper_rdp"}])
 def test_noise_that_a_search_does_not_set_is_refused(changes):
-    config = PrivacyConfig(plan="silo_example", batch_size=20, budgets=CONFIG.budgets, **changes)
     with pytest.raises(ConfigError, match=r"tuning.search sets the noise"):
-        make_plan(make_search(3), config)
+        make_plan(make_search(3), **changes)
 
 
 def test_a_search_without_privacy_has_no_ledger():
     search = make_search(NumberOfRuns(4.0, GEOMETRIC))
-    plan = build_no_privacy_plan(
-        CONFIG, PlannedTraining(SIZES, gradients_per_round=dict.fromkeys(SIZES, STEPS), rounds=ROUNDS, search=search)
+    plan = without_privacy(read()).build(
+        PlannedTraining(SIZES, gradients_per_round=dict.fromkeys(SIZES, STEPS), rounds=ROUNDS, search=search)
     )
     assert plan.build_ledger() is None and plan.search is search
 

@@ -13,11 +13,10 @@ from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns
-from tff_pdp.experiment.registry import PLANS
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
-from tff_pdp.privacy.accounting.budgets import parse_budgets
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, with_grid_noise
+from tff_pdp.privacy.mechanisms.user_noise import TreeNoise
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.reproduce.jobs import SETTINGS
@@ -92,7 +91,7 @@ class Run:
         training = self.training()
         if self.protects_users:
             # A round's sum or tree nodes, and a count; rounds may be drawn twice.
-            sums = 2 if self.config.privacy.user_noise.get("kind") == "tree" else 1
+            sums = 2 if isinstance(self.config.privacy.user_noise, TreeNoise) else 1
             per_round = sums * (training.num_released + 1) + 2
             return 0 if not training.num_released else 2 * per_round * self.rounds
         steps = max(training.gradients_per_round.values()) * self.rounds
@@ -100,7 +99,7 @@ class Run:
 
     def shares(self) -> tuple[float, float]:
         """Of epsilon and of delta, of the client with the smallest budget, by an epsilon that is roughly known."""
-        budgets = parse_budgets(self.config.privacy.budgets, [f"client {place}" for place in range(8)]).values()
+        budgets = self.config.privacy.budgets.assign([f"client {place}" for place in range(8)]).values()
         budget = min(budgets, key=lambda budget: (budget.epsilon, budget.delta))
         parts = ((dp_accounting.GaussianDpEvent(1.0), 1), (GridNoiseDpEvent(self.values()), 1))
         # At half of delta, by Renyi divergences at a few orders.
@@ -115,7 +114,7 @@ _released: dict[str, int] = {}
 
 
 def _model_key(config):
-    return repr((config.model.name, config.data.input_shape, config.data.num_classes, config.model.arguments))
+    return repr((config.model, config.data.input_shape, config.data.num_classes))
 
 
 def _model(config):
@@ -201,7 +200,7 @@ def test_shipped_plans_meet_their_budgets_with_it_and_with_hardly_more_noise(nam
             gradients_per_round={client: training.gradients_per_round[client]},
         )
     # What is released of features or counts is not the matter here.
-    plan = PLANS[run.config.privacy.plan](run.config.privacy, planned)
+    plan = run.config.privacy.build(planned)
     ((scope, budget),) = plan.budgets.items()
     assert plan.drawn_noise == {scope: GridNoiseDpEvent(run.values())}
     event = plan.training_event(scope)

@@ -21,21 +21,20 @@ from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds, po
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, grid_distance
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserMechanism
+from tff_pdp.privacy.mechanisms.parameters import UserMechanism
+from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.privacy.plans.search import Search
-from tff_pdp.privacy.plans.settings import PrivacyConfig
-from tff_pdp.privacy.plans.user import (
-    USERS,
-    UserPlan,
-    build_no_privacy_plan,
-    build_unprotected_user_plan,
-    build_user_plan,
-)
+from tff_pdp.privacy.plans.unprotected import Unprotected, without_privacy
+from tff_pdp.privacy.plans.user import USERS, User, UserPlan
+from tff_pdp.settings import read_settings
 
-CONFIG = PrivacyConfig(
-    plan="user", batch_size=10, clip_norm=0.5, budgets={"kind": "one_for_all", "epsilon": 1.0, "delta": 1e-5}, users_per_round=20.0
-)
+
+def budget(epsilon, delta=1e-5):
+    return {"kind": "one_for_all", "epsilon": epsilon, "delta": delta}
+
+
+SETTINGS = {"kind": "user", "batch_size": 10, "clip_norm": 0.5, "budgets": budget(1.0), "users_per_round": 20.0}
 TREE = {"kind": "tree"}
 KEY = RunKey.from_test_seed(3)
 
@@ -45,8 +44,17 @@ def training(num_users=200, rounds=100, num_released=1000, **changes):
     return PlannedTraining(sizes, dict.fromkeys(sizes, 1), rounds, num_released=num_released, **changes)
 
 
+def read(**changes):
+    return read_settings(User, {**SETTINGS, **changes}, "test", "privacy")
+
+
+def read_unprotected(**changes):
+    without = {"kind": "none", "unit": "user", "batch_size": 10, "users_per_round": 20.0}
+    return read_settings(Unprotected, {**without, **changes}, "test", "privacy")
+
+
 def build(planned=None, **changes):
-    return build_user_plan(dataclasses.replace(CONFIG, **changes), planned or training())
+    return read(**changes).build(planned or training())
 
 
 def plan_of(q=0.1, z=5.0, rounds=100, num_users=200, epsilon=50.0, noise=None, **changes):
@@ -59,9 +67,11 @@ def plan_of(q=0.1, z=5.0, rounds=100, num_users=200, epsilon=50.0, noise=None, *
         "claim_reason": "",
         "budgets": {USERS: SiloBudget(epsilon, 1e-5)},
         "rounds": rounds,
+        "batch_size": 10,
         "mechanism": UserMechanism(1.0, z, q, q * num_users),
         "noise": noise,
         "num_users": num_users,
+        "is_constant": False,
         "num_released": 1000,
         "num_noised": 1000,
     }
@@ -116,9 +126,7 @@ def noise_on_grid(epsilon, delta, rounds, num_released):
 )
 def test_the_noise_of_full_participation(rounds, noise_multipliers):
     for epsilon, expected in zip((0.5, 1.0, 2.0), noise_multipliers, strict=True):
-        plan = build(
-            training(num_users=20, rounds=rounds), budgets={"kind": "one_for_all", "epsilon": epsilon, "delta": 1e-5}, users_per_round=20
-        )
+        plan = build(training(num_users=20, rounds=rounds), budgets=budget(epsilon), users_per_round=20)
         # The figures are of ideal noise. That the distance costs, and less than a thousandth of epsilon.
         ideal = ideal_noise(epsilon, 1e-5, rounds)
         assert ideal == as_printed(expected)
@@ -156,7 +164,7 @@ def test_the_ledgers_epsilon_after_all_rounds(q, z, rounds, rdp, pld):
 @pytest.mark.parametrize("noise", [{"kind": "fixed_clip"}, {"kind": "adaptive_clip", "count_stddev": 0.4}, TREE])
 @pytest.mark.parametrize("epsilon", [0.7, 3.0])
 def test_the_planned_rounds_spend_the_budget_and_no_more(noise, epsilon):
-    plan = build(user_noise=noise, budgets={"kind": "one_for_all", "epsilon": epsilon, "delta": 1e-5})
+    plan = build(user_noise=noise, budgets=budget(epsilon))
     assert float(np.float32(plan.mechanism.noise_multiplier)) == plan.mechanism.noise_multiplier
     ledger = charged(plan)
     assert 0.999 * epsilon < ledger.epsilon(USERS).best <= epsilon
@@ -425,7 +433,7 @@ def test_shares_of_the_noise_of_an_expected_cohort_add_up_to_that_of_a_sum():
     # The server adds none then, and clips nothing that noise has made longer.
     state = plan.build_query(KEY.server_seeds()).initial_global_state()
     assert (float(state.l2_norm_clip), float(state.stddev)) == (math.inf, 0.0)
-    assert build_unprotected_user_plan(CONFIG, training(noise_on_own_support=True)).noise_share == 0.0
+    assert read_unprotected().build(training(noise_on_own_support=True)).noise_share == 0.0
 
 
 # --- claims
@@ -453,7 +461,7 @@ def test_what_is_claimed():
     assert both.claim_reason == "the server is trusted; the number of users is treated as public"
     unsound = build(training(unsound="masks tell", condition="the server is trusted"), num_users=200)
     assert (unsound.claim, unsound.claim_reason) == ("none", "masks tell")
-    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of philox, chacha20, not 'aes'"):
+    with pytest.raises(ConfigError, match=r"privacy\.generator must be one of chacha20, philox, not 'aes'"):
         build(generator="aes")
 
 
@@ -477,8 +485,7 @@ def test_weights_change_the_divisor_alone():
 
 @pytest.mark.parametrize("noise", ["fixed_clip", "adaptive_clip", "tree"])
 def test_without_privacy_the_same_cohorts_train_without_clip_and_noise(noise):
-    config = dataclasses.replace(CONFIG, user_noise={"kind": noise}, budgets={})
-    plan = build_no_privacy_plan(config, training())
+    plan = without_privacy(read(user_noise={"kind": noise})).build(training())
     assert isinstance(plan, UserPlan)
     assert plan.claim == "none"
     assert plan.build_ledger() is None
@@ -502,47 +509,70 @@ def test_without_privacy_the_same_cohorts_train_without_clip_and_noise(noise):
 PAPER = {"noise_on_own_support": True}
 
 
-@pytest.mark.parametrize("builder", [build_user_plan, build_unprotected_user_plan])
+@pytest.mark.parametrize("reader", [read, read_unprotected])
 @pytest.mark.parametrize(
     ("changes", "planned", "message"),
     [
-        ({"users_per_round": None}, {}, r"privacy\.users_per_round is missing"),
-        ({"users_per_round": 0.0}, {}, r"users_per_round must be positive and at most 200, the number of users, not 0"),
-        ({"users_per_round": -1.0}, {}, r"users_per_round must be positive"),
-        ({"users_per_round": math.nan}, {}, r"users_per_round must be positive"),
-        ({"users_per_round": 200.5}, {}, r"users_per_round must be positive and at most 200"),
+        ({"users_per_round": None}, {}, r"users_per_round (must be a number above 0, not None|is given with unit)"),
+        ({"users_per_round": 0.0}, {}, r"privacy\.users_per_round must be a number above 0.*, not 0\.0"),
+        ({"users_per_round": -1.0}, {}, r"privacy\.users_per_round must be a number above 0.*, not -1\.0"),
+        ({"users_per_round": math.nan}, {}, r"privacy\.users_per_round must be a number above 0.*, not nan"),
+        ({"users_per_round": 200.5}, {}, r"users_per_round must be at most 200, the number of users, not 200\.5"),
         ({"users_per_round": 150.0, "num_users": 100}, {}, r"at most 100"),
-        ({"num_users": 0}, {}, r"privacy\.num_users must be at least 1, not 0"),
-        ({"num_users": -3}, {}, r"privacy\.num_users must be at least 1, not -3"),
-        ({"user_noise": {"kind": "laplace"}}, {}, r"privacy\.user_noise"),
+        ({"num_users": 0}, {}, r"privacy\.num_users must be a whole number of at least 1.*, not 0"),
+        ({"num_users": -3}, {}, r"privacy\.num_users must be a whole number of at least 1.*, not -3"),
+        ({"user_noise": {"kind": "laplace"}}, {}, r"privacy\.user_noise\.kind must be one of .*, not 'laplace'"),
         ({"user_noise": TREE}, PAPER, r"use kind fixed_clip"),
         ({"user_noise": TREE}, {"total_weight": 50.0}, r"use kind fixed_clip"),
         ({"user_noise": {"kind": "adaptive_clip"}}, {"total_weight": 50.0}, r"use kind fixed_clip"),
-        ({}, {"search": Search(({},), 1, 5.0, 1.0, False)}, r"tuning\.search is for privacy\.plan silo_example"),
+        ({}, {"search": Search(({},), 1, 5.0, 1.0, False)}, r"tuning\.search is for privacy\.kind silo_example"),
         ({}, {"fixed_events": {"user 1": ((dp_accounting.NoOpDpEvent(), "mean"),)}}, r"may release nothing of single"),
-        ({"noise_multiplier": 3.0}, {}, r"privacy\.noise_multiplier is for silos that leave"),
+        ({"noise_multiplier": 3.0}, {}, r"unknown key privacy\.noise_multiplier"),
+        ({"noise_calibration": "paper_rdp"}, {}, r"unknown key privacy\.noise_calibration"),
+        ({"selection_share": 0.5}, {}, r"unknown key privacy\.selection_share"),
+        (
+            {"num_examples": {"kind": "noised", "epsilon": 1.0}},
+            {},
+            r"key privacy\.num_examples|num_examples is for silos",
+        ),
+        ({"sampler": "paper_shuffled"}, {}, r"unknown key privacy\.sampler|privacy: sampler is for silos"),
+        ({"selection_loss_bound": 0.5}, {}, r"key privacy\.selection_loss_bound|selection_loss_bound is for silos"),
     ],
 )
-def test_what_does_not_fit_users_is_refused(builder, changes, planned, message):
+def test_what_does_not_fit_users_is_refused(reader, changes, planned, message):
     with pytest.raises(ConfigError, match=message):
-        builder(dataclasses.replace(CONFIG, **changes), training(**planned))
+        reader(**changes).build(training(**planned))
+
+
+def test_users_release_no_moments_of_their_features():
+    moments = {"kind": "dp_moments", "lower": 0.0, "upper": 1.0, "noise_multiplier": 2.0}
+    with pytest.raises(ConfigError, match=r"privacy\.feature_scaling\.kind must be one of .*, not 'dp_moments'"):
+        read(feature_scaling=moments)
+    with pytest.raises(ConfigError, match="feature_scaling may release nothing of single users"):
+        read_unprotected(feature_scaling=moments)
+
+
+CLIP = r"privacy\.clip_norm must be a number of at least 1e-20 and at most 1e\+20, not"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"budgets": {"kind": "one_for_all", "epsilon": math.inf, "delta": 1e-5}}, r"privacy\.budgets: epsilon is infinite"),
-        ({"budgets": {"kind": "one_for_all", "epsilon": 1.0, "delta": 0.005}}, r"delta 0.005 is not below 1 / 200"),
-        ({"budgets": {"kind": "one_for_all", "epsilon": 1.0, "delta": 0.002}, "num_users": 500}, r"delta 0.002 is not below 1 / 500"),
-        ({"budgets": {"epsilon": 1.0}}, r"delta is missing"),
-        ({"budgets": {"kind": "by_silo", "delta": 1e-5, "silos": {"user 1": 1.0}}}, r"names no silo"),
-        ({"clip_norm": 0.0}, r"privacy\.clip_norm must be positive and finite"),
-        ({"clip_norm": -1.0}, r"privacy\.clip_norm must be positive and finite"),
-        ({"clip_norm": math.inf}, r"privacy\.clip_norm must be positive and finite"),
-        ({"clip_norm": math.nan}, r"privacy\.clip_norm must be positive and finite"),
+        ({"budgets": budget(math.inf)}, r"privacy: budgets\.epsilon is infinite"),
+        ({"budgets": budget(1.0, 0.005)}, r"delta 0.005 is not below 1 / 200"),
+        ({"budgets": budget(1.0, 0.002), "num_users": 500}, r"delta 0.002 is not below 1 / 500"),
+        ({"budgets": {"kind": "one_for_all", "epsilon": 1.0}}, r"missing key privacy\.budgets\.delta"),
+        (
+            {"budgets": {"kind": "by_silo", "delta": 1e-5, "silos": {"user 1": 1.0}}},
+            r"privacy\.budgets\.kind must be one_for_all, not 'by_silo'",
+        ),
+        ({"clip_norm": 0.0}, CLIP),
+        ({"clip_norm": -1.0}, CLIP),
+        ({"clip_norm": math.inf}, CLIP),
+        ({"clip_norm": math.nan}, CLIP),
         # As float32 this would be infinite, and clip nothing.
-        ({"clip_norm": 1e39}, r"privacy\.clip_norm must be positive and finite"),
-        ({"clip_norm": 1e-46}, r"privacy\.clip_norm must be positive and finite"),
+        ({"clip_norm": 1e39}, CLIP),
+        ({"clip_norm": 1e-46}, CLIP),
     ],
 )
 def test_budgets_and_clips_that_promise_nothing_are_refused(changes, message):
@@ -552,9 +582,9 @@ def test_budgets_and_clips_that_promise_nothing_are_refused(changes, message):
 
 def test_a_budget_that_no_noise_meets_is_refused():
     with pytest.raises(BudgetError, match="No noise multiplier up to"):
-        build(training(rounds=10_000), budgets={"kind": "one_for_all", "epsilon": 1e-4, "delta": 1e-12}, users_per_round=200.0)
+        build(training(rounds=10_000), budgets=budget(1e-4, 1e-12), users_per_round=200.0)
     with pytest.raises(BudgetError, match="No noise multiplier up to"):
-        build(training(rounds=10_000), budgets={"kind": "one_for_all", "epsilon": 1e-4, "delta": 1e-12}, user_noise=TREE)
+        build(training(rounds=10_000), budgets=budget(1e-4, 1e-12), user_noise=TREE)
 
 
 def test_a_count_with_too_little_noise_is_refused_before_training():

@@ -20,7 +20,7 @@ SETTINGS = {
     "training__test_only_seed": None,
     "training__rounds": 2,
     "training__checkpoint_every": 1,
-    "model": {"name": "linear"},
+    "model": {"kind": "linear"},
 }
 USERS = {
     "privacy": {
@@ -32,7 +32,7 @@ USERS = {
     },
     "algorithms": {"fed_per": {"learning_rate": 0.1, "local_steps": 2}},
     "export__algorithm": "fed_per",
-    "model": {"name": "mlp", "arguments": {"hidden_units": [8]}},
+    "model": {"kind": "mlp", "hidden_units": [8]},
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from msgspec.structs import replace
 
 from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from serving.client_ids import ClientIdHash
@@ -56,7 +57,12 @@ from tff_pdp.training.train import train
 REGISTRY = "registry"
 NAMES = ("east", "north", "south", "west")
 NUM_TRAIN = 36
-SILOS = {"kind": "silo_example", "batch_size": NUM_TRAIN, "clip_norm": 1.0, "budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3}}
+SILOS = {
+    "kind": "silo_example",
+    "batch_size": NUM_TRAIN,
+    "clip_norm": 1.0,
+    "budgets": {"kind": "one_for_all", "epsilon": 8.0, "delta": 1e-3},
+}
 USERS = {
     "kind": "user",
     "batch_size": 16,
@@ -99,8 +105,8 @@ class WholeRun:
     def copied_to(self, output: Path) -> "WholeRun":
         """The run in another folder."""
         shutil.copytree(self.output, output, symlinks=True)
-        privacy = dataclasses.replace(self.config.privacy, registry=str(output / REGISTRY))
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, output=str(output), privacy=privacy))
+        privacy = replace(self.config.privacy, registry=str(output / REGISTRY))
+        return dataclasses.replace(self, config=replace(self.config, output=str(output), privacy=privacy))
 
 
 def points(name: str, number: int) -> SiloArrays:
@@ -121,7 +127,7 @@ def config_of(folder: Path, privacy: Mapping[str, Any], algorithm: str, **overri
         "data.input_shape": [2],
         "data.num_classes": 2,
         "data.exact_split": True,
-        "model": {"name": "mlp", "arguments": {"hidden_units": [4]}},
+        "model": {"kind": "mlp", "hidden_units": [4]},
         "privacy": {"registry": str(folder / "run" / REGISTRY), **privacy},
         "training.rounds": 4,
         "training.evaluate_every": 2,

@@ -388,25 +388,23 @@ def test_scores_count_correct_answers_or_subtract_clipped_errors():
         ("mocha", {}, {"values": {"client_index": [1]}}, "mocha can be searched for: learning_rate, prox_weight"),
         ("mr_mtl", {}, {"values": {"momentum": [0.9]}}, "'tuning.search.values.momentum' cannot be searched"),
         ("mr_mtl", {"prox_weight": "auto"}, {"values": {"prox_weight": [0.9]}}, "prox_weight is 'auto'"),
-        ("mr_mtl", {}, {"values": {"prox_weight": ["auto"]}}, "must be a list of numbers"),
-        ("mr_mtl", {}, {"values": {"prox_weight": 0.1}}, "must be a list of numbers"),
-        ("mr_mtl", {}, {"values": {"prox_weight": []}}, "must be a list of numbers"),
-        ("mr_mtl", {}, {"values": {"prox_weight": [True]}}, "must be a finite number"),
+        ("mr_mtl", {}, {"values": {"prox_weight": ["auto"]}}, "prox_weight.0. must be a number, not 'auto'"),
+        ("mr_mtl", {}, {"values": {"prox_weight": 0.1}}, "must be a list of at least 1, each a number, not 0.1"),
+        ("mr_mtl", {}, {"values": {"prox_weight": []}}, "prox_weight must be a list of at least 1, .* not \\[\\]"),
+        ("mr_mtl", {}, {"values": {"prox_weight": [True]}}, "prox_weight.0. must be a number, not True"),
         ("mr_mtl", {}, {"values": {"prox_weight": [-1.0]}}, "must be a finite number"),
         ("mr_mtl", {}, {"values": {"prox_weight": [1, 1.0]}}, "has a value twice"),
-        ("mr_mtl", {}, {"values": {}}, "values is empty; mr_mtl can be searched for: learning_rate, prox_weight"),
-        ("mr_mtl", {}, {"score_noise_multiplier": 0.0}, "score_noise_multiplier must be positive"),
-        ("mr_mtl", {}, {"score_bound": math.inf}, "score_bound must be positive"),
-        ("mr_mtl", {}, {"runs": "often"}, "'often' is not known"),
-        ("mr_mtl", {}, {"mean_runs": 1.0}, "greater than 1"),
+        ("mr_mtl", {}, {"values": {}}, "tuning.search.values must be a mapping from names, at least 1, .* not {}"),
+        ("mr_mtl", {}, {"score_noise_multiplier": 0.0}, "score_noise_multiplier must be a number above 0, not 0.0"),
+        ("mr_mtl", {}, {"score_bound": math.inf}, "score_bound must be a number above 0, not inf"),
+        ("mr_mtl", {}, {"runs": "often"}, "tuning.search.runs must be .*, not 'often'"),
+        ("mr_mtl", {}, {"mean_runs": 1.0}, "mean_runs must be a number above 1, not 1.0"),
     ],
 )
 def test_searches_that_cannot_be_made_are_refused_by_name(searched, algorithm, settings, search, message):
-    config = searched(
-        search={**search, "algorithm": algorithm}, algorithms={algorithm: settings}, export__algorithm=algorithm
-    )
+    search = {**search, "algorithm": algorithm}
     with pytest.raises(ConfigError, match=message):
-        build_method(config, algorithm)
+        build_method(searched(search=search, algorithms={algorithm: settings}, export__algorithm=algorithm), algorithm)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +454,7 @@ def test_a_method_with_a_search_is_not_trained_without_it(searched):
         train(searched(), "mr_mtl", progress=False)
     with pytest.raises(ConfigError, match="there is nothing to search"):
         tune(searched(), "local_only", progress=False)
-    with pytest.raises(ConfigError, match=r"tuning.search.algorithm 'momentum' is not one of"):
+    with pytest.raises(ConfigError, match=r"tuning.search.algorithm 'momentum' must be one of"):
         searched(search={"algorithm": "momentum"})
 
 
@@ -495,9 +493,9 @@ def test_the_command_searches_what_its_options_say(experiment, tmp_path, capsys)
     ("options", "message"),
     [
         ([], "nothing to search"),
-        (["--algorithm", "mr_mtl"], "missing key 'tuning.search.values'"),
+        (["--algorithm", "mr_mtl"], "missing key tuning.search.values: a mapping"),
         (["--algorithm", "mr_mtl", "--values", "prox_weight"], "NAME=NUMBER"),
-        (["--algorithm", "mr_mtl", "--values", "prox_weight=[1"], "not a YAML value"),
+        (["--algorithm", "mr_mtl", "--values", "prox_weight=[1"], "--values: not valid YAML"),
     ],
 )
 def test_options_that_describe_no_search(experiment, tmp_path, capsys, options, message):
