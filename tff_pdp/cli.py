@@ -11,7 +11,7 @@ from tff_pdp import __version__
 from tff_pdp.commands import account as account_command
 from tff_pdp.commands import record as record_commands
 from tff_pdp.errors import UserError, sentence_for_user
-from tff_pdp.reproduce.settings import SETTINGS
+from tff_pdp.reproduce.setting import NAMES
 
 DESCRIPTION = """\
 Personalised, differentially private federated learning: from raw client data to personal models behind
@@ -262,7 +262,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("setting", choices=tuple(SETTINGS), help="which experiment")
+    parser.add_argument("setting", choices=NAMES, help="which experiment")
     parser.add_argument("--paper", action="store_true", help="with the paper's choices, unsound ones included")
     parser.add_argument("--scale", choices=("small", "full"), help="full is the paper's; small runs on two cores")
     parser.add_argument("--methods", nargs="+", action="extend", metavar="NAME", help="default: those of the scale")

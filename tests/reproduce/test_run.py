@@ -15,9 +15,9 @@ from tff_pdp.experiment.build import build_method
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.settings import PrivacyConfig
 from tff_pdp.privacy.plans.silo_example import build_silo_example_plan
+from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, planned_epsilon
-from tff_pdp.reproduce.setting import digest_of
 
 SIZES = (40, 25, 30)
 # Local steps of a run, and roundings of one: sums over 28 features and up to 32 examples, and six operations more.
@@ -101,7 +101,9 @@ def test_noise_costs_accuracy_and_less_epsilon_than_the_paper_says(runner):
 
 
 def test_the_planned_epsilon_is_what_the_ledger_says_after_every_round():
-    privacy = PrivacyConfig("silo_example", 8, budgets={"kind": "one_for_all", "epsilon": 4.0, "delta": 1e-3}, noise_calibration="paper_rdp")
+    privacy = PrivacyConfig(
+        "silo_example", 8, budgets={"kind": "one_for_all", "epsilon": 4.0, "delta": 1e-3}, noise_calibration="paper_rdp"
+    )
     plan = build_silo_example_plan(
         privacy, PlannedTraining({"a": 20, "b": 40}, gradients_per_round={"a": 2, "b": 5}, rounds=3, selection_rounds=2)
     )

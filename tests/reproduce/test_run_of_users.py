@@ -12,9 +12,9 @@ from tests.reproduce.reproduce_support import build_reproduction
 from tests.reproduce.settings_support import setting_changed
 from tff_pdp.experiment.build import build_method, computations_key
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise
+from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner, planned_epsilon
-from tff_pdp.reproduce.setting import digest_of
 
 WRITERS, IMAGES_EACH = 12, 20
 SMALL = {
@@ -126,7 +126,9 @@ def test_computations_are_shared_only_where_nothing_compiled_differs(reproductio
 
     same = (
         key(mechanism={"clip_norm": math.inf, "noise_multiplier": 0.0, "expected_cohort": 3.0}),
-        key(privacy={"clip_norm": 0.1, "kind": "none", "budgets": {"kind": "one_for_all", "epsilon": 3, "delta": 1e-4}}),
+        key(
+            privacy={"clip_norm": 0.1, "kind": "none", "budgets": {"kind": "one_for_all", "epsilon": 3, "delta": 1e-4}}
+        ),
         key(training={"weight_cap": 5, "test_only_seed": 1}),
     )
     assert set(same) == {key()}
