@@ -136,6 +136,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_algorithms(evaluate)
     evaluate.set_defaults(run=_lazily("evaluate"))
 
+    config = _command(commands, "config", "Check an experiment's file and show its defaults; or describe all keys.")
+    what = config.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="an experiment, a YAML file: checked as commands check it")
+    what.add_argument("--schema", action="store_true", help="all keys as JSON Schema, for editors")
+    what.add_argument("--reference", action="store_true", help="all keys as the page docs/configuration.md")
+    config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of train")
+    config.set_defaults(run=_lazily("config"))
+
     account = _command(commands, "account", "Compute an epsilon, or the noise that an epsilon needs.")
     account_command.add_arguments(account)
     account.set_defaults(run=account_command.run)
