@@ -15,7 +15,6 @@ import tensorflow as tf
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.base import (
-from tff_pdp.settings import Count, Finite
     InitialWeights,
     Model,
     Weights,
@@ -24,6 +23,7 @@ from tff_pdp.settings import Count, Finite
     softmax_cross_entropy,
 )
 from tff_pdp.models.layers import glorot_uniform
+from tff_pdp.settings import Count, Finite
 
 PoolAfter = Literal["each", "last"]
 

@@ -20,7 +20,6 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.average_precision import RANKING
 from tff_pdp.models.base import (
-from tff_pdp.settings import Count, Finite
     InitialWeights,
     Model,
     Weights,
@@ -29,6 +28,7 @@ from tff_pdp.settings import Count, Finite
     softmax_cross_entropy,
 )
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION
+from tff_pdp.settings import Count, Finite
 
 
 def build_mlp(
