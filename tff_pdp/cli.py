@@ -11,7 +11,7 @@ from tff_pdp import __version__
 from tff_pdp.commands import account as account_command
 from tff_pdp.commands import record as record_commands
 from tff_pdp.errors import UserError, sentence_for_user
-from tff_pdp.reproduce.settings import SETTINGS
+from tff_pdp.reproduce.setting import NAMES
 
 DESCRIPTION = """\
 Personalised, differentially private federated learning: from raw client data to personal models behind
@@ -135,6 +135,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_engine(evaluate)
     _add_algorithms(evaluate)
     evaluate.set_defaults(run=_lazily("evaluate"))
+
+    config = _command(commands, "config", "Check an experiment's file and show its defaults; or describe all keys.")
+    what = config.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="an experiment, a YAML file: checked as commands check it")
+    what.add_argument("--schema", action="store_true", help="all keys as JSON Schema, for editors")
+    what.add_argument("--reference", action="store_true", help="all keys as the page docs/configuration.md")
+    config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of train")
+    config.set_defaults(run=_lazily("config"))
 
     account = _command(commands, "account", "Compute an epsilon, or the noise that an epsilon needs.")
     account_command.add_arguments(account)
@@ -262,7 +270,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("setting", choices=tuple(SETTINGS), help="which experiment")
+    parser.add_argument("setting", choices=NAMES, help="which experiment")
     parser.add_argument("--paper", action="store_true", help="with the paper's choices, unsound ones included")
     parser.add_argument("--scale", choices=("small", "full"), help="full is the paper's; small runs on two cores")
     parser.add_argument("--methods", nargs="+", action="extend", metavar="NAME", help="default: those of the scale")

@@ -11,24 +11,16 @@ from tff_pdp.cli import build_parser
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation
-from tff_pdp.reports.words import SILOS
+from tff_pdp.reproduce import setting as settings
+from tff_pdp.reproduce.inputs import INPUTS, MADE_UP, digest_of, digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
-from tff_pdp.reproduce.setting import (
-    GRID_METHODS,
-    MADE_UP,
-    METHODS,
-    SILO_METHODS,
-    digest_of,
-    digest_of_data,
-    find_input,
-)
-from tff_pdp.reproduce.settings import SETTINGS, deviations
+from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, NAMES, SILO_METHODS, read_setting
 
 
 def every_run():
     """One job of each method, variant and scale of each setting."""
-    for name, setting in SETTINGS.items():
+    for name, setting in zip(NAMES, map(read_setting, NAMES), strict=True):
         for scale in setting.scales:
             for variant in setting.variants:
                 yield name, scale, variant.name
@@ -36,9 +28,9 @@ def every_run():
 
 @pytest.mark.parametrize(("name", "scale", "variant"), every_run())
 def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, name, scale, variant):
-    setting = SETTINGS[name]
+    setting = read_setting(name)
     # A population's settings depend on where it comes from.
-    data_input = find_input(MADE_UP, None) if setting.inputs == MADE_UP else Path("data")
+    data_input = find_input(INPUTS[MADE_UP], None) if setting.inputs == MADE_UP else Path("data")
     reproduction = build_reproduction(
         tmp_path,
         data_input=data_input,
@@ -46,7 +38,7 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         scale_name=scale,
         variant_names=(variant,),
         methods=setting.methods,
-        lambdas=(0.5,) if setting.clients == SILOS else (),
+        lambdas=(0.5,) if setting.clients == "silos" else (),
         epsilons=setting.scales[scale].epsilons,
     )
     setting_variant = reproduction.variant(variant)
@@ -72,7 +64,7 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         expected -= 1
     if setting.scales[scale].takes_rounds:
         # The method with a budget; local training has none.
-        expected += len({setting_variant.rounds[epsilon] for epsilon in setting.scales[scale].epsilons}) - 1
+        expected += len({setting_variant.rounds_at(epsilon) for epsilon in setting.scales[scale].epsilons}) - 1
     assert len(digests) == expected
 
 
@@ -176,7 +168,7 @@ def test_the_command_line_is_completed_by_the_scale(tmp_path):
     assert asked.methods == ("mr_mtl", "fed_avg", "ditto")
     assert asked.epsilons == (6.0, math.inf)
     assert asked.seeds == 2
-    assert asked.lambdas == SETTINGS["school"].scales["full"].lambdas
+    assert asked.lambdas == read_setting("school").scales["full"].lambdas
     assert complete(options(*words, "--grid", "0.1", "1")).lambdas == (0.1, 1.0)
     assert complete(options(*words, "--variants", "silo_scaling")).variant_names == ("silo_scaling",)
     with pytest.raises(ConfigError, match="--variants 'paper'"):
@@ -186,39 +178,39 @@ def test_the_command_line_is_completed_by_the_scale(tmp_path):
 
 
 def test_data_are_looked_for_where_they_are_said_to_be(tmp_path, monkeypatch):
-    setting = SETTINGS["cifar10_heterogeneous"]
+    setting = read_setting("cifar10_heterogeneous")
     monkeypatch.delenv("TFF_PDP_DATA", raising=False)
     with pytest.raises(DataError, match="--data"):
-        find_input(setting.inputs, None)
+        find_input(INPUTS["cifar10"], None)
     monkeypatch.setenv("TFF_PDP_DATA", str(tmp_path))
     with pytest.raises(DataError, match="cifar-10-python"):
-        find_input(setting.inputs, None)
+        find_input(INPUTS["cifar10"], None)
     subset = tmp_path / "cifar10" / "cifar-10-python-subset.tar.gz"
     subset.parent.mkdir()
     subset.write_bytes(b"a part")
-    assert find_input(setting.inputs, None) == subset
+    assert find_input(INPUTS["cifar10"], None) == subset
     variant, scale = setting.variants[0], setting.scales["full"]
-    assert any("a part of the images" in line for line in deviations(setting, scale, variant, subset))
+    assert any("a part of the images" in line for line in setting.deviations_of(scale, variant, subset))
     whole = subset.with_name("cifar-10-python.tar.gz")
     whole.write_bytes(b"all")
-    assert find_input(setting.inputs, None) == whole
-    assert not any("a part of the images" in line for line in deviations(setting, scale, variant, whole))
+    assert find_input(INPUTS["cifar10"], None) == whole
+    assert not any("a part of the images" in line for line in setting.deviations_of(scale, variant, whole))
     assert digest_of(whole) != digest_of(subset) != digest_of(subset.parent)
 
 
 def test_small_scales_and_the_papers_variants_say_how_they_differ():
-    for setting in SETTINGS.values():
+    for setting in map(read_setting, NAMES):
         for variant in setting.variants:
-            told = deviations(setting, setting.scales["small"], variant, setting.config_file)
+            told = setting.deviations_of(setting.scales["small"], variant, setting.config_file)
             assert any(line.startswith("scale:") for line in told)
             assert any("NOT private" in line for line in told)
-            if setting.paper and setting.clients == SILOS:
+            if setting.paper and setting.clients == "silos":
                 assert any(line.startswith("sampler:") for line in told) != variant.is_paper
             assert ("thesis" in " ".join(told)) == (setting.paper == "the thesis")
 
 
 def test_configurations_stand_alone():
-    for setting in SETTINGS.values():
+    for setting in map(read_setting, NAMES):
         content = yaml.safe_load(setting.config_file.read_text())
         assert {METHODS[name].algorithm for name in setting.methods} == set(content["algorithms"])
 
@@ -275,7 +267,7 @@ def test_a_scale_may_have_data_of_its_own(tmp_path):
     assert small.config(small.jobs()[0]).data.kind == "mnist_writers"
     with pytest.raises(DataError, match=r"emnist_all\.sqlite"):
         complete(options("udp_femnist", "--scale", "full", "--data", str(tmp_path)))
-    inputs = SETTINGS["mnist_writers"].inputs
+    inputs = INPUTS["mnist_writers"]
     assert small.data_digest == digest_of_data(inputs, tmp_path / "mnist")
     # Who wrote them is part of what the data are.
     (tmp_path / "mnist_writers").mkdir()
@@ -284,7 +276,7 @@ def test_a_scale_may_have_data_of_its_own(tmp_path):
 
 
 def test_the_papers_mask_is_in_the_papers_variants_alone(tmp_path):
-    for variant in SETTINGS["pfed_dsu_cifar10"].variants:
+    for variant in read_setting("pfed_dsu_cifar10").variants:
         reproduction = build_reproduction(
             tmp_path, setting_name="pfed_dsu_cifar10", variant_names=(variant.name,), methods=("dp_pfed_dsu",)
         )
@@ -300,3 +292,19 @@ def test_an_experiment_of_our_own_has_no_papers_choices(tmp_path):
     (tmp_path / "mnist").mkdir()
     with pytest.raises(ConfigError, match="--paper: mnist_writers repeats no publication"):
         complete(options("mnist_writers", "--paper", "--data", str(tmp_path)))
+
+
+def test_a_setting_with_an_unknown_name_is_refused_by_its_key(tmp_path, monkeypatch):
+    content = (settings.PUBLISHED / "school.yaml").read_text()
+    monkeypatch.setattr(settings, "PUBLISHED", tmp_path)
+    for written, instead, message in (
+        ("inputs: school", "inputs: schools", "inputs: unknown name 'schools'; did you mean school"),
+        ("better: mr_mtl", "better: mr", "statements: unknown name 'mr'"),
+        ("default_scale: full", "default_scale: huge", "default_scale: unknown name 'huge'; known: full, small"),
+        ("clients: silos", "clients: people", "clients must be one of"),
+    ):
+        (tmp_path / "school.yaml").write_text(content.replace(written, instead))
+        with pytest.raises(ConfigError, match=message):
+            read_setting.__wrapped__("school")
+    with pytest.raises(ConfigError, match="unknown experiment 'shool'; did you mean school"):
+        read_setting("shool")

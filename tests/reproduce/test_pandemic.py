@@ -16,12 +16,13 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.reproduce.inputs import INPUTS, digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
-from tff_pdp.reproduce.setting import MADE_UP, digest_of_data, find_input
-from tff_pdp.reproduce.settings import SETTINGS
+from tff_pdp.reproduce.setting import read_setting
 
-PANDEMIC, NETWORKS = SETTINGS["pandemic"], SETTINGS["contact_networks"]
+PANDEMIC, NETWORKS = read_setting("pandemic"), read_setting("contact_networks")
+MADE_UP = INPUTS["made_up"]
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_made_up_data_need_no_folder(monkeypatch):
     monkeypatch.setattr(beam_pipelines, "__file__", __file__)
     assert digest_of_data(MADE_UP, made_up) != before
     with pytest.raises(DataError, match="holds contacts"):
-        find_input(NETWORKS.inputs, None)
+        find_input(INPUTS["contacts"], None)
 
 
 def test_the_command_lists_both(capsys):

@@ -15,9 +15,9 @@ from tff_pdp.experiment.build import build_method
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.silo_example import SiloExample
+from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
-from tff_pdp.reproduce.setting import digest_of
 
 SIZES = (40, 25, 30)
 # Local steps of a run, and roundings of one: sums over 28 features and up to 32 examples, and six operations more.

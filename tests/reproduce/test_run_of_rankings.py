@@ -12,9 +12,10 @@ from tests.reproduce.settings_support import setting_changed
 from tests.rounding import gamma
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.models.metrics import AVERAGE_PRECISION
+from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
-from tff_pdp.reproduce.setting import Variant, digest_of
+from tff_pdp.reproduce.setting import Variant
 
 SMALL = {
     "training.rounds": 2,
@@ -36,8 +37,8 @@ def reproduction(tmp_path):
         silos.append(SiloArrays(f"silo {place}", x + place, y))
     path = tmp_path / "silos.npz"
     write_silo_arrays(path, silos)
-    variants = (Variant("default", "as configured"),)
-    with setting_changed("vehicle", SMALL, metric=AVERAGE_PRECISION, variants=variants):
+    variants = (Variant(name="default", title="as configured"),)
+    with setting_changed("vehicle", SMALL, metric=AVERAGE_PRECISION.name, variants=variants):
         yield build_reproduction(
             tmp_path, setting_name="vehicle", scale_name="small", data_input=path, data_digest=digest_of(path)
         )

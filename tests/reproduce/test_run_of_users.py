@@ -15,9 +15,9 @@ from tff_pdp.experiment.build import build_method, computations_key
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, TreeNoise
 from tff_pdp.privacy.plans.unprotected import without_privacy
+from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
-from tff_pdp.reproduce.setting import digest_of
 
 WRITERS, IMAGES_EACH = 12, 20
 SMALL = {

@@ -7,6 +7,10 @@ from tff_pdp.reproduce.setting import Statement
 from tff_pdp.reproduce.sweep import Failure, Outcome, ResultStore
 
 
+def said(better, worse, epsilon=None):
+    return Statement(better=better, worse=worse, source="figure", epsilon=epsilon)
+
+
 def row(method, value, epsilon=6.0, **more):
     promise = {"claim": "none", "epsilon": None} if epsilon == "inf" else {"claim": "formal", "epsilon": epsilon}
     rest = {"with_secret_key": promise, "worst_decile": value / 2}
@@ -33,21 +37,21 @@ def test_a_statement_holds_fails_or_was_not_run():
     means = means_over_seeds(
         [row("mr_mtl", 0.2), row("fed_avg", 0.3), row("mr_mtl", 0.4, 1.0), row("fed_avg", 0.3, 1.0)]
     )
-    at_six = Statement("mr_mtl", "fed_avg", "figure", 6.0)
+    at_six = said("mr_mtl", "fed_avg", 6.0)
     assert holds(at_six, means, MEAN_SQUARED_ERROR) is True
     assert holds(at_six, means, ACCURACY) is False
-    assert holds(Statement("mr_mtl", "fed_avg", "figure"), means, MEAN_SQUARED_ERROR) is False
-    assert holds(Statement("mr_mtl", "ditto", "figure"), means, MEAN_SQUARED_ERROR) is None
-    assert holds(Statement("mr_mtl", "fed_avg", "figure", 2.0), means, MEAN_SQUARED_ERROR) is None
+    assert holds(said("mr_mtl", "fed_avg"), means, MEAN_SQUARED_ERROR) is False
+    assert holds(said("mr_mtl", "ditto"), means, MEAN_SQUARED_ERROR) is None
+    assert holds(said("mr_mtl", "fed_avg", 2.0), means, MEAN_SQUARED_ERROR) is None
 
 
 def test_what_is_the_same_at_every_epsilon_is_compared_at_each():
     rows = [row("local_only", 0.5, "inf"), row("centaur", 0.4, 2.0), row("centaur", 0.6, 8.0)]
     means = means_over_seeds(rows, is_at_every_epsilon=lambda method: method == "local_only")
     assert [mean.is_at_every_epsilon for mean in means] == [True, False, False]
-    assert holds(Statement("centaur", "local_only", "figure", 8.0), means, ACCURACY) is True
-    assert holds(Statement("centaur", "local_only", "figure", 2.0), means, ACCURACY) is False
-    assert holds(Statement("centaur", "local_only", "figure"), means_over_seeds(rows), ACCURACY) is None
+    assert holds(said("centaur", "local_only", 8.0), means, ACCURACY) is True
+    assert holds(said("centaur", "local_only", 2.0), means, ACCURACY) is False
+    assert holds(said("centaur", "local_only"), means_over_seeds(rows), ACCURACY) is None
 
 
 @pytest.fixture

@@ -26,6 +26,24 @@ def prepare(options: argparse.Namespace) -> int:
     return 0
 
 
+def config(options: argparse.Namespace) -> int:
+    """Shows an experiment with its defaults, in YAML, or describes all keys."""
+    if options.schema or options.reference:
+        from tff_pdp.experiment.reference import reference, schema
+
+        print(reference() if options.reference else json.dumps(schema(), indent=2, ensure_ascii=False), end="")
+        return 0
+    import yaml
+
+    from tff_pdp.experiment.build import build_methods
+
+    found = _config(options)
+    for algorithm, _ in build_methods(found, num_clients=2)[1].values():
+        found.privacy.check(algorithm, found.training.weighting)
+    print(yaml.safe_dump(found.to_dict(), sort_keys=False, allow_unicode=True), end="")
+    return 0
+
+
 def train(options: argparse.Namespace) -> int:
     """Trains the chosen methods, one after the other."""
     from tff_pdp.training.train import train as train_method

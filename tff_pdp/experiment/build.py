@@ -41,6 +41,19 @@ Computations = dict[Hashable, PersonalizedProcess]
 _kept: ContextVar[Computations | None] = ContextVar("kept computations", default=None)
 
 
+def build_methods(
+    config: ExperimentConfig, num_clients: int
+) -> tuple[Model, dict[str, tuple[Algorithm, dict[str, Any]]]]:
+    """Builds the model, and every method by name with all of its hyper-parameters: what reading alone cannot check.
+
+    Raises:
+      ConfigError: the method, the model or a hyper-parameter is unknown, or out of range.
+    """
+    model = build_model(config)
+    given = {"num_clients": num_clients, "rounds": config.training.rounds, "head": model.head}
+    return model, {name: build_algorithm(name, settings, **given) for name, settings in config.algorithms.items()}
+
+
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
 
@@ -54,11 +67,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     if name not in config.algorithms:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
     clients, privacy = open_clients(config), config.privacy
-    model = build_model(config)
-    from_experiment = {"num_clients": len(clients.client_ids), "rounds": config.training.rounds, "head": model.head}
     # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
-    checked = {other: build_algorithm(other, given, **from_experiment) for other, given in config.algorithms.items()}
-    algorithm, settings = checked[name]
+    model, methods = build_methods(config, len(clients.client_ids))
+    algorithm, settings = methods[name]
     # Before silos release anything.
     row_influence = promised_influence(clients.manifest)
     privacy.check_rows(row_influence)

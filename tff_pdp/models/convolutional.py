@@ -23,6 +23,7 @@ from tff_pdp.models.base import (
     softmax_cross_entropy,
 )
 from tff_pdp.models.layers import glorot_uniform
+from tff_pdp.settings import Count, Finite
 
 PoolAfter = Literal["each", "last"]
 
@@ -30,14 +31,14 @@ PoolAfter = Literal["each", "last"]
 def build_cnn(
     input_shape: Sequence[int],
     num_classes: int,
-    channels: Sequence[int] = (32, 64),
-    kernel_size: int = 3,
+    channels: Sequence[Count] = (32, 64),
+    kernel_size: Count = 3,
     hidden_units: int | Sequence[int] = 128,
     *,
     pool_after: PoolAfter = "last",
     group_norm_groups: int = 0,
-    input_shift: float = 0.0,
-    input_scale: float = 1.0,
+    input_shift: Finite = 0.0,
+    input_scale: Finite = 1.0,
 ) -> Model:
     """Builds convolutions with ReLU and 2x2 max pooling, dense layers with ReLU if asked for, and a dense layer.
 
@@ -171,12 +172,12 @@ def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
 def build_lenet(
     input_shape: Sequence[int],
     num_classes: int,
-    channels: Sequence[int] = (16, 32),
-    kernel_size: int = 5,
-    hidden_units: Sequence[int] = (120, 84),
+    channels: Sequence[Count] = (16, 32),
+    kernel_size: Count = 5,
+    hidden_units: Sequence[Count] = (120, 84),
     *,
-    input_shift: float = 0.0,
-    input_scale: float = 1.0,
+    input_shift: Finite = 0.0,
+    input_scale: Finite = 1.0,
 ) -> Model:
     """Builds convolutions, each with 2x2 max pooling and ReLU, two dense layers with ReLU, and a dense layer.
 
@@ -184,6 +185,15 @@ def build_lenet(
     arXiv:2103.04628, ICML 2021): LeNet-5 (LeCun et al., "Gradient-Based Learning Applied to Document Recognition",
     Proc. IEEE 1998) with more channels, ReLU and max pooling. Everything else is as in `build_cnn`, which it is a form
     of.
+
+    Args:
+      input_shape: height, width and channels of one example.
+      num_classes: number of classes; 0 for a regression.
+      channels: of each convolution.
+      kernel_size: height and width of every kernel.
+      hidden_units: of each dense layer before the head.
+      input_shift: added to features, a public constant.
+      input_scale: multiplies the sum, a public constant.
 
     Raises:
       ConfigError: a size is not positive, or the input is too small (16 x 16 is enough for the defaults).

@@ -28,21 +28,29 @@ from tff_pdp.models.base import (
     softmax_cross_entropy,
 )
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION
+from tff_pdp.settings import Count, Finite
 
 
 def build_mlp(
     input_shape: Sequence[int],
     num_classes: int,
-    hidden_units: Sequence[int] = (64,),
+    hidden_units: Sequence[Count] = (64,),
     *,
-    input_shift: float = 0.0,
-    input_scale: float = 1.0,
+    input_shift: Finite = 0.0,
+    input_scale: Finite = 1.0,
 ) -> Model:
     """Builds dense layers with ReLU between them, over the flattened example `(x + input_shift) * input_scale`.
 
     Shift and scale are public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform
     (zero without hidden layers), biases zero. The last layer is the head. Without classes it is a regression of one
     value, with half the squared error as its loss.
+
+    Args:
+      input_shape: of one example.
+      num_classes: number of classes; 0 for a regression.
+      hidden_units: of each hidden layer.
+      input_shift: added to features, a public constant.
+      input_scale: multiplies the sum, a public constant.
 
     Raises:
       ConfigError: a layer has no units.
@@ -84,9 +92,15 @@ def build_mlp(
 
 
 def build_linear(
-    input_shape: Sequence[int], num_classes: int, *, input_shift: float = 0.0, input_scale: float = 1.0
+    input_shape: Sequence[int], num_classes: int, *, input_shift: Finite = 0.0, input_scale: Finite = 1.0
 ) -> Model:
-    """Builds multinomial logistic regression: one dense layer, all of it head; arguments as `build_mlp`.
+    """Builds multinomial logistic regression: one dense layer, all of it head.
+
+    Args:
+      input_shape: of one example.
+      num_classes: number of classes.
+      input_shift: added to features, a public constant.
+      input_scale: multiplies the sum, a public constant.
 
     Raises:
       ConfigError: there are no classes; `linear_regression` is the model for that.
@@ -97,11 +111,17 @@ def build_linear(
 
 
 def build_linear_regression(
-    input_shape: Sequence[int], num_classes: int = 0, *, input_shift: float = 0.0, input_scale: float = 1.0
+    input_shape: Sequence[int], num_classes: int = 0, *, input_shift: Finite = 0.0, input_scale: Finite = 1.0
 ) -> Model:
     """Builds `x . kernel + bias` from zero, with x the flattened `(x + input_shift) * input_scale`; all of it is head.
 
-    Labels are float32. Shift and scale are public constants.
+    Labels are float32.
+
+    Args:
+      input_shape: of one example.
+      num_classes: 0.
+      input_shift: added to features, a public constant.
+      input_scale: multiplies the sum, a public constant.
 
     Raises:
       ConfigError: the labels are classes.
@@ -127,14 +147,20 @@ def hinge(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def build_linear_svm(
-    input_shape: Sequence[int], num_classes: int = 2, *, input_shift: float = 0.0, input_scale: float = 1.0
+    input_shape: Sequence[int], num_classes: int = 2, *, input_shift: Finite = 0.0, input_scale: Finite = 1.0
 ) -> Model:
     """Builds a linear SVM, `score = x . kernel + bias` from zero, with x the flattened `(x + shift) * scale`.
 
     One kernel serves both classes: the outputs are `[0, score]`, so the class with the larger output is that of the
     score's sign. Their softmax is the logistic function of the score, which the hinge loss does not fit to be a
     probability. There is no term for the margin's width: a weight penalty is the algorithm's business. All of the
-    model is head. Shift and scale are public constants.
+    model is head.
+
+    Args:
+      input_shape: of one example.
+      num_classes: 2.
+      input_shift: added to features, a public constant.
+      input_scale: multiplies the sum, a public constant.
 
     Raises:
       ConfigError: there are not two classes.
@@ -191,8 +217,8 @@ def build_logistic_regression(
     focal_gamma: float = 0.0,
     focal_alpha: float | None = None,
     metric: str = ACCURACY.name,
-    input_shift: float = 0.0,
-    input_scale: float = 1.0,
+    input_shift: Finite = 0.0,
+    input_scale: Finite = 1.0,
 ) -> Model:
     """Builds logistic regression, `score = x . kernel + bias` from zero, with x the flattened `(x + shift) * scale`.
 

@@ -1,11 +1,7 @@
 """Published experiments beside their figures.
 
-setting: data, variants, scales, and what was published
-silo_settings: experiments of the MR-MTL thesis
-udp_settings: experiments of UDP-Alg
-pfed_dsu_settings: experiments of DP-pFedDSU
-pandemic_settings: our own experiments with contact graphs
-settings: all of them by name, and our own experiment with users
+inputs: the raw data, and which data they are
+setting: data, variants, scales, and what was published: files of YAML
 jobs: one job for each variant, method, epsilon and seed
 workers: worker processes, and signals to end them
 run: one job in a worker

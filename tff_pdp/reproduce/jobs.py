@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.privacy.plans.unprotected import with_epsilon
-from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, Scale, Setting, Variant, digest_of_sources
-from tff_pdp.reproduce.settings import SETTINGS
+from tff_pdp.reproduce import setting as settings
+from tff_pdp.reproduce.inputs import digest_of_sources
+from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, Scale, Setting, Variant
 from tff_pdp.settings import to_plain
 
 # Of an experiment, what is computed does not depend on them.
@@ -63,7 +64,7 @@ class Reproduction:
     """What the user asked for, completed: a setting at a scale, and what to sweep.
 
     Attributes:
-      setting_name: a name in `SETTINGS`.
+      setting_name: a name in `NAMES`.
       scale_name: of one of its scales.
       variant_names: of its variants, in the order they are run.
       methods: names in `METHODS`.
@@ -105,7 +106,7 @@ class Reproduction:
     @property
     def setting(self) -> Setting:
         """The data set."""
-        return SETTINGS[self.setting_name]
+        return settings.read_setting(self.setting_name)
 
     @property
     def scale(self) -> Scale:
@@ -172,7 +173,7 @@ class Reproduction:
 
     def _rounds(self, job: Job) -> int | None:
         """The publication's rounds at the job's epsilon; None for the configuration's."""
-        return self.variant(job.variant).rounds.get(job.epsilon) if self.scale.takes_rounds else None
+        return self.variant(job.variant).rounds_at(job.epsilon) if self.scale.takes_rounds else None
 
     @functools.cache  # noqa: B019 - a reproduction lives as long as its command.
     def _base_config(

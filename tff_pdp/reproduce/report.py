@@ -16,7 +16,6 @@ from tff_pdp.reports.summary import metric_text
 from tff_pdp.reports.words import MISSING, USERS, ClientWords, plain, spent
 from tff_pdp.reproduce.jobs import Reproduction
 from tff_pdp.reproduce.setting import METHODS, Published, Statement
-from tff_pdp.reproduce.settings import deviations
 from tff_pdp.reproduce.sweep import Failure, ResultStore, is_a_grid_job
 
 
@@ -202,18 +201,18 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
                 title=variant.title,
                 means=tuple(means_over_seeds(plain, is_at_every_epsilon=setting.is_same_at_every_epsilon)),
                 grid=tuple(means_over_seeds(grid, is_grid=True)),
-                deviations=tuple(deviations(setting, scale, variant, reproduction.data_input)),
-                published=setting.paper_values if variant.paper_values is None else variant.paper_values,
+                deviations=tuple(setting.deviations_of(scale, variant, reproduction.data_input)),
+                published=setting.published(variant),
             )
         )
     return Reported(
         title=f"{setting.title} ({reproduction.scale_name} scale)",
-        metric=setting.metric,
+        metric=setting.measured,
         variants=tuple(variants),
         statements=setting.statements,
         paper=setting.paper,
         is_paper_scale=not scale.deviation,
-        clients=setting.clients,
+        clients=setting.words,
         infeasible=tuple(
             (str(job), outcome.infeasible) for job, outcome in store.outcomes.items() if outcome.infeasible
         ),

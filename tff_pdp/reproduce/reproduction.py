@@ -10,10 +10,10 @@ from typing import Any
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
+from tff_pdp.reproduce import setting as settings
+from tff_pdp.reproduce.inputs import digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.report import Reported, build_report, report_text
-from tff_pdp.reproduce.setting import digest_of_data, find_input
-from tff_pdp.reproduce.settings import SETTINGS
 from tff_pdp.reproduce.sweep import FAILURES_FILE, Outcome, sweep
 from tff_pdp.reproduce.workers import BuildRunner
 
@@ -76,18 +76,18 @@ def build_reproduction(options: argparse.Namespace) -> Reproduction:
     Raises:
       ConfigError, DataError: as `reproduce`.
     """
-    setting = SETTINGS[options.setting]
+    setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]
     variants = setting.chosen_variants(_words(options.variants), is_paper=options.paper)
-    inputs = scale.inputs or setting.inputs
+    inputs = setting.data(scale)
     data_input = find_input(inputs, options.data)
     grid = () if options.grid is None else tuple(options.grid) or scale.lambdas
     return Reproduction(
         setting_name=setting.name,
         scale_name=scale_name,
         variant_names=tuple(variant.name for variant in variants),
-        methods=_words(options.methods) or scale.methods,
+        methods=_words(options.methods) or setting.methods_of(scale),
         epsilons=tuple(map(_epsilon, _words(options.epsilons))) or scale.epsilons,
         seeds=scale.seeds if options.seeds is None else options.seeds,
         lambdas=grid,

@@ -1,110 +1,22 @@
-"""Describes a setting of a published experiment: its data, methods, variants and scales, and what was published.
+"""Describes published experiments: their data, methods, variants and scales, and what was published.
 
-It finds where raw data lie, and which data they are. Its methods are compared as rows of results.
+Each is a file of `configs/reproduce/published`, beside the configuration that its runs are variations of. Its methods
+are compared as rows of results.
 """
 
 import dataclasses
 import functools
-import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import beam_pipelines
-import tff_pdp
-from beam_pipelines.options import GENERATED
-from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.models.metrics import MEAN_SQUARED_ERROR, Metric
+import msgspec
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
-
-DATA_VARIABLE = "TFF_PDP_DATA"
-_BLOCK = 2**20
-# A deviation that all settings of user-level privacy have.
-USER_SEEDS = "seeds: batches, cohorts and noise are drawn from small test-only seeds, so these figures are NOT private"
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """Raw data.
-
-    Attributes:
-      paths: where they may lie under the data folder, the best first; none for data that are made up.
-      origin: where they come from.
-      beside: what lies in the same folder and is read as well, where it is there.
-    """
-
-    paths: tuple[str, ...]
-    origin: str
-    beside: tuple[str, ...] = ()
-
-
-MADE_UP = Inputs((), "made up when they are prepared")
-CIFAR10 = Inputs(
-    ("cifar10/cifar-10-python.tar.gz", "cifar10/cifar-10-batches-py", "cifar10/cifar-10-python-subset.tar.gz"),
-    "the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
-)
-MNIST = Inputs(("mnist",), "the four idx.gz files of MNIST")
-MNIST_WRITERS = Inputs(
-    ("mnist",),
-    "the four idx.gz files of MNIST, and in it or in mnist_writers beside it QMNIST's qmnist-train-labels-idx2-int.gz",
-    beside=("mnist_writers",),
-)
-
-
-def find_input(inputs: Inputs, folder: str | None) -> Path:
-    """Returns where raw data lie, or the word for data that are made up.
-
-    Args:
-      inputs: which data.
-      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
-        need none.
-
-    Raises:
-      DataError: no folder is named, or it does not hold the data.
-    """
-    if not inputs.paths:
-        return Path(GENERATED)
-    named = folder or os.environ.get(DATA_VARIABLE)
-    if not named:
-        raise DataError(f"give the folder that holds {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
-    for name in inputs.paths:
-        path = Path(named) / name
-        if path.exists():
-            return path.absolute()
-    raise DataError(f"{named} holds none of: {', '.join(inputs.paths)} ({inputs.origin})")
-
-
-def digest_of_data(inputs: Inputs, path: Path) -> str:
-    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
-
-    Of data that are made up, of the modules that make them.
-    """
-    if not inputs.paths:
-        return digest_of(Path(beam_pipelines.__file__).parent, "*.py")
-    parts = [path, *filter(Path.exists, (path.parent / name for name in inputs.beside))]
-    digests = [digest_of(part) for part in parts]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def digest_of(path: Path, pattern: str = "*") -> str:
-    """A sha256 of a file, or of the names and contents of those of a folder's files that match the pattern."""
-    digest = hashlib.sha256()
-    files = sorted(file for file in path.rglob(pattern) if file.is_file()) if path.is_dir() else [path]
-    for file in files:
-        digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
-        with open(file, "rb") as stream:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-@functools.cache
-def digest_of_sources() -> str:
-    """A sha256 of the modules that prepare data and train: a result of other ones is not a result of these."""
-    packages = (tff_pdp, beam_pipelines)
-    digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+from tff_pdp.reproduce.inputs import INPUTS, Inputs
+from tff_pdp.settings import Count, Name, Settings, did_you_mean, read_settings, read_yaml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,17 +68,20 @@ OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", 
 
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reproduce"
-LAMBDA_GRID = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+PUBLISHED = CONFIGS / "published"
+NAMES = tuple(sorted(path.stem for path in PUBLISHED.glob("*.yaml")))
+_METRICS = {metric.name: metric for metric in (ACCURACY, MEAN_SQUARED_ERROR, AVERAGE_PRECISION)}
+_CLIENTS = {"silos": SILOS, "users": USERS}
 
 # Values of an experiment by dotted key, as `tff_pdp.experiment.config.load_experiment` takes them.
-Overrides = Mapping[str, Any]
-# A test metric by method and epsilon.
+Overrides = dict[str, Any]
+# A test metric by method and epsilon, and as files have it: by method, then by epsilon.
 Published = Mapping[tuple[str, float], float]
+PublishedByMethod = dict[str, dict[str, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One way to run a setting; its rows are in `results.json`, or in `results_<name>.json` but for the default.
+class Variant(Settings):
+    """Says one way to run a setting; its rows are in `results.json`, or in `results_<name>.json` but for the default.
 
     Attributes:
       name: `default`, or what the files are named by.
@@ -177,36 +92,40 @@ class Variant:
       algorithm_settings: of methods of the configuration, by name.
       rounds: the publication's, by epsilon, for scales that take them; with others, the configuration's.
       paper_values: in place of the setting's; None for those.
-      deviations: what is unlike the publication in this variant and not in every one.
+      deviations: what is unlike the publication in this variant and not in every one: a name in the setting's
+        `deviations`, or a sentence.
     """
 
-    name: str
-    title: str
+    name: Name
+    title: Name
     is_paper: bool = False
     is_optional: bool = False
-    overrides: Overrides = dataclasses.field(default_factory=dict)
-    algorithm_settings: Mapping[str, Overrides] = dataclasses.field(default_factory=dict)
-    rounds: Mapping[float, int] = dataclasses.field(default_factory=dict)
-    paper_values: Published | None = None
-    deviations: tuple[str, ...] = ()
+    overrides: Overrides = msgspec.field(default_factory=dict)
+    algorithm_settings: dict[str, Overrides] = msgspec.field(default_factory=dict)
+    rounds: dict[str, Count] = msgspec.field(default_factory=dict)
+    paper_values: PublishedByMethod | None = None
+    deviations: tuple[Name, ...] = ()
+
+    def rounds_at(self, epsilon: float) -> int | None:
+        """The publication's rounds at an epsilon; None where it has none."""
+        return {float(key): rounds for key, rounds in self.rounds.items()}.get(epsilon)
 
     def file_name(self, stem: str) -> str:
         """Name of one of the variant's files.
 
-        >>> Variant("default", "").file_name("results"), Variant("paper", "").file_name("results")
-        ('results.json', 'results_paper.json')
+        >>> [Variant(name=name, title="-").file_name("results") for name in ("default", "paper")]
+        ['results.json', 'results_paper.json']
         """
         return f"{stem}.json" if self.name == "default" else f"{stem}_{self.name}.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """How much is run.
+class Scale(Settings):
+    """Says how much is run.
 
     Attributes:
       epsilons: of each silo, or of all users; infinite for no privacy.
       seeds: how many repetitions.
-      methods: of the setting's, those that are run by default.
+      methods: of the setting's, those that are run by default; None for all.
       lambdas: the grid of `--grid`.
       overrides: of the configuration.
       inputs: other raw data than the setting's; None for those.
@@ -215,22 +134,28 @@ class Scale:
     """
 
     epsilons: tuple[float, ...]
-    seeds: int = 5
-    methods: tuple[str, ...] = SILO_METHODS
-    lambdas: tuple[float, ...] = LAMBDA_GRID
-    overrides: Overrides = dataclasses.field(default_factory=dict)
-    inputs: Inputs | None = None
+    seeds: Count = 5
+    methods: tuple[Name, ...] | None = None
+    lambdas: tuple[float, ...] = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    overrides: Overrides = msgspec.field(default_factory=dict)
+    inputs: Name | None = None
     takes_rounds: bool = False
     deviation: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Statement:
-    """What a publication says of two methods: one is better, at one epsilon or at every one."""
+class Statement(Settings):
+    """Says what a publication says of two methods: one is better, at one epsilon or at every one.
 
-    better: str
-    worse: str
-    source: str
+    Attributes:
+      better: a name in `METHODS`.
+      worse: another.
+      source: figure or table.
+      epsilon: None for every one.
+    """
+
+    better: Name
+    worse: Name
+    source: Name
     epsilon: float | None = None
 
     @property
@@ -240,15 +165,14 @@ class Statement:
         return f"{METHODS[self.better].title} is better than {METHODS[self.worse].title} {place} ({self.source})"
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One published experiment, or one of our own.
+class Setting(Settings):
+    """Describes one published experiment, or one of our own.
 
     Attributes:
-      name: as the command knows it, and of its file under `configs/reproduce`.
+      name: as the command knows it, and of its files.
       title: for a reader.
-      metric: what is measured on test examples.
-      inputs: the raw data.
+      metric: the name of what is measured on test examples.
+      inputs: name of the raw data.
       seed_splits: whether a seed decides the division into training and test as well, or noise and batches alone.
       scales: by name.
       default_scale: the one run where none is named.
@@ -258,28 +182,77 @@ class Setting:
       methods: names in `METHODS` that the configuration has settings for.
       paper_values: as the publication, or its released code, states them at its own scale.
       statements: what the publication says of methods' order.
-      deviations: what is unlike the publication in every variant.
+      deviations: what is unlike the publication: `every`, in all variants, and what variants name.
     """
 
-    name: str
-    title: str
-    metric: Metric
-    inputs: Inputs
+    name: Name
+    title: Name
+    metric: Literal["accuracy", "mean_squared_error", "average_precision"]
+    inputs: Name
     seed_splits: bool
-    scales: Mapping[str, Scale]
-    default_scale: str
+    scales: dict[str, Scale]
+    default_scale: Name
     variants: tuple[Variant, ...]
     paper: str = ""
-    clients: ClientWords = SILOS
-    methods: tuple[str, ...] = SILO_METHODS
-    paper_values: Published = dataclasses.field(default_factory=dict)
+    clients: Literal["silos", "users"] = "silos"
+    methods: tuple[Name, ...] = SILO_METHODS
+    paper_values: PublishedByMethod = msgspec.field(default_factory=dict)
     statements: tuple[Statement, ...] = ()
-    deviations: tuple[str, ...] = ()
+    deviations: dict[str, tuple[Name, ...]] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self):
+        scales = self.scales.values()
+        named = {
+            "inputs": (INPUTS, [self.inputs, *(scale.inputs for scale in scales if scale.inputs)]),
+            "methods": (METHODS, [*self.methods, *(name for scale in scales for name in scale.methods or ())]),
+            "default_scale": (self.scales, [self.default_scale]),
+            "statements": (METHODS, [name for one in self.statements for name in (one.better, one.worse)]),
+        }
+        for key, (known, names) in named.items():
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{key}: unknown name {name!r}; {did_you_mean(name, known)}")
+
+    @property
+    def words(self) -> ClientWords:
+        """The words for clients."""
+        return _CLIENTS[self.clients]
+
+    @property
+    def measured(self) -> Metric:
+        """What is measured on test examples."""
+        return _METRICS[self.metric]
+
+    def data(self, scale: Scale) -> Inputs:
+        """The raw data of a scale."""
+        return INPUTS[scale.inputs or self.inputs]
+
+    def methods_of(self, scale: Scale) -> tuple[str, ...]:
+        """The methods that a scale runs by default."""
+        return self.methods if scale.methods is None else scale.methods
+
+    def published(self, variant: Variant) -> Published:
+        """The published figures that a variant's are compared with."""
+        values = self.paper_values if variant.paper_values is None else variant.paper_values
+        return {(method, float(key)): value for method, own in values.items() for key, value in own.items()}
+
+    def deviations_of(self, scale: Scale, variant: Variant, data_input: Path) -> list[str]:
+        """What is unlike the publication in a run, or what else is to be known of it, one sentence each."""
+        named = (*variant.deviations, "every")
+        found = [line for one in named for line in self.deviations.get(one, () if one == "every" else (one,))]
+        if scale.deviation:
+            found.append(scale.deviation)
+        if "subset" in data_input.name:
+            consequence = "each user has fewer of them" if self.clients == "users" else "the same ε leaves less"
+            found.append(
+                f"data: a part of the images, {data_input.name}; {self.paper} has all 50,000, so {consequence}"
+            )
+        return found
 
     @property
     def row_metric(self) -> str:
         """The metric's name in result rows."""
-        return "mse" if self.metric == MEAN_SQUARED_ERROR else self.metric.name
+        return "mse" if self.measured == MEAN_SQUARED_ERROR else self.metric
 
     @property
     def config_file(self) -> Path:
@@ -288,7 +261,7 @@ class Setting:
 
     def is_same_at_every_epsilon(self, method: str) -> bool:
         """Whether a method's results have nothing to do with epsilon."""
-        return self.clients == USERS and method in RELEASE_NOTHING
+        return self.clients == "users" and method in RELEASE_NOTHING
 
     def chosen_variants(self, names: tuple[str, ...] = (), *, is_paper: bool = False) -> tuple[Variant, ...]:
         """The variants of those names, or those run by default.
@@ -303,3 +276,16 @@ class Setting:
             if name not in known:
                 raise ConfigError(f"--variants {name!r} is not one of {self.name}'s: {', '.join(known)}")
         return tuple(known[name] for name in names or known if names or not known[name].is_optional)
+
+
+@functools.cache
+def read_setting(name: str) -> Setting:
+    """Reads the setting of a name in `NAMES`.
+
+    Raises:
+      ConfigError: its file is not valid, or there is none.
+    """
+    path = PUBLISHED / f"{name}.yaml"
+    if name not in NAMES:
+        raise ConfigError(f"unknown experiment {name!r}; {did_you_mean(name, NAMES)}")
+    return read_settings(Setting, {"name": name, **read_yaml(path)}, str(path))

@@ -19,8 +19,7 @@ from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, with_grid
 from tff_pdp.privacy.mechanisms.user_noise import TreeNoise
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.processes.client_work import num_released
-from tff_pdp.reproduce.jobs import SETTINGS
-from tff_pdp.reproduce.setting import METHODS
+from tff_pdp.reproduce.setting import METHODS, NAMES, read_setting
 
 FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml"))}
 # Clients, and training examples of the largest silo, or more: what epochs have steps by. Users' do not matter.
@@ -46,7 +45,7 @@ OF_DELTA = {"udp_cifar10": 0.02}
 
 def test_all_shipped_configurations_are_known():
     assert set(FILES) == set(CLIENTS)
-    assert set(SETTINGS) <= set(CLIENTS)
+    assert set(NAMES) <= set(CLIENTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,15 +141,15 @@ def as_shipped(name):
 
 def at_scale(name, scale_name):
     """All methods and variants of a reproduction, at the smallest of its budgets and at the largest."""
-    setting = SETTINGS[name]
+    setting = read_setting(name)
     scale = setting.scales[scale_name]
     epsilons = [epsilon for epsilon in scale.epsilons if math.isfinite(epsilon)]
     for variant in setting.variants:
         for epsilon in {min(epsilons), max(epsilons)}:
             overrides = {**scale.overrides, **variant.overrides, "privacy.budgets.epsilon": epsilon}
             config = load_experiment(setting.config_file, overrides)
-            rounds = variant.rounds.get(epsilon) if scale.takes_rounds else None
-            for method in scale.methods:
+            rounds = variant.rounds_at(epsilon) if scale.takes_rounds else None
+            for method in setting.methods_of(scale):
                 swept = METHODS[method]
                 given = {**swept.settings, **variant.algorithm_settings.get(swept.algorithm, {})}
                 if given.get("prox_weight") == "auto":
@@ -174,9 +173,9 @@ def test_shipped_configurations_pay_less_than_a_hundredth_for_noise_on_a_grid(na
 
 
 @pytest.mark.parametrize("scale", ["as they are run", "full"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_reproductions_pay_less_than_a_hundredth(name, scale):
-    scale = SETTINGS[name].default_scale if scale == "as they are run" else scale
+    scale = read_setting(name).default_scale if scale == "as they are run" else scale
     of_epsilon, of_delta = largest_shares(at_scale(name, scale))
     assert of_epsilon < 0.01
     assert of_delta < OF_DELTA.get(name, 0.01)

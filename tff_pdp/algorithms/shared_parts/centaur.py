@@ -44,5 +44,10 @@ def build_centaur(
 
 
 def build_fed_rep(*, head: Sequence[str], local_momentum: Momentum = 0.0) -> Algorithm:
-    """Builds FedRep: `build_centaur` with a server that adds the mean update as it is."""
+    """Builds FedRep: `build_centaur` with a server that adds the mean update as it is.
+
+    Args:
+      head: names of the weights that clients keep.
+      local_momentum: of a client's steps on the body.
+    """
     return dataclasses.replace(build_centaur(head=head, local_momentum=local_momentum), name="fed_rep", title="FedRep")

@@ -83,7 +83,14 @@ def build_pmtl_ft(
     server_learning_rate: Positive = 1.0,
     server_momentum: Momentum = 0.9,
 ) -> Algorithm:
-    """Builds it: `build_dp_fed_avg_ft` with `prox_weight`, which is twice lambda; the published code has lambda = 1."""
+    """Builds it: `build_dp_fed_avg_ft` with `prox_weight`, which is twice lambda; the published code has lambda = 1.
+
+    Args:
+      head: names of the weights that clients tune.
+      server_optimizer: `sgd`, `momentum` or `adam`.
+      server_learning_rate: of the server.
+      server_momentum: of `momentum` and `adam`.
+    """
     tuned = build_dp_fed_avg_ft(
         head=head,
         server_optimizer=server_optimizer,

@@ -127,7 +127,13 @@ def build_udp_hypernet(
 def build_hypernet(
     *, descriptor_size: Count = 8, hidden_units: tuple[Count, ...] = (100, 100, 100), head_scale: NotNegative = 0.1
 ) -> Algorithm:
-    """Builds it: `build_udp_hypernet` with a server that adds the mean update as it is."""
+    """Builds it: `build_udp_hypernet` with a server that adds the mean update as it is.
+
+    Args:
+      descriptor_size: values of a descriptor.
+      hidden_units: of the hypernetwork's hidden layers.
+      head_scale: how far the first models are from the target model's own initial weights.
+    """
     return dataclasses.replace(
         build_udp_hypernet(descriptor_size=descriptor_size, hidden_units=hidden_units, head_scale=head_scale),
         name="hypernet",

@@ -1,0 +1,121 @@
+"""Finds the raw data of published experiments, and says which data and which sources they are."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from pathlib import Path
+
+import beam_pipelines
+import tff_pdp
+from beam_pipelines.options import GENERATED
+from tff_pdp.errors import DataError
+
+DATA_VARIABLE = "TFF_PDP_DATA"
+_BLOCK = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Raw data.
+
+    Attributes:
+      paths: where they may lie under the data folder, the best first; none for data that are made up.
+      origin: where they come from.
+      beside: what lies in the same folder and is read as well, where it is there.
+    """
+
+    paths: tuple[str, ...]
+    origin: str
+    beside: tuple[str, ...] = ()
+
+
+MADE_UP = "made_up"
+# By the name that settings have for them.
+INPUTS = {
+    MADE_UP: Inputs((), "made up when they are prepared"),
+    "school": Inputs(("school/school.mat",), "data/school/school.mat of github.com/kenziyuliu/private-cross-silo-fl"),
+    "vehicle": Inputs(("vehicle/mytrain.json",), "the SensIT vehicle data as LEAF-like JSON, one user a sensor"),
+    "cifar10": Inputs(
+        ("cifar10/cifar-10-python.tar.gz", "cifar10/cifar-10-batches-py", "cifar10/cifar-10-python-subset.tar.gz"),
+        "the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "mnist": Inputs(("mnist",), "the four idx.gz files of MNIST"),
+    "mnist_writers": Inputs(
+        ("mnist",),
+        "the four idx.gz files of MNIST, and in it or in mnist_writers beside it QMNIST's "
+        "qmnist-train-labels-idx2-int.gz",
+        beside=("mnist_writers",),
+    ),
+    "emnist_digits": Inputs(
+        ("emnist/emnist-digits-train-images-idx3-ubyte.gz",),
+        "the four idx.gz files of EMNIST's split `digits`, from www.nist.gov/itl/products-and-services/emnist-dataset",
+        beside=(
+            "emnist-digits-train-labels-idx1-ubyte.gz",
+            "emnist-digits-test-images-idx3-ubyte.gz",
+            "emnist-digits-test-labels-idx1-ubyte.gz",
+        ),
+    ),
+    "fed_emnist": Inputs(
+        ("fed_emnist/emnist_all.sqlite.lzma", "fed_emnist/emnist_all.sqlite", "fed_emnist"),
+        "Federated EMNIST of TensorFlow Federated: emnist_all.sqlite, or its two older .h5 files",
+    ),
+    "contacts": Inputs(
+        ("contacts",), "a folder for each network with tij_*.dat.gz and metadata_*.dat of SocioPatterns"
+    ),
+}
+
+
+def find_input(inputs: Inputs, folder: str | None) -> Path:
+    """Returns where raw data lie, or the word for data that are made up.
+
+    Args:
+      inputs: which data.
+      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
+        need none.
+
+    Raises:
+      DataError: no folder is named, or it does not hold the data.
+    """
+    if not inputs.paths:
+        return Path(GENERATED)
+    named = folder or os.environ.get(DATA_VARIABLE)
+    if not named:
+        raise DataError(f"give the folder that holds {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
+    for name in inputs.paths:
+        path = Path(named) / name
+        if path.exists():
+            return path.absolute()
+    raise DataError(f"{named} holds none of: {', '.join(inputs.paths)} ({inputs.origin})")
+
+
+def digest_of_data(inputs: Inputs, path: Path) -> str:
+    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
+
+    Of data that are made up, of the modules that make them.
+    """
+    if not inputs.paths:
+        return digest_of(Path(beam_pipelines.__file__).parent, "*.py")
+    parts = [path, *filter(Path.exists, (path.parent / name for name in inputs.beside))]
+    digests = [digest_of(part) for part in parts]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def digest_of(path: Path, pattern: str = "*") -> str:
+    """A sha256 of a file, or of the names and contents of those of a folder's files that match the pattern."""
+    digest = hashlib.sha256()
+    files = sorted(file for file in path.rglob(pattern) if file.is_file()) if path.is_dir() else [path]
+    for file in files:
+        digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
+        with open(file, "rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """A sha256 of the modules that prepare data and train: a result of other ones is not a result of these."""
+    packages = (tff_pdp, beam_pipelines)
+    digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
