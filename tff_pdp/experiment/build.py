@@ -79,6 +79,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     hparams = hparam_columns(algorithm, settings, releases.num_examples, privacy.batch_size)
     weighting, cap = config.training.weighting, config.training.weight_cap
     is_capped = weighting == "paper_capped_num_examples"
+    foreign = [
+        f"{section} is defined outside of tff_pdp ({origin})" for section, origin in config.outside(name).items()
+    ]
     plan = privacy.build(
         PlannedTraining(
             num_examples=releases.num_examples,
@@ -88,7 +91,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             fixed_events=releases.events,
             num_examples_are_noised=releases.num_examples_are_noised,
             unsound=algorithm.unsound or releases.unsound,
-            condition="; ".join(filter(None, [algorithm.condition, _COUNTS_ARE_PUBLIC if is_capped else ""])),
+            condition="; ".join(filter(None, [algorithm.condition, _COUNTS_ARE_PUBLIC if is_capped else "", *foreign])),
             num_parameters=model.num_parameters(),
             num_released=num_released(algorithm, model),
             num_noised=algorithm.noised_size(initial_weights(model)) if algorithm.noised_size else None,

@@ -17,7 +17,7 @@ from msgspec import Meta
 from beam_pipelines.options import SourceSettings
 from tff_pdp.engines.options import ClientParallelism
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.kinds import PLANS, SOURCES
+from tff_pdp.experiment.kinds import ALGORITHMS, MODELS, PLANS, SOURCES
 from tff_pdp.kinds import Kinds
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.settings import (
@@ -194,6 +194,21 @@ class ExperimentConfig(Settings):
         """The kind of a method, by its name in this experiment."""
         return str(self.algorithms[algorithm].get("kind", algorithm))
 
+    def outside(self, algorithm: str) -> dict[str, str]:
+        """What of a method's experiment is defined outside of tff_pdp: module, version and hash of its file, by section.
+
+        Raises:
+          ConfigError: a module cannot be imported.
+        """
+        kinds = {
+            "data": (SOURCES, self.data.kind),
+            "model": (MODELS, str(self.model.get("kind", ""))),
+            "privacy": (PLANS, self.privacy.kind),
+            f"algorithms.{algorithm}": (ALGORITHMS, self.kind_of(algorithm)),
+        }
+        origins = {section: known.origin(kind) for section, (known, kind) in kinds.items()}
+        return {section: str(origin) for section, origin in origins.items() if origin is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """The resolved experiment as plain data, defaults filled in."""
         return json.loads(json.dumps(to_plain(self)))
@@ -209,6 +224,8 @@ class ExperimentConfig(Settings):
         decisive["training"] = {
             key: content["training"][key] for key in ("rounds", "weighting", "weight_cap", "test_only_seed")
         }
+        if outside := self.outside(algorithm):
+            decisive["outside"] = outside
         if self.tuning.search_for(algorithm):
             decisive["search"] = content["tuning"]["search"]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

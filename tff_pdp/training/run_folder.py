@@ -44,7 +44,9 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
         )
     discard(folder)
     folder.mkdir(parents=True)
-    write_json(folder / CONFIG_FILE, {"format_version": FORMAT_VERSION, **_resolved(config, device)})
+    content = {"format_version": FORMAT_VERSION, **_resolved(config, device)}
+    outside = {section: origin for name in config.algorithms for section, origin in config.outside(name).items()}
+    write_json(folder / CONFIG_FILE, {**content, "outside": outside} if outside else content)
     write_atomically(folder / METRICS_FILE, [])
     sync(folder.parent)
 

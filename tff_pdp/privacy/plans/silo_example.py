@@ -355,7 +355,7 @@ class SiloExample(SiloSettings):
                 self.clip_norm, noise_multiplier, sampling_rates[client_id], training.num_examples[client_id]
             )
         check_some_silo_trains(self.noise_multiplier, last_rounds)
-        claim, reason = _claim(self, training.num_examples_are_noised, training.unsound)
+        claim, reason = _claim(self, training)
         return SiloExamplePlan(
             unit="silo_example",
             adjacency=Adjacency.ADD_OR_REMOVE_ONE,
@@ -413,18 +413,19 @@ def check_some_silo_trains(noise_multiplier: float | None, last_rounds: Mapping[
         )
 
 
-def _claim(settings: SiloExample, num_examples_are_noised: bool, unsound: str) -> tuple[Claim, str]:
+def _claim(settings: SiloExample, training: PlannedTraining) -> tuple[Claim, str]:
     if settings.sampler == "paper_shuffled":
         return "none", "batches are disjoint parts of a shuffled epoch, while epsilon assumes Poisson sampling"
-    if unsound:
-        return "none", unsound
+    if training.unsound:
+        return "none", training.unsound
     condition = "the number of training examples of each silo is treated as public"
-    if num_examples_are_noised:
+    if training.num_examples_are_noised:
         condition = (
             "which silos take part is treated as public; all else that depends on a silo's training examples, their "
             "number included, is in its ledger"
         )
-    return "formal-conditional", f"{condition}; {condition_of_examples(settings.generator)}"
+    conditions = (condition, training.condition, condition_of_examples(settings.generator))
+    return "formal-conditional", "; ".join(filter(None, conditions))
 
 
 def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:
