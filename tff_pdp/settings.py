@@ -77,15 +77,15 @@ class _Yaml(yaml.SafeLoader):
     yaml_implicit_resolvers: typing.ClassVar[dict[str, Any]] = {}
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Reads a mapping; raises ComposerError where a key occurs twice or is no plain text."""
+        """Reads a mapping; raises MarkedYAMLError where a key occurs twice or is no plain text."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.composer.ComposerError(None, None, "a key must be plain text", key.start_mark)
+                raise yaml.MarkedYAMLError(None, None, "a key must be plain text", key.start_mark)
             if key.value in keys:
                 message = f"the key {key.value!r} occurs more than once"
-                raise yaml.composer.ComposerError(None, None, message, key.start_mark)
+                raise yaml.MarkedYAMLError(None, None, message, key.start_mark)
             keys.add(key.value)
         return node
 
@@ -263,7 +263,7 @@ def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) 
 def _fault_of_struct(info: types.StructType, value: Mapping[str, Any], key: str) -> str | None:
     fields = {field.encode_name: field for field in info.fields}
     hints = typing.get_type_hints(info.cls, include_extras=True)
-    if info.tag_field in value and value[info.tag_field] != info.tag:
+    if info.tag_field and info.tag_field in value and value[info.tag_field] != info.tag:
         return f"{join_key(key, info.tag_field)} must be {info.tag}, not {value[info.tag_field]!r}"
     for name in value:
         if name not in fields and name != info.tag_field:
@@ -307,7 +307,8 @@ def words_of_type(info: types.Type) -> str:
         ]
         return ", or ".join([*others, *kinds, *nothing])
     if isinstance(info, types.LiteralType):
-        return f"one of {', '.join(map(str, info.values))}" if len(info.values) > 1 else str(info.values[0])
+        values = [str(value) for value in info.values]
+        return f"one of {', '.join(values)}" if len(values) > 1 else values[0]
     if isinstance(info, types.VarTupleType | types.ListType):
         return f"a list{_words_of_length(info)}, each {words_of_type(info.item_type)}"
     if isinstance(info, types.StructType):

@@ -1,4 +1,4 @@
-"""A model and a method from a file outside of the package: trained by `module:name`, on record, and named in the claim."""
+"""A model and a method from outside of the package: trained by `module:name`, on record, and named in the claim."""
 
 import hashlib
 import json

@@ -195,7 +195,7 @@ class ExperimentConfig(Settings):
         return str(self.algorithms[algorithm].get("kind", algorithm))
 
     def outside(self, algorithm: str) -> dict[str, str]:
-        """What of a method's experiment is defined outside of tff_pdp: module, version and hash of its file, by section.
+        """Returns what is defined outside of tff_pdp, by section: module, version and hash of its file.
 
         Raises:
           ConfigError: a module cannot be imported.
