@@ -1,6 +1,7 @@
 """The page and the schema of configurations: made of the classes that read them, and as the shipped files are."""
 
 import json
+import re
 
 import pytest
 
@@ -65,6 +66,8 @@ def faults(schema, part, value, place="$"):
     if isinstance(value, list):
         for inner in value:
             found += faults(schema, part.get("items", {}), inner, f"{place}[]")
+    if isinstance(value, str) and not re.search(part.get("pattern", ""), value):
+        found.append(f"{place}: not like {part['pattern']}")
     if isinstance(value, int | float) and "minimum" in part and value < part["minimum"]:
         found.append(f"{place}: below {part['minimum']}")
     if isinstance(value, int | float) and "exclusiveMinimum" in part and value <= part["exclusiveMinimum"]:

@@ -21,7 +21,8 @@ def setting_changed(name: str, overrides: Mapping[str, Any] = MappingProxyType({
     read, setting = settings.read_setting, settings.read_setting(name)
     small = setting.scales["small"]
     overrides = {**small.overrides, "training.client_parallelism": PARALLELISM, **overrides}
-    changed = replace(setting, scales={"small": replace(small, overrides=overrides)}, **changes)
+    scales = {"small": replace(small, overrides=overrides)}
+    changed = replace(setting, scales=scales, default_scale="small", **changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "read_setting", lambda asked: changed if asked == name else read(asked))
         yield
