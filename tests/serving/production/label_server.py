@@ -15,8 +15,8 @@ class LabelServer(model_service_pb2_grpc.ModelServiceServicer):
     """Loads versions some time after they are asked for; `broken` ones fail, and say so until they load.
 
     A list is taken at once, and its labels count at once: one may only be given to a version that is available. The
-    versions change when the server next looks, after `poll_seconds`. A version that failed is tried again only after
-    a list without it.
+    versions change when the server next looks, after `poll_seconds`, at the newest list alone. A version that failed is
+    tried again only after a list without it.
     """
 
     def __init__(
@@ -35,30 +35,37 @@ class LabelServer(model_service_pb2_grpc.ModelServiceServicer):
         self.failed = set()
         self.labels = {}
         self.lists = []
+        self._newest = None
+        self._lock = threading.RLock()
 
     def HandleReloadConfigRequest(self, request, context):
         entries = request.config.model_config_list.config
-        self.lists.append({entry.name: sorted(entry.model_version_policy.specific.versions) for entry in entries})
-        for entry in entries:
-            for version in entry.version_labels.values():
-                if self.states[entry.name].get(version) != AVAILABLE:
-                    context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"version {version} is not currently available")
-        self.labels = {entry.name: dict(entry.version_labels) for entry in entries}
-        self._later(self.poll_seconds, self._look, entries)
+        with self._lock:
+            self.lists.append({entry.name: sorted(entry.model_version_policy.specific.versions) for entry in entries})
+            for entry in entries:
+                for version in entry.version_labels.values():
+                    if self.states[entry.name].get(version) != AVAILABLE:
+                        context.abort(
+                            grpc.StatusCode.FAILED_PRECONDITION, f"version {version} is not currently available"
+                        )
+            self.labels = {entry.name: dict(entry.version_labels) for entry in entries}
+            self._newest = entries
+            self._later(self.poll_seconds, self._look)
         return model_management_pb2.ReloadConfigResponse()
 
     def GetModelStatus(self, request, context):
         response = get_model_status_pb2.GetModelStatusResponse()
         name = request.model_spec.name
-        for version, state in self.states[name].items():
-            entry = response.model_version_status.add(version=version, state=state)
-            if state == END and (name, version) in self.failed:
-                entry.status.error_code = 13
-                entry.status.error_message = "no such file"
+        with self._lock:
+            for version, state in self.states[name].items():
+                entry = response.model_version_status.add(version=version, state=state)
+                if state == END and (name, version) in self.failed:
+                    entry.status.error_code = 13
+                    entry.status.error_message = "no such file"
         return response
 
-    def _look(self, entries):
-        for entry in entries:
+    def _look(self):
+        for entry in self._newest:
             states, before = self.states[entry.name], self.wanted[entry.name]
             wanted = {*entry.model_version_policy.specific.versions} or {max(self.stored[entry.name])}
             self.wanted[entry.name] = wanted
@@ -79,9 +86,13 @@ class LabelServer(model_service_pb2_grpc.ModelServiceServicer):
         if not seconds:
             call(*arguments)
             return
-        timer = threading.Timer(seconds, call, arguments)
+        timer = threading.Timer(seconds, self._locked, (call, *arguments))
         timer.daemon = True
         timer.start()
+
+    def _locked(self, call, *arguments):
+        with self._lock:
+            call(*arguments)
 
 
 @contextlib.contextmanager
