@@ -448,7 +448,7 @@ def test_what_unknown_clients_get_is_called_what_it_is(has_shared_model, has_use
 def test_a_layout_that_is_not_possible_is_named(silos):
     with pytest.raises(ConfigError, match=r"export\.layout hypernetwork: mr_mtl does not"):
         export_experiment(silos(layout="hypernetwork"))
-    with pytest.raises(ConfigError, match=r"export\.layout must be one of auto, stacked, clusters, .*, not 'heads'"):
+    with pytest.raises(ConfigError, match=r"export\.layout must be one of auto, clusters, .*, not 'heads'"):
         silos(layout="heads")
     with pytest.raises(ConfigError, match=r"export\.client_ids must be one of hashed, plain, not 'secret'"):
         silos(client_ids="secret")

@@ -21,7 +21,8 @@ from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.reproduce.setting import METHODS, NAMES, read_setting
 
-FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml"))}
+# What was published of a reproduction lies beside the configurations, and is none.
+FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "published"}
 # Clients, and training examples of the largest silo, or more: what epochs have steps by. Users' do not matter.
 CLIENTS = {
     "demo": (10, 600),
