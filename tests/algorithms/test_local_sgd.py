@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
-from tff_pdp.algorithms.base import LocalSteps
+from tff_pdp.algorithms.hyper_parameters import LocalSteps
 from tff_pdp.algorithms.local_sgd import View, local_sgd
 from tff_pdp.experiment.kinds import ALGORITHMS
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 import tff_pdp.algorithms
 from tests.contract.contract_support import MODEL, client_data, client_params
-from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
+from tff_pdp.algorithms.base import ClientData, map_weights, split
+from tff_pdp.algorithms.hyper_parameters import LocalSteps, step_names
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.privacy.mechanisms.selection import NOTHING
-from tff_pdp.processes.client_work import ADAPT_STEPS
 
 COVERING = {
     "mr_mtl": "an anchor, and the pull to it inside the clip",
@@ -50,7 +50,7 @@ def operations_of(algorithm):
     aggregation, and the members of `Algorithm` that a process treats in another way.
     """
     called = {f"released as {kind}" for kind in algorithm.released.values()}
-    called |= {f"takes {name}" for name in ("client_index",) if name in algorithm.hparams}
+    called |= {f"takes {name}" for name, one in algorithm.hparams.items() if one.is_set_by_runtime}
     called |= {
         f"has {name}" for name in ("candidates", "adapt", "global_model") if getattr(algorithm, name) is not None
     }
@@ -98,7 +98,8 @@ def run_once(algorithm, grad_fn=None):
     result = algorithm.client_update(message, algorithm.init_client(message), data, grad_fn or nothing, hparams)
     state = result.state
     if algorithm.adapt is not None:
-        steps = {ADAPT_STEPS: LocalSteps(tf.constant(1), tf.constant(1))}
+        once = LocalSteps(tf.constant(1), tf.constant(1))
+        steps = dict.fromkeys(step_names(algorithm.hparams, in_adapt=True), once)
         state = algorithm.adapt(message, state, data, nothing, {**hparams, **steps})
     algorithm.personalise(message, state)
     algorithm.server_update(server, result.released)

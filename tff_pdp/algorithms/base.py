@@ -14,11 +14,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tff_pdp.algorithms.hyper_parameters import Hook, HParam, count_gradients, step_names
 from tff_pdp.models.base import Weights
 
 # A nest of named tensors; an empty mapping where an algorithm keeps nothing.
 State = Mapping[str, Any]
 AggregationKind = Literal["mean", "sum"]
+# What can be `SET_BY_RUNTIME`.
+RUNTIME_HPARAMS = ("client_index",)
 
 
 class ClientData(NamedTuple):
@@ -33,18 +36,6 @@ class ClientData(NamedTuple):
     x: tf.Tensor
     y: tf.Tensor
     num_examples: tf.Tensor
-
-
-class LocalSteps(NamedTuple):
-    """How many steps a client takes; the value of a hyper-parameter such as `local_steps` inside a computation.
-
-    Attributes:
-      count: int32 scalar, at least 1.
-      bound: int32 scalar, at least `count`, and the same for all clients computed together.
-    """
-
-    count: tf.Tensor
-    bound: tf.Tensor
 
 
 class ClientResult(NamedTuple):
@@ -122,9 +113,9 @@ class Algorithm:
     Attributes:
       name: its name in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: its name for a reader.
-      hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
-        so that every client may have its own value without another compilation. Those of `step_hparams` and
-        `adapt_steps` arrive as `LocalSteps`; `client_index` is not set by anyone but counts the clients, from 0.
+      hparams: hyper-parameters by name. Each becomes a scalar on every client, so that clients may have values of their
+        own without another compilation; numbers of steps arrive as `LocalSteps`, in the order of `hparams` their
+        gradients are numbered in. `client_index`, which is `SET_BY_RUNTIME`, counts the clients from 0.
       released: what leaves a client, and how the server combines it.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
         of its own.
@@ -141,9 +132,8 @@ class Algorithm:
       selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
       serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
         a client that comes after training need only select one.
-      step_hparams: the hyper-parameters that count local steps, in the order that their gradients are numbered in.
       adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: what a client does for
-        itself before its model is used, with as many gradients as the hyper-parameter `adapt_steps` says. Nothing of it
+        itself before its model is used, with as many gradients as the `Steps` say that are `in_adapt`. Nothing of it
         leaves the client, so it costs nothing where users are protected; None where there is nothing to do.
       noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
       noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
@@ -154,13 +144,15 @@ class Algorithm:
         export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
         Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
         `global_model` is made from, which unknown clients get.
+      hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
+        that a configuration leaves to `auto`; None where there are none.
       condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
       unsound: why nothing is guaranteed whatever the privacy plan is, if so.
     """
 
     name: str
     title: str
-    hparams: Mapping[str, float | int]
+    hparams: Mapping[str, HParam]
     released: Mapping[str, AggregationKind]
     data_passes: int
     init_server: Callable[[Weights], State]
@@ -173,18 +165,33 @@ class Algorithm:
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
     serves_candidates: bool = False
-    step_hparams: tuple[str, ...] = ("local_steps",)
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
     noised_size: Callable[[Weights], int] | None = None
     noise_on_own_support: bool = False
     needs_everyone: bool = False
     served_from_state: bool = False
+    hook: Callable[[Any, int], Hook] | None = None
     condition: str = ""
     unsound: str = ""
 
+    def __post_init__(self):
+        unknown = [name for name, one in self.hparams.items() if one.is_set_by_runtime and name not in RUNTIME_HPARAMS]
+        if unknown:
+            raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be SET_BY_RUNTIME, not {unknown}")
+
+    @property
+    def step_hparams(self) -> Sequence[str]:
+        """The hyper-parameters that count steps of a round."""
+        return step_names(self.hparams)
+
+    @property
+    def defaults(self) -> dict[str, float | int]:
+        """Default of each hyper-parameter that a configuration may set, by name."""
+        return {name: one.default for name, one in self.hparams.items() if not one.is_set_by_runtime}
+
     def num_gradients(self, hparams: Mapping[str, Any]) -> Any:
         """How many gradients a client asks for in a round, of hyper-parameters as numbers, arrays or tensors."""
-        return self.data_passes * sum(hparams[name] for name in self.step_hparams)
+        return self.data_passes * count_gradients(self.hparams, hparams)
 
 
 def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weights:

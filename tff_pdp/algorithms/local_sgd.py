@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, GradFn, LocalSteps, map_weights, merge, split
+from tff_pdp.algorithms.base import ClientData, GradFn, map_weights, merge, split
+from tff_pdp.algorithms.hyper_parameters import LocalSteps
 from tff_pdp.models.base import Weights
 
 

@@ -10,6 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, GradFn, map_weights, merge, split
+from tff_pdp.algorithms.hyper_parameters import (
+    ADAPT_STEPS,
+    HEAD_LEARNING_RATE,
+    HEAD_STEPS,
+    LEARNING_RATE,
+    LOCAL_STEPS,
+    HParam,
+)
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.server_optimizer import Momentum, ServerOptimizer
 from tff_pdp.errors import ConfigError
@@ -24,8 +32,7 @@ def build_partial_sharing(
     name: str,
     title: str,
     head: Sequence[str],
-    hparams: Mapping[str, float | int],
-    step_hparams: tuple[str, ...],
+    hparams: Mapping[str, HParam],
     train: Train,
     optimizer: ServerOptimizer,
     release: Callable[[Weights, Weights], Weights] | None = None,
@@ -38,8 +45,7 @@ def build_partial_sharing(
       name: in the registry.
       title: for a reader.
       head: names of the head's weights.
-      hparams: defaults; `head_learning_rate` is that of the head.
-      step_hparams: as of `Algorithm`.
+      hparams: with `head_learning_rate`; `adapt_steps` are added.
       train: a client's round.
       optimizer: the server's.
       release: `(body before, body after the client's round) -> update`; by default their difference.
@@ -76,10 +82,9 @@ def build_partial_sharing(
     return Algorithm(
         name=name,
         title=title,
-        hparams={**hparams, "adapt_steps": 10},
+        hparams={**hparams, "adapt_steps": ADAPT_STEPS},
         released={"update": "mean"},
         data_passes=1,
-        step_hparams=step_hparams,
         init_server=init_server,
         broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"head": split(broadcast["weights"], head)[0]},
@@ -117,6 +122,15 @@ def tune_head(
         local_steps=hparams[steps],
         trainable=head,
     )
+
+
+# Of methods whose clients train by `head_then_body`.
+HEAD_THEN_BODY = {
+    "learning_rate": LEARNING_RATE,
+    "head_learning_rate": HEAD_LEARNING_RATE,
+    "head_steps": HEAD_STEPS,
+    "local_steps": LOCAL_STEPS,
+}
 
 
 def head_then_body(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.hyper_parameters import AUTO
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.engines.running import Engine, running_engine
@@ -20,7 +21,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, release_before_training
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import padded_sizes
-from tff_pdp.experiment.hparams import AUTO, build_algorithm, build_search, hparam_columns
+from tff_pdp.experiment.hparams import build_algorithm, build_search, hparam_columns
 from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.experiment.method import Method
 from tff_pdp.kinds import settings_of
@@ -127,7 +128,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         num_examples=releases.num_examples,
         weight_cap=cap,
         is_weighted=is_weighted,
-        auto_prox=plan.public_parameters(hparams) if settings.get("prox_weight") == AUTO else None,
+        hook=algorithm.hook(plan.public_parameters(hparams), model.num_parameters())
+        if algorithm.hook and AUTO in settings.values()
+        else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
 

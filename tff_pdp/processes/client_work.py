@@ -16,17 +16,14 @@ from tff_pdp.algorithms.base import (
     ClientResult,
     GradFn,
     GradientEstimator,
-    LocalSteps,
     State,
     map_weights,
     split,
 )
+from tff_pdp.algorithms.hyper_parameters import LocalSteps, count_gradients, step_names
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.mechanisms.selection import NOTHING, Selector
 from tff_pdp.processes.vectorizable import map_stack, vectorizable
-
-# The hyper-parameter that says how many gradients a client asks for when it adapts.
-ADAPT_STEPS = "adapt_steps"
 
 
 def build_client_work(
@@ -77,7 +74,10 @@ def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Call
         del message, params
         return tf.fill(tf.shape(data["num_examples"]), NOTHING)
 
-    return _build(estimator, (ADAPT_STEPS,), lambda hparams: hparams[ADAPT_STEPS], work, select)
+    def num_gradients(hparams: Any) -> Any:
+        return count_gradients(algorithm.hparams, hparams, in_adapt=True)
+
+    return _build(estimator, step_names(algorithm.hparams, in_adapt=True), num_gradients, work, select)
 
 
 class _Own(NamedTuple):
@@ -183,7 +183,7 @@ def round_without_gradients(algorithm: Algorithm, message: State, model: Model) 
       model: what it trains.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
-    hparams = {name: tf.constant(value) for name, value in algorithm.hparams.items()}
+    hparams = {name: tf.constant(one.default, one.dtype) for name, one in algorithm.hparams.items()}
     hparams |= dict.fromkeys(algorithm.step_hparams, once)
     labels = tf.constant(np.zeros(0, model.label_dtype))
     nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))

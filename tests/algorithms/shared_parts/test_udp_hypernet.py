@@ -255,7 +255,7 @@ def test_the_seed_decides_the_first_parameters_and_descriptor():
 
 def test_fine_tuning_goes_on_from_the_generated_model():
     algorithm = build(fine_tune=True)
-    assert algorithm.hparams["adapt_steps"] == 10
+    assert algorithm.hparams["adapt_steps"].default == 10
     message, state = {"parameters": tensors(PHI)}, {"descriptor": tf.constant(DESCRIPTOR)}
     given = hparams(**RATES, local_steps=1, adapt_steps=(3, 5))
     adapted = algorithm.adapt(message, state, NO_DATA, pull_to(TARGET), given)

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from tff_pdp.algorithms.base import Algorithm, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import View
-from tff_pdp.algorithms.partial_sharing import body_difference, build_partial_sharing, head_then_body
+from tff_pdp.algorithms.partial_sharing import HEAD_THEN_BODY, body_difference, build_partial_sharing, head_then_body
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Count, NotNegative, Positive
@@ -162,8 +162,7 @@ def build_dp_pfed_dsu(
         name="dp_pfed_dsu",
         title="DP-pFedDSU",
         head=head,
-        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "head_steps": 10, "local_steps": 1},
-        step_hparams=("head_steps", "local_steps"),
+        hparams=HEAD_THEN_BODY,
         train=head_then_body(head, local_momentum, options),
         optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
         release=release,

@@ -6,6 +6,7 @@ twice as often as with MR-MTL: under the same budget, every gradient carries mor
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
 from tff_pdp.algorithms.local_sgd import local_sgd
 
 
@@ -35,7 +36,7 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
     return Algorithm(
         name="ditto",
         title="Ditto",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS, "prox_weight": prox_weight(1.0)},
         released={"update": "mean"},
         data_passes=2,
         init_server=lambda weights: {"weights": weights},

@@ -7,6 +7,7 @@ Once fine-tuning has begun, nothing more leaves a client.
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.settings import Fraction
 
@@ -34,7 +35,7 @@ def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algori
     return Algorithm(
         name="finetune",
         title="Fine-tuning",
-        hparams={"learning_rate": 0.1, "local_steps": 1},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "round": tf.constant(0)},

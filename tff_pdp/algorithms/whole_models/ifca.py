@@ -26,6 +26,7 @@ from tff_pdp.algorithms.clustering import (
     init_member,
     release_to_cluster,
 )
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.settings import Count, Fraction, NotNegative
 
@@ -168,7 +169,11 @@ def build_ifca_mr_mtl(
     return Algorithm(
         name="ifca_mr_mtl",
         title="IFCA, then MR-MTL",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "prox_weight": prox_weight(1.0, "the cluster's mean"),
+        },
         released={"movement": "sum", "members": "sum"},
         data_passes=1,
         init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),

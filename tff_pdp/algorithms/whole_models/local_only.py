@@ -4,6 +4,7 @@ The baseline that personalisation has to beat: no bias from other clients, all o
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
 from tff_pdp.algorithms.local_sgd import local_sgd
 
 
@@ -24,7 +25,7 @@ def build_local_only() -> Algorithm:
     return Algorithm(
         name="local_only",
         title="Local only",
-        hparams={"learning_rate": 0.1, "local_steps": 1},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
         released={},
         data_passes=1,
         init_server=lambda weights: {"weights": weights},

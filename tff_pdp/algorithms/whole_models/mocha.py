@@ -9,6 +9,7 @@ relations costs nothing.
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, put_in_place
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, SET_BY_RUNTIME, prox_weight
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Fraction
@@ -72,7 +73,12 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
     return Algorithm(
         name="mocha",
         title="Mocha",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 0.01, "client_index": 0},
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "prox_weight": prox_weight(0.01, "related clients' weights"),
+            "client_index": SET_BY_RUNTIME,
+        },
         released={"rows": "sum", "present": "sum"},
         data_passes=1,
         init_server=init_server,
