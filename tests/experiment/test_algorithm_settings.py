@@ -178,7 +178,7 @@ def test_whole_numbers_will_do_for_others():
     assert settings["learning_rate"] == 1
     assert hparam_columns(algorithm, settings, {"a": 3}, 2)["learning_rate"].dtype == np.float32
     size = sum(int(tf.size(value)) for name, value in initial_weights(MODEL).items() if name not in MODEL.head)
-    assert algorithm.noised_size(initial_weights(MODEL)) == size
+    assert algorithm.claims.noised_size(initial_weights(MODEL)) == size
 
 
 def test_numbers_that_other_readers_of_yaml_take_for_text():

@@ -14,6 +14,7 @@ from tests.privacy.mechanisms.grid_support import on_grid
 from tests.rounding import ELEMENTARY, assert_within, gamma, standard_errors
 from tests.tiers import parameters
 from tff_pdp import _tff
+from tff_pdp.algorithms.base import Claims
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
@@ -41,7 +42,7 @@ class Method:
 
     name: str = "some method"
     released: dict = dataclasses.field(default_factory=lambda: dict.fromkeys(SHAPES, "mean"))
-    noise_on_own_support: bool = False
+    claims: Claims = dataclasses.field(default_factory=Claims)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ class Server:
         fields["seed"] = _tff.TensorType(np.int64, [2])
         self.plan, self._names = plan, names
         self.aggregation = build_user_aggregation(
-            method or Method(noise_on_own_support=plan.noise_on_own_support),
+            method or Method(claims=Claims(noise_on_own_support=plan.noise_on_own_support)),
             released_type,
             _tff.to_type(fields),
             UserSum(plan.noise, plan.mechanism.sampling_rate),
@@ -407,9 +408,8 @@ def coordinates(**arguments):
     algorithm, _ = build_algorithm("dp_pfed_dsu", given, num_clients=NUM_CLIENTS, rounds=1, head=MODEL.head)
     released = client_releases(algorithm)
     assert all(leaves(one).any() for one in released)
-    plan = plan_of(
-        0.5, 1.0, cohort=2.0, num_values=len(leaves(released[0])), noise_on_own_support=algorithm.noise_on_own_support
-    )
+    own_support = algorithm.claims.noise_on_own_support
+    plan = plan_of(0.5, 1.0, cohort=2.0, num_values=len(leaves(released[0])), noise_on_own_support=own_support)
     types = tf.nest.map_structure(lambda leaf: _tff.TensorType(np.float32, leaf.shape), released[0])
     server = Server(plan, _tff.to_type(types), algorithm)
     everyone, others = (

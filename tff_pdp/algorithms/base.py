@@ -107,6 +107,41 @@ class GradientEstimator:
 
 
 @dataclasses.dataclass(frozen=True)
+class Export:
+    """How the models of trained clients may be stored. Which weights clients own is seen from the models themselves.
+
+    Attributes:
+      served_from_state: a client's model is made from a state that is small next to it, by `personalise` alone: an
+        export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
+        Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
+        `global_model` is made from, which unknown clients get.
+      serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
+        a client that comes after training need only select one.
+    """
+
+    served_from_state: bool = False
+    serves_candidates: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What a method makes of a privacy plan's guarantee; by default, nothing.
+
+    Attributes:
+      condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
+      unsound: why nothing is guaranteed whatever the privacy plan is, if so.
+      noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
+      noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
+        then protects nobody; for a paper's variant only.
+    """
+
+    condition: str = ""
+    unsound: str = ""
+    noised_size: Callable[[Weights], int] | None = None
+    noise_on_own_support: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """A personalised federated algorithm.
 
@@ -130,24 +165,15 @@ class Algorithm:
         one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
         that select nothing.
       selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
-      serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
-        a client that comes after training need only select one.
       adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: what a client does for
         itself before its model is used, with as many gradients as the `Steps` say that are `in_adapt`. Nothing of it
         leaves the client, so it costs nothing where users are protected; None where there is nothing to do.
-      noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
-      noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
-        then protects nobody; for a paper's variant only.
       needs_everyone: the method is right only where every client takes part in every round, or leaves for good: the
         server's state, or that of a client who comes late, assumes so. Users, of whom some are drawn, cannot have it.
-      served_from_state: a client's model is made from a state that is small next to it, by `personalise` alone: an
-        export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
-        Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
-        `global_model` is made from, which unknown clients get.
       hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
         that a configuration leaves to `auto`; None where there are none.
-      condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
-      unsound: why nothing is guaranteed whatever the privacy plan is, if so.
+      export: how clients' models may be stored.
+      claims: what the method makes of the privacy plan's guarantee.
     """
 
     name: str
@@ -164,15 +190,11 @@ class Algorithm:
     global_model: Callable[[State], Weights] | None
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
-    serves_candidates: bool = False
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
-    noised_size: Callable[[Weights], int] | None = None
-    noise_on_own_support: bool = False
     needs_everyone: bool = False
-    served_from_state: bool = False
     hook: Callable[[Any, int], Hook] | None = None
-    condition: str = ""
-    unsound: str = ""
+    export: Export = Export()
+    claims: Claims = Claims()
 
     def __post_init__(self):
         unknown = [name for name, one in self.hparams.items() if one.is_set_by_runtime and name not in RUNTIME_HPARAMS]

@@ -80,7 +80,8 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     hparams = hparam_columns(algorithm, settings, releases.num_examples, privacy.batch_size)
     weighting, cap = config.training.weighting, config.training.weight_cap
     is_capped = weighting == "paper_capped_num_examples"
-    foreign = [
+    conditions = [algorithm.claims.condition, _COUNTS_ARE_PUBLIC if is_capped else ""]
+    conditions += [
         f"{section} is defined outside of tff_pdp ({origin})" for section, origin in config.outside(name).items()
     ]
     plan = privacy.build(
@@ -91,12 +92,12 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             selection_rounds=algorithm.selection_rounds,
             fixed_events=releases.events,
             num_examples_are_noised=releases.num_examples_are_noised,
-            unsound=algorithm.unsound or releases.unsound,
-            condition="; ".join(filter(None, [algorithm.condition, _COUNTS_ARE_PUBLIC if is_capped else "", *foreign])),
+            unsound=algorithm.claims.unsound or releases.unsound,
+            condition="; ".join(filter(None, conditions)),
             num_parameters=model.num_parameters(),
             num_released=num_released(algorithm, model),
-            num_noised=algorithm.noised_size(initial_weights(model)) if algorithm.noised_size else None,
-            noise_on_own_support=algorithm.noise_on_own_support,
+            num_noised=algorithm.claims.noised_size and algorithm.claims.noised_size(initial_weights(model)),
+            noise_on_own_support=algorithm.claims.noise_on_own_support,
             total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
             search=search,
             row_influence=row_influence,

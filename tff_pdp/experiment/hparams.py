@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.hyper_parameters import AUTO, read_epochs
@@ -22,7 +21,7 @@ from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.kinds import settings_of
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.plans.search import Search, parse_runs
-from tff_pdp.processes.client_work import initial_weights, round_without_gradients
+from tff_pdp.processes.client_work import what_clients_own
 from tff_pdp.settings import did_you_mean, read_settings
 
 # Taken from the experiment, not from the method's own settings.
@@ -119,7 +118,8 @@ def build_search(
             f"algorithms.{algorithm.name}.{automatic[0]} is {AUTO!r}: it is then set during training and cannot be "
             "searched, nor can what it is set to go with other values; give it a number"
         )
-    if not _keeps_own_model(algorithm, model, config.training.rounds):
+    owned = what_clients_own(algorithm, model, config.training.rounds).weights
+    if algorithm.export.serves_candidates or not owned:
         raise ConfigError(
             f"tuning.search.algorithm: the personal model of {algorithm.name}, as it is set here, is a shared one. "
             "A silo cannot search alone for what all silos train together, and repeating the whole training would "
@@ -150,24 +150,6 @@ def _candidates(search: SearchSettings, algorithm: Algorithm) -> tuple[dict[str,
             raise ConfigError(f"{key} has a value twice: {values!r}")
     combinations = itertools.product(*grid.values())
     return tuple({name: float(value) for name, value in zip(grid, one, strict=True)} for one in combinations)
-
-
-def _keeps_own_model(algorithm: Algorithm, model: Model, rounds: int) -> bool:
-    """Whether a client's model, after so many rounds, is a function of what the client keeps."""
-    server = dict(algorithm.init_server(initial_weights(model)))
-    if "round" in server:
-        server["round"] = tf.constant(rounds - 1)
-    message = algorithm.broadcast(server)
-    # Some methods note in the client's state whether a model is its own: it is that of the last round which counts.
-    state = round_without_gradients(algorithm, message, model).state
-
-    def moved(leaf: Any) -> Any:
-        tensor = tf.convert_to_tensor(leaf)
-        return tensor + 1 if tensor.dtype.is_floating else tensor
-
-    before = algorithm.personalise(message, state)
-    after = algorithm.personalise(message, tf.nest.map_structure(moved, state))
-    return any(np.any(np.asarray(before[name]) != np.asarray(after[name])) for name in before)
 
 
 def _check_validation_examples(config: ExperimentConfig, clients: ClientDataset) -> None:

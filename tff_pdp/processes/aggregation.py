@@ -96,7 +96,7 @@ def build_user_aggregation(
         record = tf.concat([tf.reshape(value, [-1]) for value in tf.nest.flatten(released)], axis=0)
         if is_weighted:
             record = params["weight"] * clipped(record, params)
-        if algorithm.noise_on_own_support:
+        if algorithm.claims.noise_on_own_support:
             record = _with_noise_share(clipped(record, params), params)
         return record
 

@@ -205,9 +205,9 @@ def client_params_type(
         fields["selection_epsilon"] = _tff.TensorType(np.float32)
     if is_weighted:
         fields["weight"] = _tff.TensorType(np.float32)
-    if user_sum is not None and (is_weighted or algorithm.noise_on_own_support):
+    if user_sum is not None and (is_weighted or algorithm.claims.noise_on_own_support):
         fields["clip_norm"] = _tff.TensorType(np.float32)
-    if user_sum is not None and algorithm.noise_on_own_support:
+    if user_sum is not None and algorithm.claims.noise_on_own_support:
         fields["noise_share"] = _tff.TensorType(np.float32)
     return _tff.to_type(fields)
 

@@ -278,9 +278,9 @@ def test_without_fine_tuning_there_is_nothing_to_adapt():
 
 def test_descriptors_at_the_server_are_the_same_computation_under_a_condition():
     paper, own = build(paper_server_descriptors=True), build()
-    assert "server keeps users' descriptors" in paper.condition
-    assert not own.condition
-    assert not own.unsound
+    assert "server keeps users' descriptors" in paper.claims.condition
+    assert not own.claims.condition
+    assert not own.claims.unsound
     np.testing.assert_equal(released(update(paper)), released(update(own)))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from msgspec import Meta
 
-from tff_pdp.algorithms.base import Algorithm, map_weights, merge, split
+from tff_pdp.algorithms.base import Algorithm, Claims, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import View
 from tff_pdp.algorithms.partial_sharing import HEAD_THEN_BODY, body_difference, build_partial_sharing, head_then_body
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
@@ -169,7 +169,8 @@ def build_dp_pfed_dsu(
         receive=receive,
     )
     if mask_source == "server":
-        return dataclasses.replace(algorithm, noised_size=lambda weights: mask_size(masks_of(split(weights, head)[1])))
+        claims = Claims(noised_size=lambda weights: mask_size(masks_of(split(weights, head)[1])))
+        return dataclasses.replace(algorithm, claims=claims)
     if mask_source == "client":
         return algorithm
-    return dataclasses.replace(algorithm, noise_on_own_support=True, unsound=_UNSOUND)
+    return dataclasses.replace(algorithm, claims=Claims(unsound=_UNSOUND, noise_on_own_support=True))

@@ -14,7 +14,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.base import Algorithm, Claims, ClientResult, Export, map_weights
 from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, LEARNING_RATE, LOCAL_STEPS, HParam
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
@@ -124,8 +124,8 @@ def build_udp_hypernet(
         personalise=(lambda broadcast, adapted: adapted["weights"]) if fine_tune else generate,
         global_model=global_model,
         # A tuned model is no function of the descriptor.
-        served_from_state=not fine_tune,
-        condition=_TRUSTED_SERVER if paper_server_descriptors else "",
+        export=Export(served_from_state=not fine_tune),
+        claims=Claims(condition=_TRUSTED_SERVER if paper_server_descriptors else ""),
     )
 
 
