@@ -6,7 +6,7 @@ of the local solver, one of these calls it, too. `test_covering.py` fails where 
 """
 
 import collections
-import inspect
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import tff_pdp.algorithms
 from tests.contract.contract_support import MODEL, client_data, client_params
 from tff_pdp.algorithms.base import ClientData, map_weights, split
 from tff_pdp.algorithms.hyper_parameters import LocalSteps, step_names
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.privacy.mechanisms.selection import NOTHING
 
 COVERING = {
@@ -36,11 +36,7 @@ COVERING_USERS = {
 }
 
 _ROOM = Path(tff_pdp.algorithms.__file__).parent
-_OPTIONS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(local_sgd).parameters.items()
-    if parameter.default is not parameter.empty
-}
+_OPTIONS = {field.name: field.default for field in dataclasses.fields(Trajectory) if field.name != "start"}
 
 
 def operations_of(algorithm):
@@ -61,7 +57,7 @@ def operations_of(algorithm):
         if event == "call" and Path(code.co_filename).parent == _ROOM and "<" not in code.co_qualname:
             called.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
             if code is local_sgd.__code__:
-                called.update(f"local_sgd({name})" for name in _OPTIONS if _is_given(frame.f_locals[name], name))
+                called.update(_asked_of_the_solver(**frame.f_locals))
 
     sys.setprofile(note)
     try:
@@ -71,9 +67,18 @@ def operations_of(algorithm):
     return called
 
 
-def _is_given(value, name):
-    default = _OPTIONS[name]
-    return value is not default and not (isinstance(value, int | float) and value == default)
+def _asked_of_the_solver(start, first_index, **_):
+    """Names the options of the trajectories, and whether gradients are numbered from another than the first."""
+    several = start if isinstance(start, tuple) else (start,)
+    given = {f"{len(several)} trajectories"} if len(several) > 1 else set()
+    if not isinstance(first_index, int) or first_index:
+        given.add("first_index")
+    for one in several:
+        for name, default in _OPTIONS.items():
+            value = getattr(one, name, default)
+            if value is not default and not (isinstance(value, int | float) and value == default):
+                given.add(name)
+    return {f"local_sgd({name})" for name in given}
 
 
 def run_once(algorithm, grad_fn=None):

@@ -18,7 +18,7 @@ from tff_pdp.algorithms.hyper_parameters import (
     LOCAL_STEPS,
     HParam,
 )
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.algorithms.server_optimizer import Momentum, ServerOptimizer
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
@@ -115,12 +115,11 @@ def tune_head(
       steps: name of the hyper-parameter that says how many steps.
     """
     return local_sgd(
-        weights,
+        Trajectory(weights, trainable=head),
         data,
         grad_fn,
         learning_rate=hparams["head_learning_rate"],
         local_steps=hparams[steps],
-        trainable=head,
     )
 
 
@@ -143,21 +142,23 @@ def head_then_body(
     Args:
       head: names of the head's weights.
       local_momentum: of the body's steps.
-      options: further arguments of `local_sgd` for the body, by the body's weights at the start of the round.
+      options: of the body's trajectory, by the body's weights at the start of the round.
     """
 
     def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:
         body = split(weights, head)[1]
         return local_sgd(
-            tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
+            Trajectory(
+                tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
+                trainable=list(body),
+                momentum=tf.constant(local_momentum) if local_momentum else None,
+                **options(body),
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
             first_index=hparams["head_steps"].count,
-            trainable=list(body),
-            momentum=tf.constant(local_momentum) if local_momentum else None,
-            **options(body),
         )
 
     return train

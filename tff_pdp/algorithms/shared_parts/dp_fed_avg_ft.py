@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
 from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LEARNING_RATE, LOCAL_STEPS, prox_weight
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.settings import Positive
@@ -41,13 +41,15 @@ def build_dp_fed_avg_ft(
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(
-            broadcast["weights"],
+            Trajectory(
+                broadcast["weights"],
+                anchor=broadcast["weights"] if "prox_weight" in hparams else None,
+                prox_weight=hparams.get("prox_weight", 0.0),
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=broadcast["weights"] if "prox_weight" in hparams else None,
-            prox_weight=hparams.get("prox_weight", 0.0),
         )
         update = map_weights(tf.subtract, weights, broadcast["weights"])
         return ClientResult(state=client_state, released={"update": update})

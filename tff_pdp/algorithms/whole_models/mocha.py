@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, put_in_place
 from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, SET_BY_RUNTIME, prox_weight
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Fraction
 
@@ -40,13 +40,11 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
         index = hparams["client_index"]
         anchor, strength = pull_of_others(broadcast, index)
         weights = local_sgd(
-            client_state["weights"],
+            Trajectory(client_state["weights"], anchor=anchor, prox_weight=hparams["prox_weight"] * strength),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=anchor,
-            prox_weight=hparams["prox_weight"] * strength,
         )
         place = tf.one_hot(index, num_clients)
         return ClientResult(

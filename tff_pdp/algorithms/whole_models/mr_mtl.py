@@ -10,26 +10,28 @@ its own data still shapes its own model.
 from tff_pdp.algorithms.auto_prox.lambdas import AutoProx
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
 from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 
 
 def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
     """Builds MR-MTL. Server state: the mean. Client state: the client's weights. Released: its movement, averaged.
 
     Args:
-      prox_inside_clip: as the paper's released code; see `local_sgd`.
+      prox_inside_clip: as the paper's released code; see `Trajectory`.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(
-            client_state["weights"],
+            Trajectory(
+                client_state["weights"],
+                anchor=broadcast["mean"],
+                prox_weight=hparams["prox_weight"],
+                prox_inside_clip=prox_inside_clip,
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=broadcast["mean"],
-            prox_weight=hparams["prox_weight"],
-            prox_inside_clip=prox_inside_clip,
         )
         movement = map_weights(lambda new, old: new - old, weights, client_state["weights"])
         return ClientResult(state={"weights": weights}, released={"movement": movement})
