@@ -297,3 +297,45 @@ def test_local_only_releases_nothing():
     assert not algorithm.released
     assert not result.released
     np.testing.assert_array_equal(algorithm.personalise({}, result.state)["w"], [3.0])
+
+
+HALF_WAY = View(
+    lambda first, second: {"w": 0.5 * first["w"] + 0.5 * second["w"]},
+    lambda gradient, own: {"w": 0.5 * gradient["w"]},
+)
+
+
+@pytest.mark.parametrize("bound", [3, 7])
+def test_two_trajectories_step_at_the_same_time_by_hand(bound):
+    # The first: 0 -> 2 -> 3 -> 3.5, of which the second sees where a step begins. Half-way: (0 + 10) / 2 = 5, 1 off:
+    # 10 - 0.25 = 9.75; then 2 more and 0.25 less, 1.875 off: 9.75 - 1.875 / 4; then (3 + 9.28125) / 2, 2.140625 off.
+    both = Trajectory(weights(0.0)), Trajectory(weights(10.0), view=HALF_WAY)
+    first, second = local_sgd(both, NO_DATA, pull_to(4.0), **hparams(3, bound, learning_rate=0.5))
+    np.testing.assert_array_equal(first["w"], [3.5])
+    np.testing.assert_array_equal(second["w"], [10.0 - (1.0 + 1.875 + 2.140625) / 4])
+
+
+def test_each_of_two_trajectories_has_its_own_options():
+    pulled = Trajectory(weights(1.0), anchor=weights(0.0), prox_weight=2.0)
+    with_momentum = Trajectory(weights(0.0), momentum=tf.constant(0.5))
+    found = local_sgd((with_momentum, pulled), NO_DATA, pull_to(8.0), **hparams(2, learning_rate=0.25))
+    alone = [local_sgd(one, NO_DATA, pull_to(8.0), **hparams(2, learning_rate=0.25)) for one in (with_momentum, pulled)]
+    assert [float(one["w"]) for one in found] == [float(one["w"]) for one in alone] == [BY_MOMENTUM[2], 2.5625]
+
+
+@pytest.mark.parametrize("first_index", [0, 5])
+@pytest.mark.parametrize("bound", [2, 4])
+def test_gradients_of_two_trajectories_are_numbered_in_turn(first_index, bound):
+    numbers = []
+
+    def note(number, size):
+        numbers.extend([int(number)] if size else [])
+        return np.float32(0)
+
+    def grad_fn(current, data, index, scale, pull, trainable):
+        return {"w": tf.reshape(tf.numpy_function(note, [index, scale], tf.float32), [1])}
+
+    start = first_index if first_index == 0 else tf.constant(first_index)
+    both = Trajectory(weights(0.0)), Trajectory(weights(1.0))
+    local_sgd(both, NO_DATA, grad_fn, first_index=start, **hparams(2, bound, learning_rate=1.0))
+    assert sorted(numbers) == [first_index + place for place in range(4)]

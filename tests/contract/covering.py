@@ -46,6 +46,7 @@ def operations_of(algorithm):
     aggregation, and the members of `Algorithm` that a process treats in another way.
     """
     called = {f"released as {kind}" for kind in algorithm.released.values()}
+    called |= {f"public {kind}" for kind in algorithm.public.values()}
     called |= {f"takes {name}" for name, one in algorithm.hparams.items() if one.is_set_by_runtime}
     called |= {
         f"has {name}" for name in ("candidates", "adapt", "global_model") if getattr(algorithm, name) is not None
@@ -107,5 +108,17 @@ def run_once(algorithm, grad_fn=None):
         steps = dict.fromkeys(step_names(algorithm.hparams, in_adapt=True), once)
         state = algorithm.adapt(message, state, data, nothing, {**hparams, **steps})
     algorithm.personalise(message, state)
-    algorithm.server_update(server, result.released)
+    algorithm.server_update(server, _aggregates(algorithm, result.released, hparams))
     return result
+
+
+def _aggregates(algorithm, released, hparams):
+    """What the server has of a round in which all clients release the same."""
+
+    def rows(value):
+        stacked = map_weights(lambda row: tf.stack([row] * algorithm.num_clients), value)
+        return {"rows": stacked, "present": tf.ones([algorithm.num_clients])}
+
+    public = algorithm.public_values(hparams) if algorithm.public_values else {}
+    names = [name for name, kind in algorithm.released.items() if kind == "rows"]
+    return {**released, **{name: rows(released[name]) for name in names}, **public}

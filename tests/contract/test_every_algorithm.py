@@ -63,7 +63,7 @@ def test_it_is_registered_under_its_own_name(algorithm, request):
     assert "local_steps" in algorithm.hparams
     assert any(one.in_adapt for one in algorithm.hparams.values() if isinstance(one, Steps)) == bool(algorithm.adapt)
     assert any(one.is_auto for one in algorithm.hparams.values()) == bool(algorithm.hook)
-    assert set(algorithm.released.values()) <= {"mean", "sum"}
+    assert set(algorithm.released.values()) <= {"mean", "sum", "rows"}
 
 
 def test_same_seeds_give_the_same_bits(algorithm, process, engine):

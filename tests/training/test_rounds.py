@@ -110,6 +110,12 @@ def test_settings_of_methods_that_mean_nothing(experiment, algorithms, message):
         build_method(experiment(algorithms=algorithms, export__algorithm=name), name)
 
 
+def test_what_the_server_is_told_besides_is_named_in_the_claim(experiment):
+    given = {"algorithms": {"fed_nova": {"local_steps": "epoch"}}, "export__algorithm": "fed_nova"}
+    method = build_method(experiment(**given), "fed_nova")
+    assert "silos' steps, whose mean the server is told, are treated as public" in method.plan.claim_reason
+
+
 @pytest.mark.parametrize("name", parameters(["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"], test=["fed_avg", "mocha"]))
 def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name):
     settings = {"num_clusters": 1} if name.startswith("ifca") else {}

@@ -19,7 +19,9 @@ from tff_pdp.models.base import Weights
 
 # A nest of named tensors; an empty mapping where an algorithm keeps nothing.
 State = Mapping[str, Any]
-AggregationKind = Literal["mean", "sum"]
+# `rows`: the server has one row for each client, by `client_index`, and knows who is `present` in a round.
+AggregationKind = Literal["mean", "sum", "rows"]
+PublicKind = Literal["weighted_mean"]
 # What can be `SET_BY_RUNTIME`.
 RUNTIME_HPARAMS = ("client_index",)
 
@@ -145,22 +147,45 @@ class Claims:
 class Algorithm:
     """A personalised federated algorithm.
 
+    FedAvg, with a client update that ends in `ClientResult(state={}, released={"update": update})`:
+
+        Algorithm(
+            name="fed_avg",
+            title="FedAvg",
+            hparams={"learning_rate": HParam(0.1, "learning rate", symbol="η"), "local_steps": Steps(1, symbol="τ")},
+            released={"update": "mean"},
+            data_passes=1,
+            init_server=lambda weights: {"weights": weights},
+            broadcast=lambda state: state,
+            init_client=lambda broadcast: {},
+            client_update=client_update,
+            server_update=lambda state, aggregates: {"weights": add(state["weights"], aggregates["update"])},
+            personalise=lambda broadcast, client_state: broadcast["weights"],
+            global_model=lambda state: state["weights"],
+        )
+
     Attributes:
       name: its name in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: its name for a reader.
       hparams: hyper-parameters by name. Each becomes a scalar on every client, so that clients may have values of their
         own without another compilation; numbers of steps arrive as `LocalSteps`, in the order of `hparams` their
         gradients are numbered in. `client_index`, which is `SET_BY_RUNTIME`, counts the clients from 0.
-      released: what leaves a client, and how the server combines it.
+      released: what leaves a client, and how the server combines it; `rows` become `{rows: [num_clients, ...], present:
+        [num_clients]}`, where rows of clients that do not take part are zeros.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
         of its own.
       init_server: `initial weights -> server state`.
       broadcast: `server state -> what every client receives`.
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
-      server_update: `(server state, aggregates by released name) -> server state`.
+      server_update: `(server state, aggregates by name, released or public) -> server state`.
       personalise: `(broadcast, client state) -> weights of that client's model`; of its adapted state, where it adapts.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
+      public: scalars that the server learns besides, by name, each a mean in which clients count as they do in means of
+        what is released.
+      public_values: `hyper-parameters -> public scalars`, of each client. It is given no data, so that a privacy plan
+        need only see that hyper-parameters are public.
+      num_clients: how many clients there are, of methods that release `rows`.
       candidates: `broadcast -> weights of several models`, stacked along a first axis: a client privately selects the
         one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
         that select nothing.
@@ -188,6 +213,9 @@ class Algorithm:
     server_update: Callable[[State, Mapping[str, Weights]], State]
     personalise: Callable[[State, State], Weights]
     global_model: Callable[[State], Weights] | None
+    public: Mapping[str, PublicKind] = dataclasses.field(default_factory=dict)
+    public_values: Callable[[Mapping[str, Any]], Mapping[str, tf.Tensor]] | None = None
+    num_clients: int | None = None
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
@@ -200,6 +228,10 @@ class Algorithm:
         unknown = [name for name, one in self.hparams.items() if one.is_set_by_runtime and name not in RUNTIME_HPARAMS]
         if unknown:
             raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be SET_BY_RUNTIME, not {unknown}")
+        if bool(self.public) != (self.public_values is not None) or set(self.public) & set(self.released):
+            raise ValueError(f"{self.name}: public scalars need names of their own, and `public_values`")
+        if "rows" in self.released.values() and (self.num_clients is None or "client_index" not in self.hparams):
+            raise ValueError(f"{self.name}: rows need `num_clients`, and `client_index` to know their places")
 
     @property
     def step_hparams(self) -> Sequence[str]:

@@ -81,6 +81,8 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     weighting, cap = config.training.weighting, config.training.weight_cap
     is_capped = weighting == "paper_capped_num_examples"
     conditions = [algorithm.claims.condition, _COUNTS_ARE_PUBLIC if is_capped else ""]
+    if algorithm.public:
+        conditions.append(f"silos' {', '.join(algorithm.public)}, whose mean the server is told, are treated as public")
     conditions += [
         f"{section} is defined outside of tff_pdp ({origin})" for section, origin in config.outside(name).items()
     ]

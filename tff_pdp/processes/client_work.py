@@ -50,7 +50,11 @@ def build_client_work(
         result = algorithm.client_update(message, state, own.data, grad_fn, own.hparams)
         released = plain(result.released)
         if is_weighted:
-            released = tf.nest.map_structure(lambda value: own.params["weight"] * value, released)
+            # A row is whose it is, however much a client counts.
+            released = collections.OrderedDict(
+                (name, value if algorithm.released[name] == "rows" else _times(own.params["weight"], value))
+                for name, value in released.items()
+            )
         return collections.OrderedDict(state=plain(result.state), released=released)
 
     def select(message: Any, data: Any, params: Any) -> tf.Tensor:
@@ -131,6 +135,30 @@ def _build(
         return map_stack(run_one, (states, data, params, draws, selected))
 
     return vectorizable(for_one, for_stack, num_shared=1)
+
+
+def build_public_work(algorithm: Algorithm, *, is_weighted: bool = False) -> Callable[[Any], Any]:
+    """Builds `client params -> public scalars`, float32 by name, of the hyper-parameters alone.
+
+    Args:
+      algorithm: with public scalars.
+      is_weighted: a client's count `params["weight"]` times.
+    """
+    public_values = algorithm.public_values
+    if public_values is None:
+        raise ValueError(f"{algorithm.name} has no public scalars")
+
+    def work(params: Any) -> Any:
+        steps = {name: LocalSteps(params["hparams"][name], params["hparams"][name]) for name in algorithm.step_hparams}
+        values = public_values({**params["hparams"], **steps})
+        scalars = collections.OrderedDict((name, tf.cast(values[name], tf.float32)) for name in algorithm.public)
+        return _times(params["weight"], scalars) if is_weighted else scalars
+
+    return work
+
+
+def _times(weight: tf.Tensor, nest: Any) -> Any:
+    return tf.nest.map_structure(lambda value: weight * value, nest)
 
 
 def plain(state: Any) -> Any:

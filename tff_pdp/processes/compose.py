@@ -106,7 +106,7 @@ def compose(
 
     released_type = client_work.type_signature.result["released"]
     if user_sum is None or not algorithm.released:
-        aggregation = build_plain_aggregation(algorithm, released_type, params_type)
+        aggregation = build_plain_aggregation(algorithm, released_type, params_type, is_weighted=is_weighted)
     else:
         aggregation = build_user_aggregation(algorithm, released_type, params_type, user_sum, is_weighted=is_weighted)
     aggregates_type = aggregation.aggregates_type
@@ -119,7 +119,7 @@ def compose(
     def release_norms(aggregates):
         # A function of what was released, so it costs nothing more to publish.
         return collections.OrderedDict(
-            (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(value))) for name, value in aggregates.items()
+            (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(aggregates[name]))) for name in algorithm.released
         )
 
     @_tff.federated_computation
