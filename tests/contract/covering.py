@@ -21,8 +21,9 @@ from tff_pdp.privacy.mechanisms.selection import NOTHING
 
 COVERING = {
     "mr_mtl": "an anchor, and the pull to it inside the clip",
-    "ditto": "two passes over the data",
-    "mocha": "relations between clients, and a client's own place",
+    "apfl": "two passes over the data, by two trajectories at the same time",
+    "fed_nova": "public scalars",
+    "mocha": "relations between clients, and a client's own place and row",
     "ifca": "candidates, and sums in the places of clusters",
     "dp_pfed_dsu": "a shared part, adaptation, masks, a view, and a penalty",
 }
