@@ -40,31 +40,31 @@ class Hook:
     """Sets hyper-parameters during training from states that are private already; by default, none.
 
     A hook is made of what is public of a training (`PrivacyPlan.public_parameters`), and runs outside of computations.
-    What a hook remembers is a nest of arrays, which a checkpoint keeps.
+    Its memory is a nest of arrays, which a checkpoint keeps.
 
     Guarantee: post-processing; a hook costs no epsilon.
-    Assumes: what is read of clients' states is released, as the iterates of DP-SGD are.
+    Assumes: all that a hook reads of clients' states is released, as the iterates of DP-SGD are.
     """
 
     def init(self) -> Mapping[str, Any]:
-        """Returns what is remembered before the first round."""
+        """Returns the memory before the first round."""
         return {}
 
     def hparams(self, state: Mapping[str, Any], places: np.ndarray) -> Mapping[str, np.ndarray]:
         """Returns the hyper-parameters of a round, `[clients]` by name, of the clients in these places.
 
         Args:
-          state: what is remembered.
+          state: the memory.
           places: int64, of the clients that take part.
         """
         del state, places
         return {}
 
     def after(self, state: Mapping[str, Any], before: Observed, after: Observed) -> Mapping[str, Any]:
-        """Returns what is remembered after a round.
+        """Returns the memory after a round.
 
         Args:
-          state: what was remembered before.
+          state: the memory before.
           before: the state of training before the round.
           after: the state of training after the round.
         """

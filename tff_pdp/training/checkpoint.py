@@ -144,7 +144,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
             server_state = _unflatten(stored.structure["server"], arrays)
             clients = stored.structure["clients"]
             client_states = None if clients is None else [_unflatten(state, arrays) for state in clients.values()]
-            # Of earlier versions, whose only hook was MR-MTL's.
+            # Earlier versions had MR-MTL's hook alone, under its name.
             hook = _unflatten(stored.structure.get("hook", stored.structure.get("auto_prox")), arrays)
     # What a damaged archive raises; checkpoints without digests may be damaged in any way.
     except (OSError, EOFError, ValueError, KeyError, TypeError, NotImplementedError, zipfile.BadZipFile) as error:

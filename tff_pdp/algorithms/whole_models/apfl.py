@@ -48,7 +48,7 @@ def build_apfl() -> Algorithm:
         data_passes=2,
         init_server=lambda weights: {"weights": weights},
         broadcast=lambda state: {"weights": state["weights"]},
-        # Who has not trained yet has the shared model.
+        # Before a client trains, its model is the shared one.
         init_client=lambda broadcast: {"weights": broadcast["weights"], "share": 0.0},
         client_update=client_update,
         server_update=lambda state, aggregates: {
