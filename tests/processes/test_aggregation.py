@@ -43,6 +43,7 @@ class Method:
     name: str = "some method"
     released: dict = dataclasses.field(default_factory=lambda: dict.fromkeys(SHAPES, "mean"))
     public: dict = dataclasses.field(default_factory=dict)
+    num_clients: int | None = None
     claims: Claims = dataclasses.field(default_factory=Claims)
 
 

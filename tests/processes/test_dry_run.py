@@ -82,8 +82,7 @@ def test_nothing_is_learnt(name):
             {"descriptor_size": 3, "hidden_units": [15, 14]},
             (3 + 1) * 15 + (15 + 1) * 14 + (14 + 1) * (BODY + HEAD),
         ),
-        # A row for each client, and which of them took part.
-        ("mocha", {}, NUM_CLIENTS * (BODY + HEAD + 1)),
+        ("mocha", {}, BODY + HEAD),
     ],
 )
 def test_how_much_a_client_releases(name, given, expected):

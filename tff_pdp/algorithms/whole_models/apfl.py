@@ -6,6 +6,8 @@ often as with FedAvg. The paper takes both gradients of a step on one batch; her
 a batch of its own. Of the paper's two forms this is the one whose alpha is not learned.
 """
 
+import tensorflow as tf
+
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
 from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, HParam
 from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
@@ -49,7 +51,7 @@ def build_apfl() -> Algorithm:
         init_server=lambda weights: {"weights": weights},
         broadcast=lambda state: {"weights": state["weights"]},
         # Before a client trains, its model is the shared one.
-        init_client=lambda broadcast: {"weights": broadcast["weights"], "share": 0.0},
+        init_client=lambda broadcast: {"weights": broadcast["weights"], "share": tf.constant(0.0)},
         client_update=client_update,
         server_update=lambda state, aggregates: {
             "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"])
