@@ -20,7 +20,7 @@ from serving.server.embedded import EmbeddedServer
 from tests.places import DEMO
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
-from tff_pdp.algorithms.whole_models.local_only import build_local_only
+from tff_pdp.algorithms.whole_models.finetune import build_local_only
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import experiment_engine, model_seed

@@ -75,7 +75,7 @@ class Run:
             selection_rounds=algorithm.selection_rounds,
             num_parameters=model.num_parameters(),
             num_released=_num_released(self, algorithm) if self.protects_users else 0,
-            noise_on_own_support=algorithm.noise_on_own_support,
+            noise_on_own_support=algorithm.claims.noise_on_own_support,
             row_influence=RowInfluence("node", "replace_special", 11, "at most ten contacts")
             if config.privacy.kind == "contact_graph"
             else None,

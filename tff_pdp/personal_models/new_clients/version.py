@@ -197,7 +197,7 @@ def _make_weights(
     algorithm: Algorithm, model: Model, model_seed: int, is_scaled: bool
 ) -> Callable[[Weights, Weights], Weights] | None:
     """How rows become weights where they are small states, as `personal_models.served` has it of no clients at all."""
-    if not algorithm.served_from_state:
+    if not algorithm.export.served_from_state:
         return None
     unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
     trained = TrainedClients(

@@ -295,7 +295,7 @@ class PrivacyPlan(abc.ABC):
         return []
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """What MR-MTL's lambda is set from: public parameters of all silos.
+        """Gives what a method's hook is made of: public parameters of all silos.
 
         Args:
           hparams: by name, of every silo.
