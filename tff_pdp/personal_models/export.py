@@ -18,10 +18,8 @@ from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
 from tff_pdp.personal_models.trained_clients import global_model_of
-from tff_pdp.privacy.facts import unit_of
-from tff_pdp.reports import silo_texts, user_texts
 from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.statement import is_private
+from tff_pdp.reports.statement import export_text, not_covered
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
@@ -30,9 +28,6 @@ from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.privacy_facts import claim_of_run, claim_of_silo, user_costs
 from tff_pdp.training.record.all_runs import AllRuns, Composed
 from tff_pdp.training.record.charges import run_id_of
-
-# Of the epsilon of one method's models.
-_OTHER_RUNS = "other runs on the same records, which `composed` adds up"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,12 +171,9 @@ def _privacy_report(
         "claim_reason": reason,
         "composed": all_runs and _composed(all_runs, claim, reason),
         **costs,
+        "not_covered": not_covered(are_users=is_users, is_searched=method.plan.search is not None),
+        "personal_models": export_text(claim, method.plan.row_influence, are_users=is_users),
     }
-    if is_users:
-        content["personal_models"] = user_texts.export_text(is_private(claim))
-    else:
-        unit = unit_of(method.plan.row_influence)
-        content["personal_models"] = silo_texts.export_text(is_private(claim), unit)
     return json_safe(content)
 
 
@@ -201,7 +193,7 @@ def _silo_report(
     is_divided: bool,
     by_scope: Mapping[str, Composed],
 ) -> dict[str, Any]:
-    """What every silo spent, and what that does not cover."""
+    """What every silo spent."""
     plan = method.plan
     silos = [
         {
@@ -214,22 +206,15 @@ def _silo_report(
     ]
     # In the order of the budgets, pseudonyms would tell who they are.
     silos.sort(key=lambda silo: silo["id"])
-    not_covered = (
-        "validation and test examples, the choice of hyper-parameters"
-        if plan.search is None
-        else "test examples, the choice of hyper-parameters beyond the search"
-    )
-    not_covered += f", {_OTHER_RUNS}"
     if not is_divided:
-        return {"silos": silos, "not_covered": not_covered}
+        return {"silos": silos}
     # There are no budgets under `privacy.kind: none`.
     if not silos:
-        return {"not_covered": not_covered}
+        return {}
     epsilons = [silo["epsilon"] for silo in silos]
     return {
         "epsilon_at_most": None if None in epsilons else max(epsilons),
         "delta_at_most": max(silo["delta"] for silo in silos),
-        "not_covered": not_covered,
     }
 
 
@@ -242,11 +227,10 @@ def _silo_costs(method: Method, state: Checkpoint, silo: str) -> dict[str, Any]:
 
 
 def _user_report(method: Method, state: Checkpoint) -> dict[str, Any]:
-    """What every user spent, and what that does not cover."""
+    """What every user spent."""
     costs = user_costs(method, state)
     return {
         "epsilon": costs.epsilon_spent if math.isfinite(costs.epsilon_spent) else None,
         "delta": costs.delta,
         "noise_to_signal": costs.noise_to_signal,
-        "not_covered": f"{user_texts.NOT_COVERED}, {_OTHER_RUNS}; {user_texts.MEMBERSHIP}",
     }
