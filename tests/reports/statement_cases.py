@@ -103,6 +103,9 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
         yield name, {"row_influence": influence}
     yield "chacha20", {"generator": "chacha20"}
     strange = replace(over, id="</p><b>& \"o' {{ 7 * 7 }}")
+    yield "nameless", {"silos": [replace(silo, id="") for silo in (over, *early[1:])]}
+    yield "nameless bare", {"silos": [replace(silo, id="") for silo in (bare[0], *early[1:])]}
+    yield "one method of three", {"methods": methods[2:], **tuned(methods_compared=3)}
     yield "strange name", {"silos": (strange, *silos[1:])}
 
 

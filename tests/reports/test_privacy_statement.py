@@ -47,7 +47,7 @@ def test_test_seed_is_not_private():
     assert "This run is not private. Reason: test mode: all noise follows from a fixed seed" in text
     assert "need not be trusted" not in text
     assert "No finite ε holds for the models of all 3 runs together: nothing is proven of Local only" in text
-    assert "No finite ε holds of what one method spent in a silo; that was asked for is between 1 and 4" in text
+    assert "No finite ε holds for what one method spent in a silo; the ε that was asked for is between 1 and 4" in text
 
 
 def test_one_silo_without_noise_takes_the_claim_away():

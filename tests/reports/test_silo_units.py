@@ -24,7 +24,7 @@ SENTENCES = {
         "(edge). Two data sets are neighbours if these contacts are there or are not",
         "At most S = 2 records of a silo then differ (a pair's contacts are in the two people's rows).",
         "People's own features and disease states are NOT protected.",
-        "All contacts of one person together, or that it had any, are protected less",
+        "All contacts of one person together, and whether it had any, are protected less",
         "private in that silo's contacts",
     ],
 }

@@ -25,13 +25,13 @@ KEY_SENTENCES = [
     "A round in which nobody takes part is noised like any other.",
     "FedAvg 3 (d = 10,000), MR-MTL 3 (d = 10,000).",
     "ε spent by one method is 1.99 for every user, whether or not that user was ever drawn; the target is 2, δ is",
-    "the table of methods has both. Local only: nothing leaves a user in training, which costs nothing.",
+    "the report's table of methods has both. Local only: nothing leaves a user in training, which costs nothing.",
     "The guarantee is joint differential privacy",
     "A user's own examples are not protected in that user's own personal model.",
     "whoever holds it can learn about every user from that user's row",
     "the guarantee is ε = 5.97 at δ = 0.0003 for every user (the sum over runs, an upper bound)",
     "The number of users (N = 1,000) is treated as public",
-    "this report names all users, the exported file, too, or it holds keyed hashes of their names",
+    "the report names all users, the exported file, too, or it holds keyed hashes of their names",
     "results of single users with few test examples reveal most",
     "Sums and their Gaussian noise are rounded to one public grid",
     "None of that user; of every other user, the same ε and δ.",
@@ -51,7 +51,7 @@ def test_a_known_seed_and_missing_noise_take_the_claim_away():
     seeded = samples.sample_user_statement(methods=samples.seeded_methods())
     assert (seeded.claim, seeded.private) == ("none", False)
     assert "test mode" in seeded.claim_reason
-    assert "No finite ε holds of what one method spent; the one that was asked for is 2" in text_of(seeded)
+    assert "No finite ε holds for what one method spent; the ε that was asked for is 2" in text_of(seeded)
     costs = dict.fromkeys(("local_only", "fed_avg", "mr_mtl"), UNPROTECTED)
     bare = samples.sample_user_statement(methods=samples.sample_methods(**costs))
     assert (bare.claim, bare.claim_reason) == ("none", "No noise was added to what users release.")
@@ -95,7 +95,7 @@ def test_a_constant_number_of_users_takes_nothing_from_the_data():
     statement = samples.sample_user_statement(sums=replace(samples.SUMS, is_constant=True))
     public = paragraph(statement, "What is treated as public")
     assert "is a public constant; the number of users in the data is not used" in public
-    assert "This report and exports tell that number, and whether there is a user of some id" in public
+    assert "The report and exports tell that number, and whether there is a user of some id" in public
 
 
 def test_what_else_is_public_or_unsound_is_named():

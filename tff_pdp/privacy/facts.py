@@ -100,7 +100,7 @@ class SiloCosts(Facts):
     """What one silo paid, and the mechanism that was paid for.
 
     Attributes:
-      id: the silo's name.
+      id: the silo's name; empty where a statement is to name no silo.
       num_train: number of training examples, public or noised.
       epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
       epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
@@ -210,6 +210,7 @@ class TuningFacts(Facts):
     """What was chosen by looking at results.
 
     Attributes:
+      methods_compared: how many methods there are results of; where it is less, those of the statement.
       tuned: names of the settings that were.
       configurations_tried: how many configurations were looked at for that, the chosen one included.
       search: what was searched privately.
@@ -218,6 +219,7 @@ class TuningFacts(Facts):
       charged_delta: of `charged_epsilon`.
     """
 
+    methods_compared: int = 1
     tuned: tuple[str, ...] = ()
     configurations_tried: int = 1
     search: SearchFacts | None = None
@@ -246,6 +248,11 @@ class StatementFacts(Facts):
     def covered(self) -> tuple[MethodFacts, ...]:
         """The methods that a claim is about: the exported ones, or all where none was exported."""
         return tuple(method for method in self.methods if method.exported) or self.methods
+
+    @property
+    def compared(self) -> int:
+        """Among how many methods one may have been chosen by results."""
+        return max(self.tuning.methods_compared, len(self.methods))
 
 
 class SiloFacts(StatementFacts, tag="silos"):

@@ -50,7 +50,7 @@ def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], st
     return method.plan.claim, method.plan.claim_reason
 
 
-def claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
+def _claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
     """The claim for one silo, which may have one where another silo has none."""
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
@@ -95,7 +95,7 @@ def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -
         claim=claim,
         claim_reason=reason,
         exported=method.algorithm.name == config.export.algorithm,
-        user_costs=user_costs(method, state) if method.plan.samples_clients else None,
+        user_costs=_user_costs(method, state) if method.plan.samples_clients else None,
     )
 
 
@@ -103,7 +103,7 @@ def _silo_costs(trained: Sequence[Trained], silo: str) -> SiloCosts:
     """What a silo paid; where methods spent differently, for the one that spent most."""
     method, state = max(trained, key=lambda pair: _spent_by_silo(pair, silo))
     plan = method.plan
-    claim, reason = claim_of_silo(method, state, silo)
+    claim, reason = _claim_of_silo(method, state, silo)
     bounds = plan.guaranteed_epsilon(state.ledger, silo) if state.ledger and claim != "none" else None
     return SiloCosts(
         id=silo,
@@ -118,7 +118,7 @@ def _spent_by_silo(pair: Trained, silo: str) -> tuple[bool, float]:
     """Orders methods by what a silo spent: those without a claim last, and among these, too, by the accounting."""
     method, state = pair
     spent = method.plan.guaranteed_epsilon(state.ledger, silo).best if state.ledger else math.inf
-    return claim_of_silo(method, state, silo)[0] == "none", spent
+    return _claim_of_silo(method, state, silo)[0] == "none", spent
 
 
 def _other_releases(states: Sequence[Checkpoint]) -> tuple[str, ...]:
@@ -141,6 +141,7 @@ def _tuning_facts(config: ExperimentConfig, trained: Sequence[Trained], scope: s
         if math.isfinite(bounds.best):
             charged = {"charged_epsilon": bounds.best, "charged_delta": delta}
     return TuningFacts(
+        methods_compared=len(config.algorithms),
         tuned=tuple(tuning.tuned),
         configurations_tried=tuning.configurations_tried,
         search=_search_facts(config, trained),
@@ -163,7 +164,7 @@ def _search_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> Searc
     return None
 
 
-def user_costs(method: Method, state: Checkpoint) -> UserCosts:
+def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
     """What the training of one method cost every user: infinitely much where its claim is `none`."""
     plan: Any = method.plan
     has_claim = state.ledger is not None and claim_of_run(method, state)[0] != "none"
