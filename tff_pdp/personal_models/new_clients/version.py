@@ -249,6 +249,8 @@ def report_with(
       costs: of each new silo, all that is on record; empty where clients are users, or nothing is protected.
       generator: of the fits' random bits.
     """
+    # The paragraphs are about clients of training alone.
+    before = {key: value for key, value in before.items() if key != "paragraphs"}
     if not costs:
         return {**before, "clients_added_after_training": _NOT_PROTECTED}
     claim_of_new = claim_of_fit(generator)

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -25,7 +25,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.facts import Generator
+from tff_pdp.privacy.facts import Claim, Generator
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, Unscaled
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tff_pdp.models.base import Model
     from tff_pdp.privacy.mechanisms.user_noise import UserSum
 
-Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 # What a scope releases once, before training, and what for.
 FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
 # The reason in the ledger.
