@@ -23,7 +23,7 @@ def test_a_shipped_experiment_has_a_name_unless_a_file_has_it(tmp_path, monkeypa
     (tmp_path / "demo").rmdir()
     (tmp_path / "demo").write_text(yaml.safe_dump(content | {"title": "my own"}))
     assert load_experiment("demo").title == "my own"
-    with pytest.raises(ConfigError, match="^gone: cannot read the file"):
+    with pytest.raises(ConfigError, match=r"^gone: cannot read the file"):
         load_experiment("gone")
 
 

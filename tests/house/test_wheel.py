@@ -13,6 +13,7 @@ import pytest
 
 from tests.places import CONFIGS, ROOT
 from tff_pdp import __version__
+from tff_pdp.experiment.config import load_experiment
 
 PACKAGES = ("tff_pdp", "beam_pipelines", "serving")
 
@@ -77,8 +78,7 @@ def test_commands_run_outside_of_the_checkout(commands, tmp_path):
 def test_a_shipped_experiment_is_where_ones_own_begins(commands, tmp_path):
     own = _run(commands / "tff-pdp", "config", "--config", "demo", "--set", "training.rounds=7", cwd=tmp_path)
     (tmp_path / "my.yaml").write_text(own)
-    assert "rounds: 7" in own
-    assert _run(commands / "tff-pdp", "config", "--config", "my.yaml", cwd=tmp_path) == own
+    assert load_experiment(tmp_path / "my.yaml") == load_experiment(CONFIGS / "demo.yaml", {"training.rounds": 7})
 
 
 def test_a_published_experiment_asks_for_its_data(commands, tmp_path):
