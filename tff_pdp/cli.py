@@ -18,18 +18,19 @@ Personalised, differentially private federated learning: from raw client data to
 TensorFlow Serving.
 
 A whole experiment, in the order data flows:
-  tff-pdp prepare  --config configs/demo.yaml    raw LEAF JSON -> client dataset
-  tff-pdp train    --config configs/demo.yaml    client dataset -> personal models and a privacy ledger
-  tff-pdp evaluate --config configs/demo.yaml    test metrics, report.html, summary.json
-  tff-pdp export   --config configs/demo.yaml    personal models -> one SavedModel
+  tff-pdp prepare  --config demo                 raw LEAF JSON -> client dataset
+  tff-pdp train    --config demo                 client dataset -> personal models and a privacy ledger
+  tff-pdp evaluate --config demo                 test metrics, report.html, summary.json
+  tff-pdp export   --config demo                 personal models -> one SavedModel
   tff-pdp serve    --model-base-path runs/demo/export/digits
-  tff-pdp predict  --config configs/demo.yaml --client-id silo_03 --address localhost:8501
+  tff-pdp predict  --config demo --client-id silo_03 --address localhost:8501
   tff-pdp verify   runs/demo                     digests, chains, and epsilon computed anew, off line
   tff-pdp seal     runs/demo                     the key of the noise is destroyed, the record stays
 
 `tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
 """
 
+CONFIG = "an experiment: a YAML file, or the name of one that comes with tff_pdp, such as demo or reproduce/school"
 RAW_DATA = """\
 the experiment's data.kind says what its data.input is:
   leaf                   a folder of LEAF JSON of images, or with its train and test
@@ -138,7 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     config = _command(commands, "config", "Check an experiment's file and show its defaults; or describe all keys.")
     what = config.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="an experiment, a YAML file: checked as commands check it")
+    what.add_argument("--config", metavar="FILE", help=f"checked as commands check it: {CONFIG}")
     what.add_argument("--schema", action="store_true", help="all keys as JSON Schema, for editors")
     what.add_argument("--reference", action="store_true", help="all keys as the page docs/configuration.md")
     config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of train")
@@ -208,7 +209,7 @@ def _command(commands: argparse._SubParsersAction, name: str, summary: str) -> a
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, metavar="FILE", help="the experiment, a YAML file; see configs/")
+    parser.add_argument("--config", required=True, metavar="FILE", help=CONFIG)
     parser.add_argument(
         "--set",
         action="append",
