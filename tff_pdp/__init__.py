@@ -7,6 +7,7 @@ lock: one writer for each folder
 journal: lines on disk, each chained to all before it
 settings: YAML into typed values; errors that name the key
 kinds: what a section's `kind` names; settings of functions
+command_line: commands made of settings classes: options, help, exit status
 _tff: the one door to TFF
 data: a client dataset on disk
 models: pure functions over named weights
