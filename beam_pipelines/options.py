@@ -5,11 +5,10 @@
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from msgspec import Meta
 
@@ -171,7 +170,7 @@ class SourceSettings(Settings):
     def job_options(self, output: Path, *, overwrite: bool) -> "ClientDatasetOptions":
         """Returns the options of the job that makes a client dataset in a folder of its own."""
         return ClientDatasetOptions(
-            input=self.input,
+            input=Path(self.input),
             output=output,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
@@ -203,19 +202,19 @@ class JobOptions:
       exchange: how what one stage makes gets to the next: `files`, stage after stage, in bounded memory, and a job that
         was killed goes on where it was; or `runner`, all stages as one pipeline, for a cluster.
       runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
-      pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
+      pipeline_args: flags for Beam, such as `--direct_num_workers=2`, `--direct_running_mode=multi_processing`.
 
     Raises:
       DataError: a value is out of range.
     """
 
-    input: str | os.PathLike[str]
-    output: str | os.PathLike[str]
+    input: Path
+    output: Path
     seed: int = 0
     max_bad_fraction: float = 0.01
-    dead_letters: str | os.PathLike[str] | None = None
+    dead_letters: Path | None = None
     overwrite: bool = False
-    exchange: str = "files"
+    exchange: Literal["files", "runner"] = "files"
     runner: str = "FnApiRunner"
     pipeline_args: tuple[str, ...] = ()
 
@@ -317,7 +316,7 @@ class ClientDatasetOptions(JobOptions):
     test_fraction: float = 0.2
     validation_fraction: float = 0.2
     exact_split: bool = False
-    split_by: str = "sample"
+    split_by: Literal["sample", "user"] = "sample"
     min_examples_per_client: int = 10
     num_shards: int = 8
 

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pyarrow.parquet
 from tqdm import tqdm
@@ -66,7 +67,7 @@ class ContactGraphOptions(JobOptions):
     degree_bound: DegreeBound
     silo_by: str = "person.region"
     num_slots: int = 20
-    layout: str = "slots"
+    layout: Literal["slots", "summary", "exposure"] = "slots"
     num_days: int = 57
     window_days: int = 21
     prediction_days: int = 7

@@ -12,11 +12,10 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pyarrow as pa
-import scipy.sparse
 from msgspec import Meta
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -26,6 +25,9 @@ from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from beam_pipelines.keyed_hash import mix
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, CountOrZero, NotNegative, Settings
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 # Seconds are summed as int32, which is 68 years: with 49 people, 17 months without a break.
 _MOST_SECONDS = np.iinfo(np.int32).max
@@ -42,7 +44,7 @@ class Contacts:
     """
 
     pids: NDArray[np.int64]
-    seconds: scipy.sparse.csr_matrix
+    seconds: "scipy.sparse.csr_matrix"
     observed_days: int = 1
 
     def seconds_with(self, group: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -119,7 +121,7 @@ class _Places:
 
 def _sum_of_pairs(
     num_people: int, firsts: list[NDArray], seconds: list[NDArray], durations: list[NDArray]
-) -> scipy.sparse.csr_matrix | None:
+) -> "scipy.sparse.csr_matrix | None":
     """The sums of each pair's durations; None if one does not fit."""
     # One column after the other, so that only one of them is in memory twice.
     total = sum(int(part.sum(dtype=np.int64)) for part in durations)
@@ -127,6 +129,9 @@ def _sum_of_pairs(
     for parts in (durations, firsts, seconds):
         columns.append(_concatenate(parts).astype(np.int32, copy=False))
         parts.clear()
+    # Late: it takes long to import, and options are read without it.
+    import scipy.sparse
+
     data, row, column = columns
     del columns
     matrix = scipy.sparse.coo_matrix((data, (row, column)), (num_people, num_people), copy=False).tocsr()
@@ -134,7 +139,7 @@ def _sum_of_pairs(
     return matrix if matrix.data.sum(dtype=np.int64) == total else None
 
 
-def _most_seconds(matrix: scipy.sparse.csr_matrix) -> float:
+def _most_seconds(matrix: "scipy.sparse.csr_matrix") -> float:
     totals = matrix.sum(axis=0, dtype=np.float64).A1 + matrix.sum(axis=1, dtype=np.float64).A1
     return totals.max(initial=0.0)
 
