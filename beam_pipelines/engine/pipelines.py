@@ -1,10 +1,8 @@
-"""Adds stages to Beam pipelines: all of them to one, or each to a pipeline of its own.
+"""Adds stages to Beam pipelines: all to one, or each to a pipeline of its own.
 
-In one pipeline, Beam's engine groups pieces by partition between the stages.
-
-One after the other, pieces lie in files between the pipelines. A task holds what is for its own partition in memory and
-nothing else, so memory is bounded by the largest partition whatever the size of the input. Finished tasks stay
-finished: a job that was killed goes on with those that are left.
+In one pipeline, Beam's engine groups pieces by partition between the stages. Between pipelines, pieces lie in files. A
+task then holds the pieces of its own partition in memory and nothing else, so memory is bounded by the largest
+partition whatever the size of the input; and a job that was killed goes on with the tasks that are left.
 """
 
 import os
@@ -35,7 +33,7 @@ def add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -
     for place, stage in enumerate(stages):
         run = _RunTask(place, stage, folder)
         if stage.takes:
-            # A partition that nothing was given to has a task, too.
+            # A partition without pieces has a task, too.
             every = pipeline | f"{stage.name}/every_partition" >> beam.Create(
                 [(number, b"") for number in stage.tasks], reshuffle=False
             ).with_output_types(tuple[int, bytes])
@@ -94,16 +92,13 @@ PIECE_FOLDER = ".pieces"
 
 
 def add_stage(pipeline: beam.Pipeline, stages: Sequence[Stage], place: int, folder: Path) -> bool:
-    """Adds those tasks of one stage to a pipeline that are not done yet.
+    """Adds the unfinished tasks of the stage at a place to a pipeline; returns whether there are any.
 
     Args:
       pipeline: still to be run.
-      stages: of the job.
-      place: of this one among them.
+      stages: all stages of the job.
+      place: of the stage among them.
       folder: the staging folder, which every worker sees under this name.
-
-    Returns:
-      Whether there are any.
     """
     stage = stages[place]
     left = [number for number in range(len(stage.tasks)) if not is_done(folder, stage.name, number)]
@@ -119,7 +114,7 @@ def add_stage(pipeline: beam.Pipeline, stages: Sequence[Stage], place: int, fold
 
 
 def remove_used_pieces(stages: Sequence[Stage], place: int, folder: Path) -> None:
-    """Removes the pieces of stages that no stage after this one takes anything of."""
+    """Removes the pieces that no stage after the one at a place takes."""
     still_taken = {table for stage in stages[place + 1 :] for table in stage.takes}
     for stage in stages[: place + 1]:
         if not still_taken.intersection(stage.gives):
@@ -127,12 +122,12 @@ def remove_used_pieces(stages: Sequence[Stage], place: int, folder: Path) -> Non
 
 
 def piece_folder(folder: Path, stage: Stage) -> Path:
-    """Where a stage's pieces lie."""
+    """Returns the folder of a stage's pieces."""
     return folder / PIECE_FOLDER / stage.name
 
 
 class _RunStagedTask(beam.DoFn):
-    """Number of a task -> the same; reads the task's pieces, runs it, and writes what it gives."""
+    """Number of a task -> the same; reads the task's pieces, runs it, and writes the pieces it gives."""
 
     def __init__(self, stages: tuple[Stage, ...], folder: Path):
         self._stages = stages
@@ -149,7 +144,7 @@ class _RunStagedTask(beam.DoFn):
         run = TaskRun(stage, element, decode_pieces(self._taken(stage, element)), self._folder)
         path = piece_folder(self._folder, stage) / f"{element:08d}"
         write_pieces(path, run.pieces(), len(self._stages) - 1, element, stage.gives)
-        # Last: what is reported is not done again.
+        # Last: a reported task is not done again.
         run.report()
         yield element
 

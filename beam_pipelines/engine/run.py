@@ -27,8 +27,8 @@ class Engine:
     Attributes:
       runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
       pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
-      is_staged: whether stages are pipelines of their own with files between them; otherwise they are one pipeline, and
-        what lies between is the runner's business.
+      is_staged: whether stages are pipelines of their own with files between them; otherwise all are one pipeline, and
+        the runner carries pieces between them.
     """
 
     runner: str = "FnApiRunner"
@@ -37,16 +37,16 @@ class Engine:
 
 
 def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter[str]:
-    """Runs stages and returns the sums of what their tasks counted.
+    """Runs stages and returns the sums of their tasks' counts.
 
     Args:
       stages: each takes tables of, and comes after, earlier ones.
       engine: where they are run.
-      folder: the staging folder, which every worker sees under this name. Of stages that were run there before, in
-        files, only the tasks that are left are run.
+      folder: the staging folder, which every worker sees under this name. Staged tasks that have ended there are not
+        run again.
 
     Raises:
-      DataError: a task found input that the job cannot do with.
+      DataError: a task found input that the job cannot use.
     """
     names = [f"--runner={engine.runner}", *engine.pipeline_args]
     if engine.is_staged:
@@ -72,7 +72,7 @@ def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None
         with _progress_bar(stages, folder), _quiet_about_disks():
             pipeline.run().wait_until_finish()
     except Exception as error:
-        # Of one pipeline, later stages trip over what a stage left undone for an error that the user can mend.
+        # In one pipeline, later stages trip over the missing work of a stage that an error of the input has ended.
         _check_errors(stages, folder)
         refused = _refused_by_disk(str(error), folder)
         if refused is None:
@@ -100,7 +100,7 @@ def _quiet_about_disks() -> Iterator[None]:
 
 
 def _refused_by_disk(text: str, folder: Path) -> OSError | None:
-    """The error of a worker that found no room, out of the text that runners make of it; None for all others."""
+    """Reads the error of a worker that found no room out of a runner's text; None for all others."""
     found = re.findall(r"\[Errno (\d+)\] [^\n:\[]*(?:: '([^'\n]+)')?", text)
     if not found:
         return None
@@ -118,10 +118,7 @@ def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
 
 @contextlib.contextmanager
 def _progress_bar(stages: Sequence[Stage], folder: Path) -> Iterator[None]:
-    """Shows how many tasks have ended, from what lies in the staging folder.
-
-    A runner blocks until the job is over and its workers may be other processes, so the disk is what can be watched.
-    """
+    """Shows how many tasks have ended, by the reports in the staging folder: a runner blocks until the job is over."""
     finished = threading.Event()
     total = sum(len(stage.tasks) for stage in stages)
     with tqdm(total=total, desc=" and ".join(stage.name.replace("_", " ") for stage in stages), unit="task") as bar:

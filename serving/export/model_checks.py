@@ -1,7 +1,4 @@
-"""Checks personal models before anything is written of them, and estimates how large their export is.
-
-Sizes are those on disk and in a server.
-"""
+"""Checks personal models before anything is written, and estimates the size of their export on disk and in a server."""
 
 import collections
 import dataclasses
@@ -24,12 +21,12 @@ _ROW_NUMBER_BYTES, _FLOAT_BYTES = 4, 4
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSize:
-    """About what an export takes.
+    """The approximate size of an export.
 
     Attributes:
       bytes_on_disk: of all files of one version.
-      bytes_in_memory: that a server takes to hold it; while it replaces a version, it holds two.
-      bytes_per_example: that a request takes for the weights of each example, while it runs.
+      bytes_in_memory: of a server that holds one version; two are held while one replaces the other.
+      bytes_per_example: of a running request, for the weights of each example.
     """
 
     bytes_on_disk: int
@@ -37,7 +34,7 @@ class LayoutSize:
     bytes_per_example: int
 
     def text(self) -> str:
-        """The three for a reader."""
+        """Returns the three sizes in words."""
         return (
             f"{_megabytes(self.bytes_on_disk)} on disk, {_megabytes(self.bytes_in_memory)} in a server's memory, and "
             f"{_megabytes(self.bytes_per_example)} for each example of a running request"
@@ -45,7 +42,7 @@ class LayoutSize:
 
 
 def estimate(models: PersonalModels) -> LayoutSize:
-    """What an export of these models will take; nothing of them is checked."""
+    """Estimates the size of an export of these models, unchecked."""
     ids = sum(len(client_id.encode()) + 1 for client_id in models.client_ids)
     rows = _ROW_NUMBER_BYTES * len(models.client_ids)
     return LayoutSize(
@@ -56,7 +53,7 @@ def estimate(models: PersonalModels) -> LayoutSize:
 
 
 def weight_bytes_per_example(models: PersonalModels) -> int:
-    """Bytes that each example of a batch gathers of the stacks, and of the weights that are made from them."""
+    """Returns the bytes that each example of a batch gathers from the stacks, and of weights made from them."""
     gathered = _FLOAT_BYTES * models.values_per_client
     if models.make_weights is None:
         return gathered

@@ -1,7 +1,4 @@
-"""Compares what an export answers with what its model answers, and brings arrays from process to process.
-
-Arrays are one `.npz` file that holds no pickle: strings travel as bytes and their lengths.
-"""
+"""Compares an export's answers with its model's, and brings arrays from process to process without pickles."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +14,13 @@ TOLERANCE = 1e-4
 def check_answers(what: str, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """Compares answers with those expected.
 
-    Floating-point numbers may differ by `TOLERANCE`, absolute up to 1 and relative above; strings, bools and integers
-    must be equal, and so must dtypes and shapes. A number that is not finite is equal to nothing.
+    Floating-point numbers may differ by `TOLERANCE`, absolute up to 1 and relative above; strings, bools, integers,
+    dtypes and shapes must be equal. A number that is not finite is equal to nothing.
 
     Args:
-      what: what answered, for the message.
+      what: the source of the answers, for the message.
       actual: the answers by key; keys that are not expected are not compared.
-      expected: the answers that are right, by key.
+      expected: the right answers by key.
 
     Raises:
       ServingError: naming the first answer that differs, and by how much.
@@ -59,11 +56,9 @@ _BYTES, _LENGTHS, _ARRAY = "bytes", "lengths", "array"
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays under their names; arrays of objects hold `str` or `bytes`.
+    """Writes arrays of numbers, bools or strings (objects or NumPy's own) to an `.npz` file, replacing the file.
 
-    Args:
-      path: the file, replaced where it exists; its name ends in `.npz`.
-      arrays: any shapes; numbers, bools, or strings as objects or as NumPy's own string types.
+    Strings are stored as bytes and their lengths.
     """
     members = {}
     for name, array in arrays.items():
@@ -79,7 +74,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads what `save_arrays` wrote; strings come back as arrays of objects that are `bytes`."""
+    """Reads the arrays of `save_arrays`; strings come back as objects of type `bytes`."""
     arrays = {}
     with np.load(path, allow_pickle=False) as members:
         for member in members.files:
