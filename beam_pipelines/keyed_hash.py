@@ -25,12 +25,7 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
     """Draws 128 bits for each row of ids as text: bytes `[n]` of 32 hexadecimal digits."""
     halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
-    octets = np.stack(halves, axis=1).astype(">u8").view(np.uint8)
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text = np.empty((len(octets), 32), np.uint8)
-    text[:, 0::2] = digits[octets >> 4]
-    text[:, 1::2] = digits[octets & 15]
-    return text.view("S32").ravel()
+    return np.frombuffer(np.stack(halves, axis=1).astype(">u8").tobytes().hex().encode(), "S32")
 
 
 def mix(state: np.ndarray) -> np.ndarray:

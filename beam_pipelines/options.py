@@ -68,7 +68,7 @@ class RawData:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Returns the names of what single tasks read."""
+        """Returns what single tasks read: the parts, or else the files."""
         return self.parts or self.files
 
 
@@ -103,7 +103,7 @@ def split_part(path: Path) -> tuple[Path, int, int]:
     return (Path(named[1]), int(named[2]), int(named[3])) if named else (path, 0, 1)
 
 
-# As `data.input` of what is made up and not read.
+# The value of `data.input` for made-up data.
 GENERATED = "generated"
 
 
@@ -146,10 +146,7 @@ class SourceSettings(Settings):
             raise ValueError("validation_fraction and test_fraction must leave room for training examples")
 
     def build(self, workspace: Path) -> RawData | PreparedSource:
-        """Describes the raw data to a job, after writing what the kind has to write first.
-
-        Args:
-          workspace: a folder that may be written to, made if missing.
+        """Describes the raw data to a job; may first write files into the workspace, a folder that is made if missing.
 
         Raises:
           ConfigError: a setting does not suit the input.
@@ -192,7 +189,7 @@ EXCHANGES = ("files", "runner")
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What every job is told.
+    """Options of every job.
 
     Attributes:
       input: where the raw data lie, as the user named it; for messages.
@@ -201,7 +198,7 @@ class JobOptions:
       max_bad_fraction: the job fails if more than this share of the input cannot be used.
       dead_letters: where a failing job keeps its dead letters; default: `<output>.dead_letters`.
       overwrite: replace a finished dataset that was prepared differently.
-      exchange: how what one stage makes gets to the next: `files`, stage after stage, in bounded memory, and a job that
+      exchange: how pieces get from one stage to the next: `files`, stage after stage, in bounded memory, and a job that
         was killed goes on where it was; or `runner`, all stages as one pipeline, for a cluster.
       runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
       pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
@@ -294,7 +291,7 @@ class ClientRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientDatasetOptions(JobOptions):
-    """What to prepare, and how.
+    """Options of a client-dataset job.
 
     Attributes:
       input_shape: shape of one example: `(height, width, channels)` of an image, `(d,)` of a feature vector.

@@ -105,7 +105,7 @@ def _create_key(path: Path) -> None:
             file.write(f"{key.hex()}\n{ClientIdHash(key).fingerprint}\n")
         # Ids that were given out must survive a power cut.
         sync(staging)
-        # Unlike a renaming, a link never replaces what another process put there.
+        # Unlike a renaming, a link never replaces another process's file.
         with contextlib.suppress(FileExistsError):
             os.link(staging, path)
             sync(path.parent)

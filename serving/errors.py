@@ -53,6 +53,6 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 
 
 def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs the type and place of an unexpected error, not its message, which may quote what a client sent."""
+    """Logs the type and place of an unexpected error, not its message, which may quote a request."""
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed with %s:\n%s", what, type(error).__name__, places)

@@ -129,7 +129,7 @@ class _WriteRows:
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """The people of one shard, with what is known of their contacts."""
+    """The people of one shard, with their contacts."""
 
     rules: RowRules
     people: People

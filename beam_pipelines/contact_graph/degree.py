@@ -22,7 +22,7 @@ from tff_pdp.settings import Count, CountOrZero, Settings
 
 
 class _Bound(Settings):
-    """A bound; what a kind of bound does not depend on is not checked."""
+    """A bound that depends neither on degrees nor on groups."""
 
     group_column: ClassVar[str | None] = None
 

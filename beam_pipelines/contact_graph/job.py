@@ -25,7 +25,7 @@ from tff_pdp.errors import DataError
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
-# Of a contact, where ids have seven digits.
+# The size of a contact whose ids have seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
 # The least that options which are integers may be.
 _INTEGERS = {
@@ -42,7 +42,7 @@ _SILO_BY = re.compile(r"(person|household)\.\w+|residence_grid\.\d+(\.\d+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContactGraphOptions(JobOptions):
-    """What to make of a contact graph, and how.
+    """The rows to make of a contact graph.
 
     Attributes:
       degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.

@@ -20,7 +20,7 @@ class Contacts(NamedTuple):
       other: who was met, a place among all people: int64.
       start: seconds since midnight: int32.
       duration: seconds: int32.
-      activity: what the owner was doing, 1 to 7: int8.
+      activity: the owner's, 1 to 7: int8.
     """
 
     owner: np.ndarray
@@ -90,7 +90,7 @@ def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, i
 
     Args:
       pairs: sorted by owner and other.
-      num_slots: S.
+      num_slots: S, the most pairs of an owner.
       seed: keys the hash.
       own_ids: int64 `[owners]`, ids of the partition's people.
       ids: int64 `[people]`, of all people.

@@ -1,4 +1,4 @@
-"""Counts what a job read, kept and dropped, and proves that nothing was lost in between.
+"""Counts the records that a job read, kept and dropped, and proves that none was lost in between.
 
 Tasks count by name: `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or client), an
 example, or a row of a table. The sums prove something only where a record is counted as read before it goes from one

@@ -50,7 +50,7 @@ def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Marks a dataset as finished and gives it its name, replacing what stands there."""
+    """Marks a dataset as finished and gives it its name, replacing a dataset there."""
     # First: a job that goes on needs all of the others.
     remove(staging / _RESUME_FILE)
     published = {*_PUBLISHED_FOLDERS}

@@ -21,13 +21,7 @@ _DONE = "done"
 
 
 def add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
-    """Adds stages, in their order, to a pipeline.
-
-    Args:
-      pipeline: still to be run.
-      stages: each takes tables of, and comes after, earlier ones.
-      folder: the staging folder, which every worker sees under this name.
-    """
+    """Adds stages to a pipeline, in an order in which each takes tables of, and comes after, earlier ones."""
     given: dict[str, list[PCollection]] = {}
     done: dict[str, PCollection] = {}
     for place, stage in enumerate(stages):
@@ -59,18 +53,25 @@ def add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -
             given.setdefault(table, []).append(typed)
 
 
-class _RunTask(beam.DoFn):
-    """`(task, encoded pieces)` -> the task's number, and `(partition, encoded piece)` under the table's tag."""
+class _OfJob(beam.DoFn):
+    """Ends its worker with the job."""
 
-    def __init__(self, place: int, stage: Stage, folder: Path):
-        self._place = place
-        self._stage = stage
+    def __init__(self, folder: Path):
         self._folder = folder
         self._job = os.getpid()
 
     def setup(self) -> None:
         """Binds a worker to its job."""
         end_with(self._job)
+
+
+class _RunTask(_OfJob):
+    """`(task, encoded pieces)` -> the task's number, and `(partition, encoded piece)` under the table's tag."""
+
+    def __init__(self, place: int, stage: Stage, folder: Path):
+        super().__init__(folder)
+        self._place = place
+        self._stage = stage
 
     def process(self, element: tuple[int, Iterable[bytes]], *after: Any) -> Iterator[Any]:
         """Runs one task, once the stages in `after` are done."""
@@ -92,14 +93,7 @@ PIECE_FOLDER = ".pieces"
 
 
 def add_stage(pipeline: beam.Pipeline, stages: Sequence[Stage], place: int, folder: Path) -> bool:
-    """Adds the unfinished tasks of the stage at a place to a pipeline; returns whether there are any.
-
-    Args:
-      pipeline: still to be run.
-      stages: all stages of the job.
-      place: of the stage among them.
-      folder: the staging folder, which every worker sees under this name.
-    """
+    """Adds the unfinished tasks of the stage at a place to a pipeline; returns whether there are any."""
     stage = stages[place]
     left = [number for number in range(len(stage.tasks)) if not is_done(folder, stage.name, number)]
     piece_folder(folder, stage).mkdir(parents=True, exist_ok=True)
@@ -126,17 +120,12 @@ def piece_folder(folder: Path, stage: Stage) -> Path:
     return folder / PIECE_FOLDER / stage.name
 
 
-class _RunStagedTask(beam.DoFn):
+class _RunStagedTask(_OfJob):
     """Number of a task -> the same; reads the task's pieces, runs it, and writes the pieces it gives."""
 
     def __init__(self, stages: tuple[Stage, ...], folder: Path):
+        super().__init__(folder)
         self._stages = stages
-        self._folder = folder
-        self._job = os.getpid()
-
-    def setup(self) -> None:
-        """Binds a worker to its job."""
-        end_with(self._job)
 
     def process(self, element: int) -> Iterator[int]:
         """Runs one task."""

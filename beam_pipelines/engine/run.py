@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from beam_pipelines.engine.pipelines import add_stage, add_stages, remove_used_pieces
 from beam_pipelines.engine.stages import Stage
-from beam_pipelines.engine.tasks import count_done, stage_counts, stage_errors
+from beam_pipelines.engine.tasks import count_done, read_reports
 from tff_pdp.errors import DataError, sentence_for_user
 
 
@@ -63,7 +63,8 @@ def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter
         _check_errors(stages, folder)
     total: Counter[str] = Counter()
     for stage in stages:
-        total.update(stage_counts(folder, stage.name))
+        for report in read_reports(folder, stage.name):
+            total.update(report.counts)
     return total
 
 
@@ -110,7 +111,7 @@ def _refused_by_disk(text: str, folder: Path) -> OSError | None:
 
 
 def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
-    errors = [error for stage in stages for error in stage_errors(folder, stage.name)]
+    errors = [report.error for stage in stages for report in read_reports(folder, stage.name) if report.error]
     if errors:
         more = f" (and {len(errors) - 1} more errors of this kind)" if len(errors) > 1 else ""
         raise DataError(errors[0] + more)

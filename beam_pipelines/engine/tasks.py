@@ -9,7 +9,6 @@ import json
 import os
 import select
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -49,20 +48,8 @@ def count_done(folder: Path, stage: str) -> int:
     return sum(1 for _ in (folder / REPORT_FOLDER / stage).glob("*.json"))
 
 
-def stage_errors(folder: Path, stage: str) -> list[str]:
-    """Returns the errors of a stage's tasks, in their order."""
-    return [report.error for report in _reports(folder, stage) if report.error]
-
-
-def stage_counts(folder: Path, stage: str) -> Counter[str]:
-    """Returns the sums of the counts of a stage's tasks."""
-    total: Counter[str] = Counter()
-    for report in _reports(folder, stage):
-        total.update(report.counts)
-    return total
-
-
-def _reports(folder: Path, stage: str) -> list[TaskReport]:
+def read_reports(folder: Path, stage: str) -> list[TaskReport]:
+    """Reads the reports of a stage's tasks, in their order."""
     paths = sorted((folder / REPORT_FOLDER / stage).glob("*.json"))
     return [TaskReport(**json.loads(path.read_bytes())) for path in paths]
 

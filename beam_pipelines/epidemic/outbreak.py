@@ -123,7 +123,7 @@ _MASK = (1 << 64) - 1
 
 
 class OutbreakOptions(Settings):
-    """What an outbreak is simulated by.
+    """Settings of a simulated outbreak.
 
     Attributes:
       seed: keys every draw; same options and tables, same outbreak.

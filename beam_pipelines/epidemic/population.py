@@ -29,7 +29,7 @@ _HOUR = 3600
 
 
 class PopulationOptions(Settings):
-    """What a population is made by.
+    """Settings of a made-up population.
 
     Attributes:
       num_people: how many.

@@ -114,8 +114,8 @@ class SimulatedOutbreak(SourceSettings):
 
     Attributes:
       rows: how people become rows.
-      outbreak: what the outbreak is simulated by; its seed is that of the data where it is left out.
-      population: what a made-up population is made by, in the same way; for published contacts, how these are imported.
+      outbreak: settings of the outbreak; the default seed is that of the data.
+      population: settings of a made-up population, with the same default seed, or of the import of published contacts.
       network: which of `input`'s folders; None for `input` itself.
       metadata: the file that says who the people of published contacts are; None for the one beside the contacts, if
         `input` is a folder.

@@ -138,8 +138,8 @@ class Celeba(SourceSettings):
       attribute: the label is 1 where an image has it, otherwise 0; a name from the second line of
         `list_attr_celeba.txt`. LEAF's JSON has Smiling only.
       split: `random`, each person's images are divided by the job, or as LEAF's folders `train` and `test` have it; or
-        `by_image_partition`, as `list_eval_partition.txt` has it. That file speaks of images, but all images of a
-        person are on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
+        `by_image_partition`, as `list_eval_partition.txt` has it. The file lists images, but all images of a person are
+        on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
       images: the folder of JPEGs; default: `img_align_celeba` in the input or beside it, or in their folders `raw`.
     """
 
@@ -273,19 +273,16 @@ def _read_people(folder: Path, reader: PeopleReader, versions: tuple) -> list[Us
 
 
 def _image_folder(folder: Path, stated: str | None) -> Path:
+    candidates = [place / raw / IMAGE_FOLDER for place in (folder, folder.parent) for raw in ("", "raw")]
+    for path in candidates if stated is None else [Path(stated)]:
+        if path.is_dir():
+            return path
     if stated is not None:
-        candidates = [Path(stated)]
-    else:
-        candidates = [place / raw / IMAGE_FOLDER for place in (folder, folder.parent) for raw in ("", "raw")]
-    found = next((path for path in candidates if path.is_dir()), None)
-    if found is None and stated is not None:
         raise DataError(f"{stated}: no such folder; `images` takes the one with CelebA's aligned and cropped images")
-    if found is None:
-        raise DataError(
-            f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
-            "elsewhere"
-        )
-    return found
+    raise DataError(
+        f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
+        "elsewhere"
+    )
 
 
 def _has_leaf_files(folder: Path) -> bool:

@@ -59,9 +59,8 @@ _CIFAR100 = _Format(
 def read_cifar10(source: str) -> ImageDataset:
     """Reads CIFAR-10, or a part of it in its format: images uint8 `[n, 32, 32, 3]`.
 
-    Args:
-      source: `cifar-10-python.tar.gz`, the folder that holds its batches, or `tfds` for TensorFlow Datasets, which
-        downloads them once.
+    The source is `cifar-10-python.tar.gz`, the folder of its batches, or `tfds` for TensorFlow Datasets, which
+    downloads the batches once.
 
     Raises:
       ConfigError: TensorFlow Datasets is asked for and not installed.

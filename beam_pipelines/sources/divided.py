@@ -17,6 +17,7 @@ own; and each silo lays a mask of its own over all its images: patches of 2 x 2 
 probability.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,7 +36,7 @@ from beam_pipelines.sources.partition import (
     partition_by_shares,
     uniform_partition,
 )
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Fraction, Positive, Settings, to_plain
@@ -142,7 +143,6 @@ class PartitionedImages(SourceSettings):
         dataset = _POOLED_IMAGES[self.images](self.input)
         self.check_features(shrunken_shape(dataset.train.x.shape[1:], self.shrink), dataset.num_classes)
         clients = partitioned_images(dataset, self.partition, self.shrink, self.seed)
-        write_silo_arrays(workspace / "partitioned_images.npz", clients)
         given = to_plain(self.partition)
         options = {name: given.get(name) for name in ("num_clients", "classes_per_client", "concentration")}
         parameters = {
@@ -152,7 +152,9 @@ class PartitionedImages(SourceSettings):
             "shrink": self.shrink,
             "origin": dataset.origin,
         }
-        return array_images("partitioned_images", workspace, self.num_classes, parameters, has_test_examples=True)
+        return array_images(
+            "partitioned_images", workspace, clients, self.num_classes, parameters, has_test_examples=True
+        )
 
 
 def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int, seed: int) -> Iterator[SiloArrays]:
@@ -179,16 +181,16 @@ def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int,
 
     def clients() -> Iterator[SiloArrays]:
         for client, (train_part, test_part) in enumerate(zip(train_parts, test_parts, strict=True)):
-            sides = (dataset.train[train_part], dataset.test[test_part])
-            yield SiloArrays(
-                # The name decides a client's random numbers in training: changed, it would change published results.
-                f"silo_{client:0{width}d}",
-                shrunk(np.concatenate([side.x for side in sides]), shrink),
-                np.concatenate([side.y for side in sides]),
-                np.arange(len(train_part) + len(test_part)) >= len(train_part),
-            )
+            # The name decides a client's random numbers in training: changed, it would change published results.
+            name = f"silo_{client:0{width}d}"
+            yield _silo(name, dataset.train[train_part], dataset.test[test_part], lambda x: shrunk(x, shrink))
 
     return clients()
+
+
+def _silo(name: str, train: Images, test: Images, change: Callable[[np.ndarray], np.ndarray]) -> SiloArrays:
+    x = np.concatenate([train.x, test.x])
+    return SiloArrays(name, change(x), np.concatenate([train.y, test.y]), np.arange(len(x)) >= len(train.y))
 
 
 _PATCH = 2
@@ -234,10 +236,9 @@ class RotatedMnist(SourceSettings):
         mnist = read_mnist(Path(self.input))
         self.check_features(shrunken_shape(mnist.train.x.shape[1:], self.shrink), mnist.num_classes)
         groups, silos = rotated_mnist(mnist.train, mnist.test, self)
-        write_silo_arrays(workspace / "rotated_mnist.npz", silos)
         options = {name: getattr(self, name) for name in _ROTATIONS}
         parameters = {**options, "rotation_groups": groups, "origin": mnist.origin}
-        return array_images("rotated_mnist", workspace, self.num_classes, parameters, has_test_examples=True)
+        return array_images("rotated_mnist", workspace, silos, self.num_classes, parameters, has_test_examples=True)
 
 
 # Parameters of rotated images in a manifest.
@@ -265,18 +266,16 @@ def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[d
     groups = {_name(silo): int(rank) % options.num_rotations for silo, rank in enumerate(order)}
 
     def silos() -> Iterator[SiloArrays]:
-        for silo, parts in enumerate(zip(train_parts, test_parts, strict=True)):
+        for silo, (train_part, test_part) in enumerate(zip(train_parts, test_parts, strict=True)):
             mask = patch_mask((height, width), options.mask_fraction, np.random.default_rng([seed, _MASKS, silo]))
-            sides = [side[part] for side, part in zip((train, test), parts, strict=True)]
-            rotated = np.rot90(np.concatenate([side.x for side in sides]), groups[_name(silo)], axes=(1, 2))
-            yield SiloArrays(
-                _name(silo),
-                shrunk(np.where(mask[..., np.newaxis], np.uint8(_WHITE), rotated), options.shrink),
-                np.concatenate([side.y for side in sides]),
-                np.arange(len(rotated)) >= len(parts[0]),
-            )
+            change = functools.partial(_masked, groups[_name(silo)], mask, options.shrink)
+            yield _silo(_name(silo), train[train_part], test[test_part], change)
 
     return groups, silos()
+
+
+def _masked(turns: int, mask: np.ndarray, shrink: int, x: np.ndarray) -> np.ndarray:
+    return shrunk(np.where(mask[..., np.newaxis], np.uint8(_WHITE), np.rot90(x, turns, axes=(1, 2))), shrink)
 
 
 def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:

@@ -19,7 +19,7 @@ import itertools
 import lzma
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def _parse(content: object) -> tuple[np.ndarray, int]:
 
 
 _TRAIN, _TEST = "_train.h5", "_test.h5"
-# What h5py raises for files that are cut short, damaged or of another layout.
+# Errors of h5py for files that are cut short, damaged or of another layout.
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError)
 
 
@@ -280,22 +280,17 @@ class FedEmnist(SourceSettings):
         self.check_features(FED_EMNIST_SHAPE, self.num_classes)
         path = Path(self.input)
         if path.is_dir():
-            return _described(path, list_h5_files(path), read_h5_users)
+            files = list_h5_files(path)
+            return RawData("fed_emnist", path, files, read_h5_users, are_images=True, has_test_examples=True)
         if path.suffix == ".lzma":
             path = decompress_database(path, workspace)
         splits = find_splits(path, self.num_classes)
-        return _described(path.parent, (path.name,), FedEmnistReader(*splits), {"splits": list(splits)})
-
-
-def _described(
-    folder: Path, files: tuple[str, ...], read_users: Any, parameters: Mapping[str, Any] | None = None
-) -> RawData:
-    return RawData(
-        source="fed_emnist",
-        folder=folder,
-        files=files,
-        read_users=read_users,
-        are_images=True,
-        has_test_examples=True,
-        parameters=parameters or {},
-    )
+        return RawData(
+            "fed_emnist",
+            path.parent,
+            (path.name,),
+            FedEmnistReader(*splits),
+            are_images=True,
+            has_test_examples=True,
+            parameters={"splits": list(splits)},
+        )

@@ -21,7 +21,7 @@ import numpy as np
 
 from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import DataError
@@ -61,14 +61,7 @@ def _read_sides(
 def read_labelled_images(
     folder: Path, images_file: str, labels_file: str, num_classes: int, first_label: int = 0
 ) -> Images:
-    """Reads a file of images and the file of their labels.
-
-    Args:
-      folder: the folder of both files.
-      images_file: gzipped idx file of the images.
-      labels_file: gzipped idx file of the labels.
-      num_classes: how many classes there are.
-      first_label: the label, in the file, of class 0.
+    """Reads the gzipped idx files of images and of their labels, in which `first_label` is that of class 0.
 
     Returns:
       Images uint8 `[n, height, width, 1]`, labels int64 `[n]` in `[0, num_classes)`.
@@ -237,8 +230,7 @@ class MnistWriters(SourceSettings):
         images = read_labelled_images(folder, *MNIST_TRAIN_FILES, MNIST_CLASSES)
         self.check_features(shrunken_shape(images.x.shape[1:], self.shrink), MNIST_CLASSES)
         writers = mnist_writers(images, read_writers(path, images), self.shrink)
-        write_silo_arrays(workspace / "mnist_writers.npz", writers)
         files = [*((folder, name) for name in MNIST_TRAIN_FILES), (path.parent, path.name)]
         origin = [dataclasses.asdict(FileRecord.of(*file)) for file in files]
         parameters = {"shrink": self.shrink, "origin": origin}
-        return array_images("mnist_writers", workspace, self.num_classes, parameters, has_test_examples=False)
+        return array_images("mnist_writers", workspace, writers, self.num_classes, parameters, has_test_examples=False)

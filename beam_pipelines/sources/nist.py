@@ -13,7 +13,7 @@ Only the content tells which two belong together. Background 1, ink 0. The stage
 |---|---|---|
 | hash class images | folders of `by_class` | (hash, class), to the hash's partition |
 | hash writer images | folders of `by_write` | (hash, writer, name of the file), to the hash's partition |
-| join images | partitions of hashes | (writer, name, label or what is wrong), to the writer's partition |
+| join images | partitions of hashes | (writer, name, label or fault), to the writer's partition |
 | read writers | partitions of writers | users, with their images decoded |
 """
 
@@ -188,7 +188,7 @@ class _HashImages:
 
 @dataclasses.dataclass(frozen=True)
 class _JoinImages:
-    """Images of both kinds with the same hashes -> (writer, name, label or what is wrong), by writer."""
+    """Images of both kinds with the same hashes -> (writer, name, label or fault), by writer."""
 
     numbers: dict[str, int]
     partitions: int

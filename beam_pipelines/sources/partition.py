@@ -22,13 +22,13 @@ def dirichlet_partition(
 
     A small concentration (0.1) gives each client few classes, a large one (100) gives all the same mix. Clients are of
     different sizes, unlike those of `draw_class_mixes`. The whole division is drawn again until every client has
-    `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do).
+    `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do). The same arguments give the same parts.
 
     Args:
       labels: integer class of each example, `[n]`.
       num_clients: number of parts.
       concentration: the Dirichlet parameter, one value for all clients; above 0.
-      seed: the same arguments give the same parts.
+      seed: of the draws.
       min_examples: the fewest examples a client may hold.
 
     Returns:
@@ -89,7 +89,7 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
     Args:
       labels: integer class of each example, `[n]`.
       shares: float64 `[num_clients, num_classes]`, adding up to 1 for each class; 0 for clients without the class.
-      generator: draws who gets which examples of a class.
+      generator: draws the examples of each client.
 
     Returns:
       For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one of them.

@@ -48,7 +48,7 @@ class SiloArrays:
 
 
 def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
-    """Writes silos in one move: `path` holds all of them, or what it held before. Equal silos give equal bytes."""
+    """Writes silos in one move: `path` holds all of them, or its old content. Equal silos give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
         for silo in silos:

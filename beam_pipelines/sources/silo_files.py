@@ -21,7 +21,7 @@ import numpy as np
 from beam_pipelines.options import RawData, SourceSettings, files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
-from beam_pipelines.sources.silo_arrays import read_silo_arrays
+from beam_pipelines.sources.silo_arrays import SiloArrays, read_silo_arrays, write_silo_arrays
 from tff_pdp.errors import DataError
 from tff_pdp.settings import Finite
 
@@ -38,7 +38,7 @@ class SiloFiles(SourceSettings):
     Attributes:
       label_shift: added to every label of a regression, before the scale. A public constant, not taken from the data:
         nothing in the ledger accounts for it.
-      label_scale: what the labels of a regression are then multiplied by, not 0. A public constant too.
+      label_scale: factor of the shifted labels, not 0. A public constant too.
     """
 
     label_shift: Finite = 0.0
@@ -225,14 +225,22 @@ def _cell_members(path: Path, name: str, cell: Any) -> list[Any]:
 
 
 def array_images(
-    source: str, workspace: Path, num_classes: int, parameters: Mapping[str, Any], *, has_test_examples: bool
+    source: str,
+    workspace: Path,
+    silos: Iterable[SiloArrays],
+    num_classes: int,
+    parameters: Mapping[str, Any],
+    *,
+    has_test_examples: bool,
 ) -> RawData:
-    """Describes 8-bit images in `workspace/<source>.npz`, as `beam_pipelines.sources.silo_arrays` writes them."""
+    """Writes silos of 8-bit images to `workspace/<source>.npz`, and describes the file."""
+    file = f"{source}.npz"
+    write_silo_arrays(workspace / file, silos)
     return RawData(
-        source=source,
-        folder=workspace,
-        files=(f"{source}.npz",),
-        read_users=SiloFileReader(num_classes, brightest=_BRIGHTEST),
+        source,
+        workspace,
+        (file,),
+        SiloFileReader(num_classes, brightest=_BRIGHTEST),
         are_images=True,
         has_test_examples=has_test_examples,
         parameters=parameters,

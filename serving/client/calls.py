@@ -78,7 +78,7 @@ def call_with_retries(
     Args:
       attempt: makes one attempt within the seconds given; raises `UnavailableError` where another may help.
       address: the server, for messages.
-      deadline: the end of all attempts.
+      deadline: of all attempts together.
       max_attempts: at least 1.
 
     Raises:
@@ -101,12 +101,8 @@ def call_with_retries(
 def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
     """Builds a pool whose calls keep to `urllib3.Timeout(total=...)` however slowly an answer trickles in.
 
-    Args:
-      url: scheme, host and port.
-      max_kept: most connections that are kept open between calls.
-
-    Raises:
-      LocationParseError, ValueError: the URL is malformed.
+    At most `max_kept` connections are kept open between calls. Raises LocationParseError or ValueError for a malformed
+    URL of scheme, host and port.
     """
     pool = urllib3.connection_from_url(url, maxsize=max_kept)
     connection = _TimedHTTPSConnection if pool.scheme == "https" else _TimedHTTPConnection
@@ -116,7 +112,7 @@ def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
 
 class _TimedHTTPConnection(HTTPConnection):
     def getresponse(self) -> urllib3.HTTPResponse:
-        # By now the time-out is what is left of the total, the rest having gone into connecting and sending.
+        # By now connecting and sending have used up a part of the total time-out.
         build = functools.partial(_TimedResponse, end=time.monotonic() + (self.timeout or 0))
         self.response_class = build  # pyright: ignore[reportAttributeAccessIssue]  # It is only called.
         return super().getresponse()

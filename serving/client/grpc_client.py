@@ -55,16 +55,9 @@ class GrpcClient(ModelClient[Message]):
         credentials: grpc.ChannelCredentials | None = None,
         **options: Unpack[Options],
     ):
-        """Does not connect yet; arguments as of `ModelClient`.
+        """Does not connect yet; arguments and errors as of `ModelClient`.
 
-        Args:
-          address: `host:port`.
-          timeout_seconds: how long one call may take, retries and parts included.
-          credentials: such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
-          options: as of `ModelClient`.
-
-        Raises:
-          ServingError: a limit is not positive.
+        `credentials` are those of gRPC, such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
         """
         super().__init__(address, timeout_seconds, **options)
         arguments = [
@@ -97,10 +90,9 @@ class GrpcClient(ModelClient[Message]):
         return self._checked(lambda: answers.metadata(to_dict(response)))
 
     def reload_config(self, config: Message) -> None:
-        """Replaces the whole configuration of the server, and waits until models that are new to it have loaded.
+        """Replaces the server's whole list of models, a `ModelServerConfig`, and waits until new models have loaded.
 
-        Args:
-          config: a `ModelServerConfig` that lists every model: those that it leaves out are unloaded.
+        Models that the list leaves out are unloaded.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the configuration.

@@ -104,11 +104,7 @@ class RestClient(ModelClient[bytes]):
     """
 
     def __init__(self, address: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, **options: Unpack[Options]):
-        """Does not connect yet; arguments as of `ModelClient`.
-
-        Raises:
-          ServingError: the address is malformed, or a limit is not positive.
-        """
+        """Does not connect yet; arguments and errors as of `ModelClient`, and ServingError for a malformed address."""
         super().__init__(address, timeout_seconds, **options)
         self._url = (address if "://" in address else f"http://{address}").rstrip("/")
         try:

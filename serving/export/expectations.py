@@ -55,10 +55,8 @@ def build_expectations(
 ) -> list[Expectation]:
     """Returns requests to every signature that mix the references' clients, and the right answers.
 
-    Args:
-      models: the models that are exported.
-      examples: float32 `[n, *input_shape]`; each client is asked about all of them.
-      references: all weights of some clients, by id ("" for the global model).
+    Each client with reference weights ("" for the global model) is asked about all examples, float32
+    `[n, *input_shape]`.
     """
     model = models.model
     with tf.device("/CPU:0"):
@@ -88,12 +86,8 @@ def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[st
     A version made from the published one must answer the same, and so must the model as it is now: an export has the
     graph of its time, and a change of the program or its configuration since would change every client's answers.
 
-    Args:
-      export_dir: the directory of the version.
-      models: the models read from it.
-
     Raises:
-      ServingError: the version does not load, or answers differently from `models`.
+      ServingError: the version does not load, or answers differently from `models`, which were read from it.
     """
     examples = examples_for(models.model, None)[: _batch_size(models)]
     places = np.linspace(0, len(models.rows) - 1, MAX_REFERENCES).astype(int) if len(models.rows) else []

@@ -53,7 +53,7 @@ def export_models(
     keyed hashes as ids unless the ids may be published.
 
     Args:
-      base_path: directory of all versions of the model, or its `versions.hold` where the caller holds it already.
+      base_path: directory of all versions of the model, or its `versions.hold` if the caller holds the path already.
       models: the models to serve.
       model_name: the name under which they will be served.
       privacy_report: JSON values, stored as `assets.extra/privacy_report.json`.
@@ -158,7 +158,7 @@ def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _naming_disk_of(staging: Path) -> Iterator[None]:
-    """Makes errors of a full disk name what could not be written, TensorFlow's among them."""
+    """Makes errors of a full disk name the folder, TensorFlow's among them."""
     try:
         with naming(staging):
             yield

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from serving.client_ids import encode_id
 from serving.export.served_module import GLOBAL_ID
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
 from tff_pdp.errors import ServingError
@@ -105,8 +106,7 @@ def check_client_ids(models: PersonalModels) -> None:
             raise ServingError(
                 f"Client id {client_id!r} cannot be exported: it is empty, {GLOBAL_ID!r}, or holds a line break."
             )
-        if not client_id.isascii():
-            _check_encoding(client_id)
+        encode_id(client_id)
     if len(set(models.client_ids)) != len(models.client_ids):
         (repeated, _), *_ = collections.Counter(models.client_ids).most_common(1)
         raise ServingError(f"Client id {repeated!r} cannot be exported: two clients have it.")
@@ -148,13 +148,6 @@ def _check_rows(models: PersonalModels) -> None:
         raise ServingError(
             f"Client {models.client_ids[client]!r} has row {rows[client]}, but the stacks have {num_rows} rows."
         )
-
-
-def _check_encoding(client_id: str) -> None:
-    try:
-        client_id.encode()
-    except UnicodeEncodeError as error:
-        raise ServingError(f"Client id {client_id!r} cannot be exported: it is not valid Unicode.") from error
 
 
 def _owner(models: PersonalModels, name: str) -> str:

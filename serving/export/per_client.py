@@ -22,7 +22,7 @@ from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.errors import ServingError
 
 MAX_SEPARATE_CLIENTS = 200
-# Of each export, of a small model with TensorFlow 2.14 on two busy cores: 1.4 to 2.3.
+# An export of a small model with TensorFlow 2.14 took 1.4 to 2.3 on two busy cores.
 _SECONDS = 2
 _CONTENT = "content_sha256"
 
@@ -48,16 +48,8 @@ def export_per_client(
     call, as after an interruption, keeps the versions that hold the same values and still pass their verification, and
     publishes the next version of the others.
 
-    Args:
-      folder: the folder of all exports.
-      models: the models of all clients.
-      model_name: the beginning of every model's name.
-      privacy_report: as in `export_models`, for every export.
-      model_card: as in `export_models`, for every export.
-      example_inputs: as in `export_models`.
-      references: as in `export_models`; by default every client's own weights of `models`.
-      progress: whether a bar is shown.
-      process: as in `export_models`.
+    Other arguments are those of `export_models`, for every export; `references` are by default every client's own
+    weights, and `progress` shows a bar.
 
     Returns:
       The published directories by client id.

@@ -49,12 +49,8 @@ def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[t
     The staging directory is `<version>.tmp`, which servers ignore. A process that is killed leaves it behind, with all
     clients' weights; the next export removes it, and may take its number, under which nothing was published.
 
-    Args:
-      held: directory of all versions of the model.
-      version: the number to publish; by default one above the highest ever used.
-
     Raises:
-      ServingError: the number is not above every number ever used.
+      ServingError: the number, by default the next, is not above every number ever used.
     """
     base_path = held.path
     _remove_abandoned(base_path)

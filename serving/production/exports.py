@@ -23,7 +23,7 @@ class ExportedModel:
 def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
     """Finds every base path that holds a complete version, among paths and the folders right below them.
 
-    A version counts if all files of its manifest are there; `serving verify` checks what they hold.
+    A version counts if all files of its manifest are there; `serving verify` checks their content.
 
     Raises:
       ServingError: a path holds no complete version, or two base paths have the same name and so the same model name.

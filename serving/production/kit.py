@@ -104,8 +104,8 @@ class _WithoutAnchors(yaml.SafeDumper):
 _TEXT = """\
 # Serving {title}
 
-Written by `serving deploy` for `{image}`. What writes these files is tested without containers: they parse,
-they agree with each other, and a server reads the list of models. Try them on a machine that does not matter first.
+Written by `serving deploy` for `{image}`. The program's tests run no containers: the files parse, they agree
+with each other, and a server reads the list of models. Try them on a machine that does not matter first.
 
 | file | for |
 |---|---|

@@ -107,8 +107,8 @@ def roll_out(
 ) -> Rollout:
     """Moves the labels of one model, on a running server if there is one, and in its `models.config`.
 
-    Where the server fails on the way, it is sent the list of before again. The file is written last, so that a server
-    that starts anew serves what it did.
+    A server that fails on the way is sent the list of before again. The file is written last, so that a restarted
+    server has the old list until then.
 
     Args:
       config_file: the full list of models that the server was started with.

@@ -1,4 +1,4 @@
-"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and what it may do is on a list.
+"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and may use the ops on a list alone.
 
 TensorFlow takes some attributes of nodes on trust, and hangs or dies of wrong values. Effects beside computing are
 checked as well: which parts of the graph read and write which files, and set variables.
@@ -28,7 +28,7 @@ from tff_pdp.errors import ServingError
 MAX_GRAPH_BYTES = 64 << 20
 
 _SERVE_TAG = "serve"
-# What `tf.saved_model.save` writes for a `tf.Module`; other classes are revived by code outside TensorFlow's core.
+# The classes in a saved `tf.Module`; others are revived by code outside TensorFlow's core.
 _PLAIN_OBJECTS = frozenset(
     [
         "_generic_user_object",
@@ -47,11 +47,7 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
-    """Refuses a graph that may do anything but load its own files and compute.
-
-    Args:
-      export_dir: the directory of one version.
-      allowed_ops: the ops that it may use.
+    """Refuses a graph that may do anything but load its own files and compute, with the allowed ops alone.
 
     Raises:
       ServingError: naming the file, and the first asset, op or tensor that is refused.
@@ -124,7 +120,7 @@ def _check_signatures(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
                 raise ServingError(f"signature {name!r} has {key!r}; use letters, digits, '_', '.' and '-' only")
             if info.WhichOneof("encoding") != "name":
                 raise ServingError(f"signature {name!r} has {key!r} in an encoding that is not served")
-    # It reads files, and TensorFlow Serving takes requests for every signature that gives a tensor.
+    # The initialization reads files, and TensorFlow Serving takes requests for every signature that gives a tensor.
     loading = meta_graph.signature_def.get(INIT_SIGNATURE)
     operations = {node.name for node in meta_graph.graph_def.node if node.op == "NoOp"}
     if loading is not None and (loading.inputs or {info.name for info in loading.outputs.values()} - operations):
@@ -155,8 +151,8 @@ MAX_CONSTANT_ELEMENTS = 1 << 26
 MAX_TENSORS_IN_LIST = 1 << 16
 # `tf.lookup.TextFileIndex`: the whole line, and its number. Any other column crashes where it is large enough.
 _WHOLE_LINES = frozenset({-2, -1})
-# What `tf.saved_model.save` adds to the attributes that ops define: shapes, names, how calls are ordered, and gradients
-# by name. Others change what runs: TensorFlow swaps functions with the same `api_implements` for one another.
+# Attributes that `tf.saved_model.save` adds to those of ops: shapes, names, the order of calls, and gradients by name.
+# Others change the run: TensorFlow swaps functions with the same `api_implements` for one another.
 _FURTHER_ATTRIBUTES = frozenset(
     [
         "_XlaMustCompile",
@@ -182,7 +178,7 @@ def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
     """Refuses attributes that no model of this package has.
 
     Raises:
-      ServingError: naming the node and what is wrong with it.
+      ServingError: naming the node and its fault.
     """
     for owner, op, attributes in _owners(meta_graph):
         defined, list_lengths = _attributes(op)
@@ -267,11 +263,7 @@ def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> 
 
     Saving writes files, restoring reads the variables, initialization reads the assets, and each nothing else. Requests
     touch neither files nor variables. Nodes that never run may not touch files either: TensorFlow has more ways of
-    choosing what runs than there are checks here.
-
-    Args:
-      meta_graph: the graph, whose ops and attributes passed their checks.
-      program: the same graph.
+    choosing what runs than there are checks here. The ops and attributes of the graph must have passed their checks.
 
     Raises:
       ServingError: naming the first op that is refused.
@@ -288,11 +280,7 @@ def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> 
 
 
 def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph that reads any file but those the loader names: assets, and the variables of this export.
-
-    Args:
-      meta_graph: the graph, which passed `check_effects`.
-      program: the same graph.
+    """Refuses a graph, which passed `check_effects`, that reads files besides its assets and its own variables.
 
     Raises:
       ServingError: naming the node that reads a file.

@@ -165,13 +165,15 @@ def _examples_log(
 
 
 def _examples_request(kind: str, request) -> WarmupRequest:
-    serialised = np.array([*_serialised(request.input), None], object)[:-1]
+    context, examples = read_examples(request.input)
+    # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
+    serialised = np.array([*(context + one for one in examples), None], object)[:-1]
     return WarmupRequest(kind, request.model_spec.signature_name, {tf.saved_model.CLASSIFY_INPUTS: serialised})
 
 
-def _serialised(message: input_pb2.Input) -> list[bytes]:
+def read_examples(message: input_pb2.Input) -> tuple[bytes, list[bytes]]:
+    """Returns the context of a request to classify or regress, empty without one, and its examples, serialised."""
     if message.WhichOneof("kind") != "example_list_with_context":
-        return [one.SerializeToString() for one in message.example_list.examples]
-    context = message.example_list_with_context.context.SerializeToString()
-    # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
-    return [context + one.SerializeToString() for one in message.example_list_with_context.examples]
+        return b"", [one.SerializeToString() for one in message.example_list.examples]
+    listed = message.example_list_with_context
+    return listed.context.SerializeToString(), [one.SerializeToString() for one in listed.examples]

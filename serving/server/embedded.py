@@ -41,7 +41,7 @@ class EmbeddedServer:
           server.wait()
 
     Attributes:
-      models: what is served from the start.
+      models: the models served from the start.
       host: the address listened on.
       rest_port: the REST port, a free one in place of 0 while the server runs.
       grpc_port: the gRPC port, likewise.
@@ -94,7 +94,7 @@ class EmbeddedServer:
         """Serves several models. Does not start anything yet.
 
         Args:
-          models: what to serve, such as `read_model_config_file` returns.
+          models: the models to serve, such as those of `read_model_config_file`.
           **options: those of the constructor.
 
         Raises:

@@ -27,6 +27,7 @@ from serving.errors import INTERNAL_ERROR, RequestError, invalid_argument, log_f
 from serving.models_config import from_proto
 from serving.saved_model.servable import DEFAULT_SIGNATURE
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY
+from serving.saved_model.warmup import read_examples
 from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import SIGNATURE_DEF, ModelManager, metadata_response, requested_spec, status_response
 from serving.server.metrics import Metrics, Observation
@@ -178,12 +179,7 @@ class PredictionService:
         raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
 
     def _examples(self, message: input_pb2.Input) -> np.ndarray:
-        if message.WhichOneof("kind") == "example_list_with_context":
-            listed, context = message.example_list_with_context, message.example_list_with_context.context
-        else:
-            listed, context = message.example_list, None
-        examples = [example.SerializeToString() for example in listed.examples]
-        return examples_tensor(context.SerializeToString() if context else b"", examples, self._limits.max_bytes)
+        return examples_tensor(*read_examples(message), self._limits.max_bytes)
 
 
 def _fill_spec(response: Any, loaded: LoadedVersion, signature_name: str) -> None:

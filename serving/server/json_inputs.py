@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from serving.errors import RequestError, invalid_argument
 from serving.server.json_documents import format_error, is_base64, quote, type_name
 
-# What numpy can hold.
+# NumPy's limit.
 _MAX_DIMENSIONS = 32
 _SERVING_TYPE_NAMES = {tf.float32: "float", tf.float64: "double"}
 _FLOATS = (tf.float32, tf.float64)
@@ -137,7 +137,7 @@ def to_bytes(value: str | dict[str, str]) -> bytes:
     """Returns the bytes of a string or of a base64 object.
 
     Raises:
-      RequestError: INVALID_ARGUMENT for half a surrogate pair, or what is not base64.
+      RequestError: INVALID_ARGUMENT for half a surrogate pair, or malformed base64.
     """
     if isinstance(value, str):
         try:
@@ -284,7 +284,7 @@ def _serialized(value: Any) -> bytes:
         raise invalid_argument(f"Example must be JSON object but got JSON {type_name(value)}")
     example = tf.train.Example()
     for name, content in value.items():
-        to_bytes(name)  # Refuses what is no text, which the message would not take either.
+        to_bytes(name)  # Refuses half surrogate pairs, which the message would not take either.
         _fill(example.features.feature[name], name, content if isinstance(content, list) else [content])
     return example.SerializeToString()
 

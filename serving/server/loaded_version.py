@@ -40,7 +40,7 @@ class _Waiting:
       inputs: its tensors.
       num_examples: their common first size; None without one, and then the request runs on its own.
       weight: the examples it counts for, those of a full batch where it runs on its own.
-      answer: what its caller waits for.
+      answer: the future that its caller waits for.
     """
 
     inputs: Inputs
@@ -67,11 +67,7 @@ class Batcher:
     ):
         """Builds an empty queue.
 
-        Args:
-          run: runs inputs and returns outputs, in a thread.
-          options: how requests are merged.
-          submit: calls in a thread, of which it should have `num_batch_threads` to spare, as `Executor.submit` does.
-          on_batch: told of every batch that was run, in such a thread.
+        `submit` is that of an executor with `num_batch_threads` to spare, whose threads run inputs and call `on_batch`.
         """
         self._run_inputs = run
         self._options = options
@@ -88,7 +84,7 @@ class Batcher:
         """Runs one request, merged with others or not.
 
         Raises:
-          RequestError: UNAVAILABLE if the queue is full; else what running this request alone would raise.
+          RequestError: UNAVAILABLE if the queue is full; otherwise as a run of this request alone.
         """
         loop = asyncio.get_running_loop()
         num_examples, largest = _num_examples(inputs), self._options.max_batch_size
@@ -179,9 +175,9 @@ class Batcher:
     def _answers(self, batch: Sequence[_Waiting]) -> Sequence[Tensors | Exception]:
         sizes = [waiting.num_examples or 0 for waiting in batch]
         padding = self._options.padded_size(sum(sizes)) - sum(sizes)
-        # What has no number of examples came alone, and has nothing to be padded to.
+        # A request without a number of examples came alone, and cannot be padded.
         if all(sizes) and (len(batch) > 1 or padding):
-            # Whatever fails may be the fault of one of them; each gets its own answer below.
+            # A failure may be the fault of one request; each gets its own answer below.
             with contextlib.suppress(Exception):
                 return self._run_merged(batch, sizes, padding)
         return [self._run_alone(waiting) for waiting in batch]
@@ -239,7 +235,7 @@ class LoadedVersion:
     Attributes:
       name: the model's name.
       version: the version's number.
-      servable: the loaded export.
+      servable: the loaded export, closed by `retire`'s callback.
     """
 
     def __init__(
@@ -252,16 +248,7 @@ class LoadedVersion:
         batching: BatchingOptions | None,
         on_batch: OnBatch,
     ):
-        """Takes over a loaded export.
-
-        Args:
-          name: the model's name.
-          version: the version's number.
-          servable: the loaded export; closed when the version is retired and unused.
-          executor: the threads that run requests.
-          batching: how requests are merged; None to run each on its own.
-          on_batch: told of every batch, in a thread that runs requests.
-        """
+        """Takes over a loaded export; `executor` has the threads that run requests, and calls `on_batch` in them."""
         self.name = name
         self.version = version
         self.servable = servable

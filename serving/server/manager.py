@@ -174,7 +174,7 @@ class ModelManager:
         return f" due to error: {' '.join(reasons)}" if reasons else ": no version found"
 
     def _check_folders(self, models: Iterable[ServedModel]) -> None:
-        # Whoever reaches the port may call: without this, every folder of this machine could be served.
+        # Everyone who reaches the port may call: without this, every folder of this machine could be served.
         allowed = [root.resolve() for root in self._allowed_roots]
         for model in models:
             folder = model.base_path.resolve()

@@ -106,12 +106,7 @@ class Metrics:
         )
 
     def request(self, entrypoint: str, api: str = "") -> Observation:
-        """Returns the block in which one request is answered.
-
-        Args:
-          entrypoint: `GRPC` or `REST`.
-          api: the method, where it is known from the start.
-        """
+        """Returns the block in which one request is answered; the entry point is `GRPC` or `REST`."""
         return Observation(self, entrypoint, api)
 
     def request_ended(self, request: Observation, entrypoint: str, seconds: float, error: BaseException | None) -> None:

@@ -121,7 +121,7 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("An error after the answer was begun.")
         if status >= 500 and exc is not None:
             log_failure(_LOGGER, "A connection", exc)
-        # Below its first line the library quotes what was sent, at any length.
+        # Below its first line the library quotes the request, at any length.
         response = _json_error(status, message.splitlines()[0] if message else INTERNAL_ERROR)
         response.force_close()
         return response
@@ -177,13 +177,8 @@ class BodyError(RequestError):
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_seconds: float) -> bytes:
     """Reads a body, of known length or in chunks, and unpacks gzip or deflate, which the library must not do itself.
 
-    Args:
-      request: the request.
-      max_bytes: largest body accepted, packed and unpacked.
-      timeout_seconds: how long the body may take to arrive.
-
     Raises:
-      BodyError: 413 if the body is too large, 408 if it is too slow, 400 if it cannot be unpacked.
+      BodyError: 413 if the body is too large, packed or unpacked; 408 if it is too slow; 400 if it cannot be unpacked.
     """
     if (request.content_length or 0) > max_bytes:
         raise BodyError(413, f"The body has {request.content_length} bytes; this server accepts {max_bytes}.")

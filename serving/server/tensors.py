@@ -181,15 +181,11 @@ def _malformed(key: str) -> RequestError:
 
 
 def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
-    """Joins serialised `tf.train.Example` messages with the features that they share: objects of type bytes, `[n]`.
-
-    Args:
-      context: a serialised `tf.train.Example` with the shared features.
-      examples: the messages.
-      max_bytes: most bytes accepted of the copies of the context, as a small request may stand for many.
+    """Joins serialised `tf.train.Example` messages with `context`, one of shared features: objects of bytes, `[n]`.
 
     Raises:
-      RequestError: RESOURCE_EXHAUSTED if the copies are too large.
+      RequestError: RESOURCE_EXHAUSTED if the copies of the context exceed `max_bytes`: a small request may stand for
+        many.
     """
     if len(context) * len(examples) > max_bytes:
         raise RequestError(

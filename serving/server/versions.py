@@ -159,7 +159,7 @@ class VersionLoader:
 
     A version that does not load counts as missing, and is not tried again until its files change: with the policy
     `Latest(1)`, the newest version that loads is served. (TensorFlow Serving tries a version five times, a minute
-    apart. It keeps the old version meanwhile, but would serve none after a restart.)
+    apart, with the old version meanwhile, and with none after a restart.)
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class VersionLoader:
           load_export: checks, loads and warms up one export.
           load_executor: threads that load.
           run_executor: threads that run the requests of loaded versions.
-          batching: how requests are merged.
-          statuses: where states are recorded up to `LOADING`, or `END` after a failure.
+          batching: how requests are merged; None to run each on its own.
+          statuses: records states up to `LOADING`, or `END` after a failure.
           metrics: counts every attempt and every batch.
         """
         self._load_export = load_export
@@ -195,10 +195,7 @@ class VersionLoader:
     ) -> dict[str, Versions]:
         """Loads missing versions, and returns for each model the versions to serve from now on, possibly none.
 
-        Args:
-          models: the models.
-          found: the folders of each model's versions on disk.
-          loaded: the versions of each model that serve now; a model may be absent.
+        `found` has the folders of each model's versions on disk, `loaded` the versions that serve now, if any.
         """
         tables = {model.name: dict(loaded.get(model.name, {})) for model in models}
         candidates = {

@@ -185,7 +185,7 @@ def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _write(expectations: Sequence[Expectation], scratch: Path) -> list[dict[str, str]]:
-    """Writes the arrays of all expectations; returns what the worker needs to read them."""
+    """Writes the arrays of all expectations, and returns their files for the worker."""
     written = []
     for index, expectation in enumerate(expectations):
         inputs, outputs = scratch / f"inputs-{index}.npz", scratch / f"outputs-{index}.npz"

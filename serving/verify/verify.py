@@ -59,12 +59,8 @@ def verify_export(
 ) -> VerifiedExport:
     """Checks the files and the graph of one version, loads the export and compares its answers, in a fresh process.
 
-    The calling process reads nothing of the export before.
-
-    Args:
-      export_dir: the directory of one version.
-      expectations: requests and the answers they must get.
-      process: a process that was started before; by default one is started for this call, which takes seconds.
+    The calling process reads nothing of the export before. By default a process is started for this call, which takes
+    seconds.
 
     Raises:
       ServingError: the export is refused; the message names the file or the answer, and why.
