@@ -17,7 +17,6 @@ from typing import IO, Any
 import numpy as np
 
 import serving
-from serving.verify.answers import save_arrays
 from tff_pdp.errors import ServingError
 
 TIMEOUT_SECONDS = 120.0
@@ -188,8 +187,18 @@ def _write(expectations: Sequence[Expectation], scratch: Path) -> list[dict[str,
     """Writes the arrays of all expectations, and returns their files for the worker."""
     written = []
     for index, expectation in enumerate(expectations):
-        inputs, outputs = scratch / f"inputs-{index}.npz", scratch / f"outputs-{index}.npz"
+        inputs, outputs = scratch / f"inputs-{index}.pb", scratch / f"outputs-{index}.pb"
         save_arrays(inputs, expectation.inputs)
         save_arrays(outputs, expectation.outputs)
         written.append({"signature_name": expectation.signature_name, "inputs": str(inputs), "outputs": str(outputs)})
     return written
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays of numbers, bools or strings (objects or NumPy's own), by name, as a `PredictRequest`."""
+    # Imported late: without expectations, this process leaves TensorFlow to the worker.
+    import tensorflow as tf
+    from tensorflow_serving.apis import predict_pb2
+
+    tensors = {name: tf.make_tensor_proto(array) for name, array in arrays.items()}
+    path.write_bytes(predict_pb2.PredictRequest(inputs=tensors).SerializeToString())

@@ -28,6 +28,7 @@ import tensorflow as tf
 from absl.testing import flagsaver
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.tools import saved_model_cli
+from tensorflow_serving.apis import predict_pb2
 
 from serving.errors import RequestError
 from serving.saved_model import layout, warmup
@@ -35,7 +36,7 @@ from serving.saved_model.checks import check_complete
 from serving.saved_model.graph_checks import used_ops
 from serving.saved_model.servable import DEFAULT_SIGNATURE, Servable, load_servable
 from serving.saved_model.signatures import describe
-from serving.verify.answers import check_answers, load_arrays
+from serving.verify.answers import check_answers
 from tff_pdp.errors import ServingError
 
 # TensorFlow's message classes are built at run time, where a type checker cannot see them.
@@ -43,6 +44,12 @@ from tff_pdp.errors import ServingError
 
 
 Arrays = Mapping[str, np.ndarray]
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays that `fresh_process.save_arrays` wrote; strings are objects of type bytes."""
+    request = predict_pb2.PredictRequest.FromString(path.read_bytes())
+    return {name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}
 
 
 def _scan(export_dir: Path) -> None:
