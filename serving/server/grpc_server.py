@@ -228,7 +228,9 @@ async def running_grpc_server(
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
-        raise ServingError(f"gRPC port {port} on {host} cannot be used (refused by gRPC); choose another.") from error
+        raise ServingError(
+            f"gRPC port {port} on {host} cannot be used (refused by gRPC); choose another, or 0."
+        ) from error
     await server.start()
     try:
         yield bound
