@@ -93,13 +93,13 @@ def check_model(
 
 def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Tensor, y: tf.Tensor) -> None:
     """Compares DP-SGD's sum without noise with a loop over examples."""
-    expected = {name: np.zeros(weight.shape, np.float64) for name, weight in weights.items()}
+    expected = {name: np.zeros_like(weight.numpy(), np.float64) for name, weight in weights.items()}
     clip = 0.5
     for row in range(len(y)):
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(model.loss(weights, x[row : row + 1], y[row : row + 1]))
-        gradients = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients: Any = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
         norm = math.sqrt(sum(float(tf.reduce_sum(tf.square(gradient))) for gradient in gradients))
         for name, gradient in zip(expected, gradients, strict=True):
             expected[name] += gradient.numpy() * min(1.0, clip / norm if norm else 1.0)

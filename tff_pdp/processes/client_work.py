@@ -224,9 +224,10 @@ def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
     if "round" in server:
         server["round"] = tf.constant(rounds - 1)
     message = algorithm.broadcast(server)
-    states = [dry_round(algorithm, message, model, client, adapted=True).state for client in (0, 1)]
-    weights = [algorithm.personalise(message, state) for state in states]
-    return Owned(_differing(*states), _differing(*weights))
+    one, other = (dry_round(algorithm, message, model, client, adapted=True).state for client in (0, 1))
+    return Owned(
+        _differing(one, other), _differing(algorithm.personalise(message, one), algorithm.personalise(message, other))
+    )
 
 
 def _differing(one: Any, other: Any, name: str = "") -> tuple[str, ...]:
@@ -249,7 +250,9 @@ def dry_round(
       adapted: go on to the state that its model is used with.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
-    hparams = {name: tf.constant(one.default, one.dtype) for name, one in algorithm.hparams.items()}
+    hparams: dict[str, Any] = {
+        name: tf.constant(np.array(one.default, one.dtype)) for name, one in algorithm.hparams.items()
+    }
     hparams |= {name: once for name, one in algorithm.hparams.items() if isinstance(one, Steps)}
     labels = tf.constant(np.zeros(0, model.label_dtype))
     nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))
@@ -260,7 +263,7 @@ def dry_round(
         return map_weights(lambda value: tf.zeros_like(value) + size, split(current, trainable or current)[0])
 
     selects = client is not None and algorithm.candidates is not None
-    given = {**hparams, "selected": tf.constant(client if selects else NOTHING)}
+    given = {**hparams, "selected": tf.constant(client if client is not None and selects else NOTHING)}
     result = algorithm.client_update(message, algorithm.init_client(message), nothing, same_everywhere, given)
     if adapted and algorithm.adapt is not None:
         return result._replace(state=algorithm.adapt(message, result.state, nothing, same_everywhere, given))

@@ -120,7 +120,7 @@ def epsilon_bounds(
 
 @kept(float, float)
 def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency, coarsening: float) -> float:
-    """Bounds epsilon in less time than the best bound takes; on the grid of the best bound the draft is seldom larger."""
+    """Bounds epsilon in less time than the best bound takes; seldom above the best bound, without coarsening."""
     rough = functools.partial(_rough_epsilon, adjacency=adjacency)
     ideal = functools.partial(_ideal_draft, adjacency=adjacency, coarsening=coarsening)
     draft, more = with_grid_noise(parts, delta, rough, ideal)
@@ -130,7 +130,7 @@ def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency, coarsening:
 def _ideal_draft(parts: tuple, delta: float, adjacency: Adjacency, coarsening: float) -> float:
     if parts and not any(releases_without_noise(event) for event, _ in parts):
         rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
-        pld = _pld_epsilon(parts, delta, adjacency, coarsening * _pld_grid(parts, rdp))
+        pld = _pld_epsilon(parts, delta, adjacency, coarsening * _pld_grid(parts, rdp), is_draft=coarsening > 1)
         if pld is not None and rdp is not None and pld < 0.99 * rdp:
             return pld
     return _ideal_bounds(parts, delta, adjacency, None).best
@@ -372,12 +372,14 @@ def _orders_around(orders: tuple[float, ...], index: int) -> tuple[float, ...]:
     return tuple(1 + np.geomspace(low - 1, high - 1, 12))
 
 
-def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisation: float) -> float | None:
+def _pld_epsilon(
+    parts: tuple, delta: float, adjacency: Adjacency, discretisation: float, *, is_draft: bool = False
+) -> float | None:
     accountant = PldAccountant(adjacency.relation, discretisation)
     if delta < _SMALLEST_PLD_DELTA or discretisation > _COARSEST_PLD_GRID:
         return None
     if all(isinstance(event, CustomDpEvent) and event.is_through_zeros for event, _ in parts):
-        return epsilon_through_zeros(parts, delta)
+        return epsilon_through_zeros(parts, delta, passes=1 if is_draft else 2)
     if not all(accountant.supports(event) for event, _ in parts):
         return None
     for event, count in parts:
@@ -398,7 +400,7 @@ _ROUGH, _FINEST_SHARE, _MOST_CELLS = 1e-2, 5e-4, 200_000
 _HOPELESS = 3.0
 
 
-def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float) -> float | None:
+def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float, passes: int = 2) -> float | None:
     """Bounds epsilon of events with a `zeroed_pld`, released so many times each.
 
     Guarantee: everything together is (epsilon, delta)-DP for neighbours that both are one event's zeroed data away from
@@ -408,6 +410,7 @@ def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: flo
     Args:
       parts: events, and how often.
       delta: in (0, 1).
+      passes: grids of losses, each finer than the one before; 1 or 2.
 
     Returns:
       None where no bound is found this way: too little noise, or too many rows.
@@ -421,7 +424,7 @@ def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: flo
     finest = max(width for width, _ in shapes) / _MOST_CELLS
     found = None
     width = _ROUGH
-    for _ in range(2):
+    for _ in range(passes):
         epsilon = _epsilon(parts, delta, max(width, finest))
         found = epsilon if found is None else min(found, found if epsilon is None else epsilon)
         width = _ROUGH / 10 if found is None else min(_ROUGH / 5, _FINEST_SHARE * found)
