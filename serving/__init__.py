@@ -11,5 +11,6 @@ export: personal models to a SavedModel
 server: a development server
 client: clients over gRPC and REST
 production: files and rollouts for TensorFlow Serving
-__main__: `serving`: verify, client-id, deploy, rollout
+commands: serve, verify, client-id, deploy, rollout
+__main__: `serving`, the door to these commands
 """

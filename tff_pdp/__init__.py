@@ -21,6 +21,7 @@ lock: one writer for each folder
 journal: lines on disk, each chained to all before it
 settings: YAML into typed values; errors that name the key
 kinds: what a section's `kind` names; settings of functions
+command_line: commands made of settings classes: options, help, exit status
 _tff: the one door to TFF
 data: a client dataset on disk
 models: pure functions over named weights
@@ -37,6 +38,7 @@ verification: what lies on disk, checked off line
 reproduce: published experiments beside their figures
 commands: what each command does
 cli: the command `tff-pdp`, with all commands
+testing: the contracts of code from outside, as functions
 """
 
 import os

@@ -1,23 +1,23 @@
-"""The contact-graph job: a population, its contacts and an outbreak in, a client dataset of people's rows out.
+"""Runs the contact-graph job: a population, its contacts and an outbreak in, a client dataset of people's rows out.
 
-Clients are silos: regions, wards, school classes. How many rows a person can change is in the manifest, for privacy
-plans to take it from there.
+Clients are silos: regions, wards, school classes. The manifest has the number of rows a person can change, for privacy
+plans.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pyarrow.parquet
 from tqdm import tqdm
 
-from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
+from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, contact_stages
 from beam_pipelines.contact_graph.degree import DegreeBound
-from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
-from beam_pipelines.contact_graph.people import PeopleRules
+from beam_pipelines.contact_graph.input_tables import chunks_of, find_table
 from beam_pipelines.contact_graph.people_stages import people_stages
-from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout
+from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout, RowRules
 from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.options import JobOptions, Summary
@@ -26,7 +26,7 @@ from tff_pdp.errors import DataError
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
-# Of a contact, where ids have seven digits.
+# The size of a contact whose ids have seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
 # The least that options which are integers may be.
 _INTEGERS = {
@@ -43,7 +43,7 @@ _SILO_BY = re.compile(r"(person|household)\.\w+|residence_grid\.\d+(\.\d+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContactGraphOptions(JobOptions):
-    """What to make of a contact graph, and how.
+    """The rows to make of a contact graph.
 
     Attributes:
       degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
@@ -66,7 +66,7 @@ class ContactGraphOptions(JobOptions):
     degree_bound: DegreeBound
     silo_by: str = "person.region"
     num_slots: int = 20
-    layout: str = "slots"
+    layout: Literal["slots", "summary", "exposure"] = "slots"
     num_days: int = 57
     window_days: int = 21
     prediction_days: int = 7
@@ -107,38 +107,38 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
         unusable, the degree bound does not hold, or the output is in the way.
     """
     folder = Path(options.input)
-    tables = _find_tables(folder, options)
+    columns = _columns(options)
+    tables = _find_tables(folder, options, columns)
     files = [path for paths in tables.values() for path in paths]
     about = [folder / "about.json"] if (folder / "about.json").exists() else []
     names = sorted(str(path.relative_to(folder)) for path in (*files, *about))
     sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
     contacts = tables.pop("population_network")
-    num_shards = options.num_shards or _enough_shards(contacts)
-    bound = options.degree_bound
     layout = RowLayout(options.layout, options.num_slots, options.window_days, read_observed_days(folder))
-    features = FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8")
+    rules = RowRules(
+        columns=columns,
+        has_households=bool(tables["household"]),
+        silo_by=options.silo_by,
+        degree_bound=options.degree_bound,
+        validation_fraction=options.validation_fraction,
+        min_people=options.min_people_per_silo,
+        num_days=options.num_days,
+        prediction_days=options.prediction_days,
+        num_windows=options.num_windows,
+        layout=layout,
+        features=FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8"),
+        seed=options.seed,
+        num_shards=options.num_shards or _enough_shards(contacts),
+    )
+    people_chunks = [chunk for table, paths in tables.items() for chunk in chunks_of(table, paths)]
+    contact_chunks = chunks_of("population_network", contacts)
     job = DatasetJob(
         parameters={**options.parameters(), "source": SOURCE, "features": list(layout.names)},
         sources=sources,
-        features=features,
-        num_shards=num_shards,
-        stages=(
-            *people_stages(_chunks(tables), _people_rules(options, bound, tables, num_shards)),
-            *contact_stages(
-                chunks_of("population_network", contacts),
-                RowRules(
-                    layout=layout,
-                    features=features,
-                    degree_bound=bound,
-                    num_days=options.num_days,
-                    prediction_days=options.prediction_days,
-                    num_windows=options.num_windows,
-                    seed=options.seed,
-                    num_shards=num_shards,
-                ),
-            ),
-        ),
-        row_influence=bound.influence(options.num_windows, layout.num_slots),
+        features=rules.features,
+        num_shards=rules.num_shards,
+        stages=(*people_stages(people_chunks, rules), *contact_stages(contact_chunks, rules)),
+        row_influence=options.degree_bound.influence(options.num_windows, layout.num_slots),
     )
     return run_dataset_job(job, options)
 
@@ -153,28 +153,12 @@ def _enough_shards(contacts: tuple[Path, ...]) -> int:
     return 1 + rows // _SHARD_CONTACTS
 
 
-def _people_rules(
-    options: ContactGraphOptions, bound: DegreeBound, tables: Mapping[str, tuple[Path, ...]], num_shards: int
-) -> PeopleRules:
-    return PeopleRules(
-        columns=_columns(options),
-        silo_by=options.silo_by,
-        degree_bound=bound,
-        validation_fraction=options.validation_fraction,
-        min_people=options.min_people_per_silo,
-        num_days=options.num_days,
-        num_windows=options.num_windows,
-        has_households=bool(tables["household"]),
-        seed=options.seed,
-        num_partitions=num_shards,
-    )
-
-
-def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[Path, ...]]:
-    """The files of every table, checked for their columns before anything is run."""
+def _find_tables(
+    folder: Path, options: ContactGraphOptions, columns: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[Path, ...]]:
+    """Finds the files of every table, and checks their columns before anything is run."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --input takes the folder of a population's tables")
-    columns = _columns(options)
     tables = {table: find_table(folder, table, columns[table]) for table in columns}
     required = ["person", "population_network", "disease_outcome_training"]
     if options.silo_by.startswith("residence_grid"):
@@ -191,7 +175,7 @@ def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[
 
 
 def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
-    """By table, the columns that are read."""
+    """Returns the columns to read, by table."""
     columns: dict[str, list[str]] = {
         "person": ["pid", "hid", "age", "sex"],
         "household": ["hid", "hh_size"],
@@ -207,7 +191,3 @@ def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
         if table in ("person", "household") and column not in columns[table]:
             columns[table].append(column)
     return {table: tuple(names) for table, names in columns.items()}
-
-
-def _chunks(tables: Mapping[str, tuple[Path, ...]]) -> list[Chunk]:
-    return [chunk for table, files in tables.items() for chunk in chunks_of(table, files)]

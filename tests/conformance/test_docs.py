@@ -10,20 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.__main__ import build_parser as serving_parser
+from serving.__main__ import COMMANDS as SERVING_COMMANDS
 from serving.client_ids import ClientIdHash
 from serving.production.containers import KitOptions
 from tests.conformance.models import CLASSIFIER, IMAGE_SHAPE, TOLERANCE
 from tests.places import ROOT
 from tests.rounding import half_a_digit
-from tff_pdp.cli import build_parser as tff_pdp_parser
+from tff_pdp.cli import COMMANDS
+from tff_pdp.command_line import parse
 
 # `test_rollout.py` alone starts a server in every change.
 pytestmark = pytest.mark.all
 
 TEXT = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 REST_ADDRESS = f"127.0.0.1:{KitOptions().rest_port}"
-PARSERS = {"serving": serving_parser, "tff-pdp": tff_pdp_parser}
+TABLES = {"serving": SERVING_COMMANDS, "tff-pdp": COMMANDS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +102,10 @@ def test_every_call_of_the_api_is_shown():
 
 
 @pytest.mark.parametrize(
-    "words", [words for name in PARSERS for words, _ in _commands(name)], ids=lambda words: " ".join(words[:2])
+    "words", [words for name in TABLES for words, _ in _commands(name)], ids=lambda words: " ".join(words[:2])
 )
 def test_the_commands_are_understood(words):
-    assert callable(PARSERS[words[0]]().parse_args(words[1:]).run)
+    parse(TABLES[words[0]], words[1:])
 
 
 def test_the_python_runs(addresses, tmp_path, monkeypatch):

@@ -176,10 +176,9 @@ def _serve(calibrations: Path, forks: bool) -> None:
     from serving.export import exporter
     from tests.faults import draws  # noqa: F401
     from tests.kept import keeping_runs, look_up_calibrations
-    from tff_pdp.commands import experiment
     from tff_pdp.personal_models.new_clients import personalize
 
-    assert experiment and personalize
+    assert personalize
     patch = pytest.MonkeyPatch()
     look_up_calibrations(calibrations, patch)
     patch.setattr(exporter, "FreshProcess", StandIn)

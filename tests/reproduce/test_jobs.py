@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from tests.reproduce.reproduce_support import build_reproduction
-from tff_pdp.cli import build_parser
+from tff_pdp.cli import COMMANDS
+from tff_pdp.command_line import parse
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation
@@ -137,7 +138,7 @@ def test_wrong_options_are_named(tmp_path, change, message):
 
 
 def options(*words):
-    return build_parser().parse_args(["reproduce", *words])
+    return parse(COMMANDS, ["reproduce", *words])
 
 
 def test_the_command_line_is_completed_by_the_scale(tmp_path):

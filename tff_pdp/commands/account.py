@@ -1,13 +1,13 @@
 """`tff-pdp account`: the epsilon of a training plan, or the noise that an epsilon needs, before anything is trained."""
 
-import argparse
-import json
 import math
-import re
-from collections.abc import Callable
-from typing import Any
+import typing
+from typing import Annotated, Any, Literal
 
-from tff_pdp.errors import ConfigError
+from msgspec import Meta
+
+from tff_pdp.command_line import Command, Outcome
+from tff_pdp.settings import Delta, Positive
 
 _UNITS = {
     "silo_example": (
@@ -27,189 +27,129 @@ _UNITS = {
         "everyone outside that silo; people's own features and states are not protected"
     ),
 }
-_OF_ROWS = ("node", "edge")
 
 # Beyond these values the accountants overflow, or take minutes, and no training run comes near them.
-_SMALLEST_SAMPLING_RATE = 1e-9
-_LARGEST_NOISE_MULTIPLIER = 1e6
-_MOST_STEPS = 10**8
-_MOST_ROWS_PER_UNIT = 10**5
-_MOST_ROWS = 10**12
-
-_HELP = """\
-Computes the privacy cost of training with Poisson sampling, clipping and Gaussian noise. No data is read.
-
-A silo with 1,000 records, expected batch 32, 1,000 steps:
-  tff-pdp account --unit silo_example --sampling-rate 0.032 --noise-multiplier 1.0 --steps 1000 --delta 1e-5
-gives epsilon 6.6. To ask the other way round, which noise keeps epsilon within 2:
-  tff-pdp account --unit silo_example --sampling-rate 0.032 --epsilon 2 --steps 1000 --delta 1e-5
-
-Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
-Two bounds are computed, RDP and PLD; each holds, so the smaller one may be claimed. They are for ideal Gaussian noise:
-the ledger of a training adds the distance of drawn noise from it, below 1 % of epsilon in every shipped configuration.
-A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
-
-Rows made of a contact graph, in up to 20 of which one person is, in Poisson batches:
-  tff-pdp account --unit node --rows-per-unit 20 --sampling-rate 0.01 --epsilon 4 --steps 1000 --delta 1e-5
-or in batches of exactly 512 rows, drawn anew in each step:
-  tff-pdp account --unit node --rows-per-unit 20 --num-rows 2609976 --batch-size 512 --noise-multiplier 4.5 \\
-      --steps 10196 --delta 3.8e-7
-There RDP is the only bound. The manifest of a prepared data set has the number of rows under row_influence.
-"""
+_Rate = Annotated[float, Meta(ge=1e-9, le=1)]
+_NoiseMultiplier = Annotated[float, Meta(ge=0, le=1e6)]
+_Steps = Annotated[int, Meta(ge=1, le=10**8)]
+_RowsOfUnit = Annotated[int, Meta(ge=1, le=10**5)]
+_Rows = Annotated[int, Meta(ge=1, le=10**12)]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = _HELP
-    # argparse takes "-inf" and "-1e-3" for unknown options; as numbers they get a message that says what is wrong.
-    parser._negative_number_matcher = re.compile(r"^-(\d|\.\d|inf|nan)", re.IGNORECASE)
-    parser.add_argument("--unit", choices=sorted(_UNITS), required=True, help="whom the guarantee is about")
-    sampling = parser.add_mutually_exclusive_group(required=True)
-    sampling.add_argument(
-        "--sampling-rate",
-        type=float,
-        metavar="Q",
-        help="probability that one record (or user) takes part in one step, for instance batch size / records",
-    )
-    sampling.add_argument(
-        "--batch-size",
-        type=float,
-        metavar="B",
-        help="rows in each batch, of --num-rows, drawn without replacement; for node and edge",
-    )
-    parser.add_argument(
-        "--rows-per-unit", type=float, metavar="S", help="the most rows that one person, or one pair, is in"
-    )
-    parser.add_argument("--num-rows", type=float, metavar="N", help="rows in the silo; for node and edge")
-    noise_or_epsilon = parser.add_mutually_exclusive_group(required=True)
-    noise_or_epsilon.add_argument(
-        "--noise-multiplier", type=float, metavar="Z", help="noise standard deviation / clip norm"
-    )
-    noise_or_epsilon.add_argument(
-        "--epsilon", type=float, metavar="E", help="budget: print the smallest noise multiplier that keeps it"
-    )
-    parser.add_argument("--steps", type=float, required=True, metavar="T", help="number of noisy sums, over all rounds")
-    parser.add_argument("--delta", type=float, required=True, metavar="D", help="well below 1 / number of records")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+class Account(Command):
+    """Compute an epsilon, or the noise that an epsilon needs.
 
+    Computes the privacy cost of training with Poisson sampling, clipping and Gaussian noise. No data is read.
 
-def run(args: argparse.Namespace) -> int:
-    """Prints the cost of the plan in `args`, and returns exit status 0.
+    A silo with 1,000 records, expected batch 32, 1,000 steps:
+      tff-pdp account --unit silo_example --sampling-rate 0.032 --noise-multiplier 1.0 --steps 1000 --delta 1e-5
+    gives epsilon 6.6. To ask the other way round, which noise keeps epsilon within 2:
+      tff-pdp account --unit silo_example --sampling-rate 0.032 --epsilon 2 --steps 1000 --delta 1e-5
 
-    Guarantee: the printed epsilon is an upper bound for the unit printed with it.
-    Assumes: true Poisson sampling (or, with a batch size, fresh batches of that size), one joint clip, division by a
-    constant, and parameters that are public; of rows, that no more differ than were given.
+    Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
+    Two bounds are computed, RDP and PLD; each holds, so the smaller one may be claimed. They are for ideal Gaussian
+    noise: the ledger of a training adds the distance of drawn noise from it, below 1 % of epsilon in every shipped
+    configuration. A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
 
-    Raises:
-      ConfigError: a value is out of range.
-      BudgetError: no noise multiplier meets the budget.
+    Rows made of a contact graph, in up to 20 of which one person is, in Poisson batches:
+      tff-pdp account --unit node --rows-per-unit 20 --sampling-rate 0.01 --epsilon 4 --steps 1000 --delta 1e-5
+    or in batches of exactly 512 rows, drawn anew in each step:
+      tff-pdp account --unit node --rows-per-unit 20 --num-rows 2609976 --batch-size 512 --noise-multiplier 4.5 \\
+          --steps 10196 --delta 3.8e-7
+    There RDP is the only bound. The manifest of a prepared data set has the number of rows under row_influence.
+
+    Attributes:
+      unit: whom the guarantee is about.
+      sampling_rate: probability that one record (or user) takes part in one step, for instance batch size / records.
+      batch_size: rows in each batch, of `num_rows`, drawn without replacement; for node and edge.
+      rows_per_unit: the most rows that one person, or one pair, is in.
+      num_rows: rows in the silo; for node and edge.
+      noise_multiplier: noise standard deviation / clip norm.
+      epsilon: budget: print the smallest noise multiplier that keeps it.
+      steps: number of noisy sums, over all rounds.
+      delta: well below 1 / number of records.
+      json: print one JSON object instead of text.
     """
-    result = _account(args)
-    print(json.dumps(result, indent=2) if args.json else _text(result))
-    return 0
 
+    unit: Literal["silo_example", "user", "node", "edge"]
+    sampling_rate: _Rate | None = None
+    batch_size: _Rows | None = None
+    rows_per_unit: _RowsOfUnit | None = None
+    num_rows: _Rows | None = None
+    noise_multiplier: _NoiseMultiplier | None = None
+    epsilon: Positive | None = None
+    steps: _Steps
+    delta: Delta
+    json: bool = False
 
-def _account(args: argparse.Namespace) -> dict[str, Any]:
-    # Loaded here: the command line imports this module for every command, and accounting takes a second to load.
-    from tff_pdp.privacy.accounting.accountants import (
-        calibrate_noise_multiplier,
-        epsilon_bounds,
-        poisson_gaussian_event,
-    )
-    from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise
+    exactly_one = (("sampling_rate", "batch_size"), ("noise_multiplier", "epsilon"))
 
-    _check(args)
-    steps, is_of_rows = int(args.steps), args.unit in _OF_ROWS
-    if args.epsilon is None:
-        noise_multiplier = args.noise_multiplier
-    elif is_of_rows:
-        noise_multiplier = calibrate_rows_noise(
-            lambda noise_multiplier: _rows_event(args, noise_multiplier), args.epsilon, args.delta
-        )
-    else:
-        noise_multiplier = calibrate_noise_multiplier(args.epsilon, args.delta, args.sampling_rate, steps)
-    event = (
-        _rows_event(args, noise_multiplier)
-        if is_of_rows
-        else poisson_gaussian_event(args.sampling_rate, noise_multiplier, steps)
-    )
-    bounds = epsilon_bounds(event, args.delta)
-    target = {} if args.epsilon is None else {"epsilon_target": args.epsilon}
-    given_rows = {"rows_per_unit": args.rows_per_unit, "num_rows": args.num_rows, "batch_size": args.batch_size}
-    return {
-        "unit": args.unit,
-        "adjacency": "at_most_rows_per_unit_rows_differ" if is_of_rows else "add_or_remove_one",
-        **{key: int(value) for key, value in given_rows.items() if value is not None},
-        "sampling_rate": args.sampling_rate,
-        "noise_multiplier": noise_multiplier,
-        "steps": steps,
-        "delta": args.delta,
-        **target,
-        "epsilon_rdp": _finite(bounds.rdp),
-        "epsilon_pld": _finite(bounds.pld),
-        "epsilon": _finite(bounds.best),
-    }
+    def __post_init__(self):
+        for name in ("rows_per_unit", "num_rows", "batch_size"):
+            if getattr(self, name) is not None and not self._is_of_rows:
+                raise ValueError(f"--{name.replace('_', '-')} is for --unit node and edge, not for {self.unit}.")
+        if self._is_of_rows and self.rows_per_unit is None:
+            raise ValueError(
+                f"--unit {self.unit} needs --rows-per-unit, the most rows that differ with one {self.unit}."
+            )
+        if self.batch_size is not None and self.num_rows is None:
+            raise ValueError("--batch-size needs --num-rows, the number of rows that batches are drawn from.")
+        if self.batch_size is not None and self.num_rows is not None and self.batch_size > self.num_rows:
+            raise ValueError(f"--batch-size is {self.batch_size}; --num-rows are only {self.num_rows}.")
 
+    def run(self) -> Outcome:
+        """Computes the cost of the plan.
 
-def _rows_event(args: argparse.Namespace, noise_multiplier: float) -> Any:
-    from tff_pdp.privacy.accounting.row_influence import fixed_size_rows_event, poisson_rows_event
+        Guarantee: the printed epsilon is an upper bound for the unit printed with it.
+        Assumes: true Poisson sampling (or, with a batch size, fresh batches of that size), one joint clip, division by
+        a constant, and parameters that are public; of rows, that no more differ than were given.
 
-    steps, changed = int(args.steps), int(args.rows_per_unit)
-    if args.batch_size is not None:
-        return fixed_size_rows_event(int(args.num_rows), int(args.batch_size), noise_multiplier, changed, steps)
-    # Of fewer rows all.
-    changed = changed if args.num_rows is None else min(changed, int(args.num_rows))
-    return poisson_rows_event(args.sampling_rate, noise_multiplier, changed, steps)
+        Raises:
+          BudgetError: no noise multiplier meets the budget.
+        """
+        # Loaded here: `tff-pdp --help` imports this module, and accounting takes a second to load.
+        from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds
+        from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise
 
+        noise_multiplier = self.noise_multiplier
+        if self.epsilon is not None and self.sampling_rate is not None and not self._is_of_rows:
+            noise_multiplier = calibrate_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, self.steps)
+        elif self.epsilon is not None:
+            noise_multiplier = calibrate_rows_noise(self._event, self.epsilon, self.delta)
+        assert noise_multiplier is not None
+        bounds = epsilon_bounds(self._event(noise_multiplier), self.delta)
+        rows = {"rows_per_unit": self.rows_per_unit, "num_rows": self.num_rows, "batch_size": self.batch_size}
+        result = {
+            "unit": self.unit,
+            "adjacency": "at_most_rows_per_unit_rows_differ" if self._is_of_rows else "add_or_remove_one",
+            **{key: value for key, value in rows.items() if value is not None},
+            "sampling_rate": self.sampling_rate,
+            "noise_multiplier": noise_multiplier,
+            "steps": self.steps,
+            "delta": self.delta,
+            **({} if self.epsilon is None else {"epsilon_target": self.epsilon}),
+            "epsilon_rdp": _finite(bounds.rdp),
+            "epsilon_pld": _finite(bounds.pld),
+            "epsilon": _finite(bounds.best),
+        }
+        return Outcome(_text(result), result)
 
-def _check(args: argparse.Namespace) -> None:
-    def require(holds: bool, option: str, value: float, wanted: str) -> None:
-        if not holds:
-            raise ConfigError(f"{option} is {value:.12g}; it must be {wanted}.")
+    @property
+    def _is_of_rows(self) -> bool:
+        return self.unit in ("node", "edge")
 
-    # Every condition is written so that NaN fails it.
-    require(0 < args.delta < 1, "--delta", args.delta, "strictly between 0 and 1")
-    if args.sampling_rate is not None:
-        require(
-            _SMALLEST_SAMPLING_RATE <= args.sampling_rate <= 1,
-            "--sampling-rate",
-            args.sampling_rate,
-            f"a probability from {_SMALLEST_SAMPLING_RATE:g} to 1",
-        )
-    require(
-        1 <= args.steps <= _MOST_STEPS and args.steps == int(args.steps),
-        "--steps",
-        args.steps,
-        f"a whole number from 1 to {_MOST_STEPS:,}",
-    )
-    if args.epsilon is not None:
-        require(0 < args.epsilon < math.inf, "--epsilon", args.epsilon, "positive and finite")
-    else:
-        require(
-            0 <= args.noise_multiplier <= _LARGEST_NOISE_MULTIPLIER,
-            "--noise-multiplier",
-            args.noise_multiplier,
-            f"zero (no noise) or positive, at most {_LARGEST_NOISE_MULTIPLIER:,.0f}",
-        )
-    _check_rows(args, require)
+    def _event(self, noise_multiplier: float) -> Any:
+        from tff_pdp.privacy.accounting.accountants import poisson_gaussian_event
+        from tff_pdp.privacy.accounting.row_influence import fixed_size_rows_event, poisson_rows_event
 
-
-def _check_rows(args: argparse.Namespace, require: Callable[[bool, str, float, str], None]) -> None:
-    of_rows = {
-        "--rows-per-unit": (args.rows_per_unit, _MOST_ROWS_PER_UNIT),
-        "--num-rows": (args.num_rows, _MOST_ROWS),
-        "--batch-size": (args.batch_size, _MOST_ROWS if args.num_rows is None else args.num_rows),
-    }
-    for option, (value, most) in of_rows.items():
-        if value is not None and args.unit not in _OF_ROWS:
-            raise ConfigError(f"{option} is for --unit node and edge, not for {args.unit}.")
-        if value is not None:
-            require(1 <= value <= most and value == int(value), option, value, f"a whole number from 1 to {most:,.0f}")
-    if args.unit in _OF_ROWS and args.rows_per_unit is None:
-        raise ConfigError(f"--unit {args.unit} needs --rows-per-unit, the most rows that differ with one {args.unit}.")
-    if args.batch_size is not None and args.num_rows is None:
-        raise ConfigError("--batch-size needs --num-rows, the number of rows that batches are drawn from.")
+        rate, rows, changed = self.sampling_rate, self.num_rows, self.rows_per_unit
+        if changed is None:
+            return poisson_gaussian_event(typing.cast(float, rate), noise_multiplier, self.steps)
+        if rate is None:
+            num_rows, batch_size = typing.cast(int, rows), typing.cast(int, self.batch_size)
+            return fixed_size_rows_event(num_rows, batch_size, noise_multiplier, changed, self.steps)
+        # Of fewer rows all.
+        return poisson_rows_event(rate, noise_multiplier, min(changed, rows or changed), self.steps)
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,267 +1,476 @@
-"""Runs each command: reads the experiment, calls the part that does the work, says where the outputs are."""
+"""Runs each command on an experiment: reads it, calls the part that does the work, says where the outputs are."""
 
-import argparse
-import contextlib
 import dataclasses
-import gc
-import ipaddress
 import json
-import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from tff_pdp.command_line import Command, Option, Outcome, Positional
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import ExperimentConfig, load_experiment
-from tff_pdp.settings import parse_yaml
+from tff_pdp.settings import Count, Settings, parse_yaml
+
+if TYPE_CHECKING:
+    # It takes seconds to import.
+    from tff_pdp.experiment.config import ExperimentConfig
 
 
-def prepare(options: argparse.Namespace) -> int:
-    """Runs the preprocessing job of the experiment."""
-    from tff_pdp.experiment.prepare import prepare_clients
+class EngineOptions(Settings):
+    """Says how rounds are computed, in place of what the experiment's section `training` says.
 
-    summary = prepare_clients(_config(options), overwrite=options.overwrite)
-    _show(options, summary.as_dict(), summary.table())
-    return 0
+    Attributes:
+      engine: inprocess (default), or native: TFF's C++ worker.
+      device: cpu, gpu, gpu:N, or auto (default): a GPU where there is one.
+      client_parallelism: loop: a call for each client; vectorized: one for many; auto (default): times both and keeps
+        the faster.
+      clients_per_call: most clients computed at a time; bounds memory.
+    """
 
+    engine: str | None = None
+    device: str | None = None
+    client_parallelism: Annotated[str | None, Option("MODE")] = None
+    clients_per_call: int | None = None
 
-def config(options: argparse.Namespace) -> int:
-    """Shows an experiment with its defaults, in YAML, or describes all keys."""
-    if options.schema or options.reference:
-        from tff_pdp.experiment.reference import reference, schema
-
-        print(reference() if options.reference else json.dumps(schema(), indent=2, ensure_ascii=False), end="")
-        return 0
-    import yaml
-
-    from tff_pdp.experiment.build import build_methods
-
-    found = _config(options)
-    for algorithm, _ in build_methods(found, num_clients=2)[1].values():
-        found.privacy.check(algorithm, found.training.weighting)
-    print(yaml.safe_dump(found.to_dict(), sort_keys=False, allow_unicode=True), end="")
-    return 0
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The experiment's values that are replaced, by dotted key."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {f"training.{name}": value for name, value in values.items() if value is not None}
 
 
-def train(options: argparse.Namespace) -> int:
-    """Trains the chosen methods, one after the other."""
-    from tff_pdp.training.train import train as train_method
+class _Reporting(Command):
+    """Reports figures.
 
-    config = _config(options)
-    done: dict[str, Any] = {}
-    # A method with a search is trained by `tune`; asked for by its name, it is refused.
-    others = [name for name in config.algorithms if not config.tuning.search_for(name)]
-    names = options.algorithm or others or list(config.algorithms)
-    for name in names:
-        if name not in config.algorithms:
-            raise ConfigError(
-                f"--algorithm {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}"
+    Attributes:
+      json: print figures as one JSON object on standard output.
+    """
+
+    json: bool = False
+
+
+class _OnExperiment(_Reporting):
+    """Reads an experiment.
+
+    Attributes:
+      config: the experiment: a YAML file, or the name of a shipped experiment, such as demo or reproduce/school.
+      set: replace one value of the experiment, by dotted key: --set training.rounds=10; may be repeated.
+    """
+
+    config: Annotated[str, Option("FILE")]
+    set: Annotated[tuple[str, ...], Option("KEY=VALUE")] = ()
+
+    def experiment(self, further: Mapping[str, Any] | None = None) -> "ExperimentConfig":
+        """Reads the experiment, with what `--set`, options of the engine and `further` replace."""
+        return _experiment(self.config, self.set, {**_engine_of(self), **(further or {})})
+
+
+class Prepare(_OnExperiment):
+    """Turn raw client data into a client dataset (an Apache Beam job).
+
+    The experiment's data.kind says what its data.input is:
+      leaf                   a folder of LEAF JSON of images, or with its train and test
+      silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
+      mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
+      fed_emnist             TFF's emnist_all.sqlite[.lzma], or its older .h5 files
+      nist_sd19              NIST SD19's by_class and by_write, by writer: raw FEMNIST
+      celeba                 CelebA's text files or LEAF's JSON, and img_align_celeba, by person
+      rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
+      partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
+      contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
+      simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
+    Options of a kind stand beside it in data; the classes that tff_pdp/experiment/kinds.py names explain them, and
+    module:name is a kind of one's own.
+
+    Attributes:
+      overwrite: replace a client dataset prepared differently.
+    """
+
+    overwrite: bool = False
+
+    def run(self) -> Outcome:
+        """Runs the preprocessing job of the experiment."""
+        from tff_pdp.experiment.prepare import prepare_clients
+
+        summary = prepare_clients(self.experiment(), overwrite=self.overwrite)
+        return Outcome(summary.table(), summary.as_dict())
+
+
+class Config(Command):
+    """Check an experiment's file and show its defaults; or describe all keys.
+
+    Attributes:
+      config: an experiment, as of `train`: checked as commands check it.
+      schema: all keys as JSON Schema, for editors.
+      reference: all keys as the page docs/configuration.md.
+      set: as of train.
+    """
+
+    config: Annotated[str | None, Option("FILE")] = None
+    schema: bool = False
+    reference: bool = False
+    set: Annotated[tuple[str, ...], Option("KEY=VALUE")] = ()
+
+    exactly_one = (("config", "schema", "reference"),)
+
+    def run(self) -> Outcome:
+        """Shows an experiment with its defaults, in YAML, or describes all keys."""
+        if self.config is None:
+            from tff_pdp.experiment.reference import reference, schema
+
+            return Outcome(
+                reference().rstrip("\n") if self.reference else json.dumps(schema(), indent=2, ensure_ascii=False)
             )
-    for name in names:
-        state = train_method(config, name, resume=options.resume, overwrite=options.overwrite)
-        done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
-    _show(options, done, "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()))
-    return 0
+        import yaml
+
+        from tff_pdp.experiment.build import build_methods
+
+        found = _experiment(self.config, self.set, {})
+        for algorithm, _ in build_methods(found, num_clients=2)[1].values():
+            found.privacy.check(algorithm, found.training.weighting)
+        return Outcome(yaml.safe_dump(found.to_dict(), sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
-def tune(options: argparse.Namespace) -> int:
-    """Searches the hyper-parameters of one method, at a cost that its ledger is charged for."""
-    from tff_pdp.training.search.tune import tune as tune_method
-    from tff_pdp.training.search.tune import tune_summary, tune_text
+class _Resuming(_OnExperiment):
+    """Computes rounds.
 
-    config = _config(options, _search_overrides(options))
-    if config.tuning.search is None:
-        raise ConfigError("nothing to search: give tuning.search in the configuration, or --algorithm and --values")
-    tuned = tune_method(config, config.tuning.search.algorithm, resume=options.resume, overwrite=options.overwrite)
-    summary = tune_summary(config, tuned)
-    _show(options, summary, tune_text(summary))
-    return 0
+    Attributes:
+      resume: continue from the newest checkpoint, as after an interruption.
+      overwrite: start again where a run exists.
+    """
 
-
-def evaluate(options: argparse.Namespace) -> int:
-    """Tests the personal models and writes the report."""
-    from tff_pdp.training.evaluate import evaluate_experiment, summary_table
-
-    config = _config(options)
-    summary = evaluate_experiment(config, options.algorithm)
-    _show(options, summary, f"{summary_table(summary)}\nreport: {Path(config.output) / 'report.html'}")
-    return 0
+    engine: EngineOptions
+    resume: bool = False
+    overwrite: bool = False
 
 
-def export(options: argparse.Namespace) -> int:
-    """Exports the experiment's chosen method."""
-    from serving.production.exports import docker_command, write_models_config
-    from tff_pdp.personal_models.export import export_experiment
+class Train(_Resuming):
+    """Train the experiment's methods, each silo under its own privacy budget.
 
-    config = _config(options)
-    exported = export_experiment(config, drop_added=options.drop_added)
-    folder = config.export_folder.parent
-    content = {
-        "versions": {name: str(version) for name, version in exported.versions.items()},
-        "layout": exported.layout,
-        "size": dataclasses.asdict(exported.size),
-        "bytes_about": dict(exported.sizes),
-    }
-    plain_ids, key = config.export.client_ids == "plain", config.client_id_key
-    lines = [
-        f"layout: {exported.layout_text()}",
-        f"size: {exported.size.text()}",
-        f"requests name clients: {'by their ids' if plain_ids else f'by keyed hashes of their ids, the key is {key}'}",
-    ]
-    if config.export.model_name in exported.versions:
-        version = exported.version
-        content |= {
-            "version": str(version),
-            "models_config": str(write_models_config(version.parent, config.export.model_name)),
-        }
-        lines = [
-            f"exported: {version}",
-            *lines,
-            f"serve it here: tff-pdp serve --model-base-path {version.parent}",
-            f"in production: {docker_command(version.parent, config.export.model_name)}",
-        ]
-    else:
-        own = f"{folder / config.export.model_name}.CLIENT"
-        lines = [
-            f"exported: {len(exported.versions)} models, in {own}",
-            *lines,
-            f"serve one here: tff-pdp serve --model-base-path {own}",
-            f"in production: serving deploy {folder} --output FOLDER",
-        ]
-    _show(options, content, "\n".join(lines))
-    return 0
+    Attributes:
+      algorithm: one method of the experiment; default: all of them.
+    """
 
+    algorithm: Annotated[tuple[str, ...], Option("NAME")] = ()
 
-def personalize(options: argparse.Namespace) -> int:
-    """Adds clients to the export, fitted to their own examples."""
-    from tff_pdp.personal_models.new_clients.fit import FitOptions
-    from tff_pdp.personal_models.new_clients.personalize import personalize as add_clients
-    from tff_pdp.personal_models.new_clients.personalize import personalized_content, personalized_text
+    def run(self) -> Outcome:
+        """Trains the chosen methods, one after the other."""
+        from tff_pdp.training.train import train
 
-    fit = FitOptions(
-        steps=options.steps,
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-        clip_norm=options.clip_norm,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        replace=options.replace,
-    )
-    done = add_clients(_config(options), Path(options.examples), options.client_id, fit)
-    _show(options, personalized_content(done), personalized_text(done))
-    return 0
-
-
-def serve(options: argparse.Namespace) -> int:
-    """Serves exports until interrupted or terminated."""
-    from serving.models_config import ServedModel, read_model_config_file
-    from serving.server.embedded import EmbeddedServer
-    from serving.server.options import BatchingOptions, read_batching_file
-
-    if options.model_config_file:
-        if options.model_name:
-            raise ConfigError("--model-name goes with --model-base-path; --model-config-file names its models itself")
-        models = read_model_config_file(Path(options.model_config_file))
-    else:
-        base_path = Path(options.model_base_path)
-        models = [ServedModel(options.model_name or base_path.resolve().name, base_path)]
-    batching = None if options.no_batching else BatchingOptions()
-    if options.batching_parameters_file:
-        batching = read_batching_file(Path(options.batching_parameters_file))
-    server = EmbeddedServer.of_models(
-        models,
-        rest_port=options.rest_port,
-        grpc_port=options.grpc_port,
-        host=options.host,
-        poll_seconds=options.poll_seconds,
-        batching=batching,
-        max_bytes=options.max_bytes,
-        max_elements=options.max_elements,
-    )
-    if not _is_loopback(options.host):
-        print(
-            f"warning: --host {options.host} is not a loopback address: whoever reaches it can ask every model and "
-            "change which are served, without a password",
-            file=sys.stderr,
+        config = self.experiment()
+        done: dict[str, Any] = {}
+        # A method with a search is trained by `tune`; asked for by its name, it is refused.
+        others = [name for name in config.algorithms if not config.tuning.search_for(name)]
+        names = self.algorithm or others or list(config.algorithms)
+        for name in names:
+            if name not in config.algorithms:
+                raise ConfigError(
+                    f"--algorithm {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}"
+                )
+        for name in names:
+            state = train(config, name, resume=self.resume, overwrite=self.overwrite)
+            done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
+        return Outcome(
+            "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()), done
         )
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        # Whoever reads the banner may end the server in the same moment, before it waits.
-        with server, contextlib.suppress(KeyboardInterrupt):
-            # What the start has made stays; looking through it took a tenth of the time of small requests.
-            gc.collect()
-            gc.freeze()
-            print(server.banner, flush=True)
-            server.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return 0
 
 
-def predict(options: argparse.Namespace) -> int:
-    """Sends some test examples to a server and prints what comes back."""
-    from serving.client.grpc_client import GrpcClient
-    from serving.client.rest_client import RestClient
-    from tff_pdp.data.client_dataset import ClientDataset
+class Tune(_Resuming):
+    """Search hyper-parameters of one method privately, within each silo's budget.
 
-    config = _config(options)
-    client_id = _exported_id(config, options.client_id)
-    clients = ClientDataset.open(config.clients_folder)
-    examples = clients.load(options.examples_of or options.client_id, "test")
-    x, y = examples.x[: options.num_examples], examples.y[: options.num_examples]
-    client = GrpcClient(options.address) if options.grpc else RestClient(options.address)
-    prediction = client.predict(_served_name(config, client_id), [client_id] * len(x), x)
-    answers = zip(y, prediction.answers, prediction.personalized, strict=True)
-    rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
-    _show(
-        options,
-        {"client_id": options.client_id, "predictions": rows},
-        "\n".join(
+    Every silo trains a secret, random number of candidates by itself, against one run of all silos, and releases the
+    best; the cost is part of epsilon. docs/privacy.md explains it. For what follows, write the search into the
+    experiment:
+      tuning:
+        search: {algorithm: mr_mtl, values: {prox_weight: [0.1, 1, 10]}, runs: geometric, mean_runs: 5}
+    Then tff-pdp evaluate and tff-pdp export treat the result as a trained method.
+
+    Attributes:
+      algorithm: the method to search; default: tuning.search.algorithm.
+      values: values to try: --values prox_weight=0.1,1,10; may be repeated; default: tuning.search.values.
+      runs: distribution of the number of runs: geometric (default), logarithmic, poisson, a shape; or fixed: each
+        candidate once.
+      mean_runs: expected number of runs of each silo, above 1.
+    """
+
+    algorithm: Annotated[str | None, Option("NAME")] = None
+    values: Annotated[tuple[str, ...], Option("NAME=NUMBERS")] = ()
+    runs: Annotated[str | None, Option("HOW")] = None
+    mean_runs: float | None = None
+
+    def run(self) -> Outcome:
+        """Searches the hyper-parameters of one method, at a cost that its ledger is charged for."""
+        from tff_pdp.training.search.tune import tune, tune_summary, tune_text
+
+        config = self.experiment(self._search())
+        if config.tuning.search is None:
+            raise ConfigError("nothing to search: give tuning.search in the configuration, or --algorithm and --values")
+        tuned = tune(config, config.tuning.search.algorithm, resume=self.resume, overwrite=self.overwrite)
+        summary = tune_summary(config, tuned)
+        return Outcome(tune_text(summary), summary)
+
+    def _search(self) -> dict[str, Any]:
+        """The search, as far as options describe it."""
+        values = _assigned("--values", self.values, "NAME=NUMBER,NUMBER,...")
+        given = {
+            "algorithm": self.algorithm,
+            "mean_runs": self.mean_runs,
+            "runs": self.runs and parse_yaml(self.runs, "--runs"),
+            "values": {name: parse_yaml(f"[{numbers}]", "--values") for name, numbers in values.items()} or None,
+        }
+        return {f"tuning.search.{key}": value for key, value in given.items() if value is not None}
+
+
+class Evaluate(_OnExperiment):
+    """Test the personal models; write report.html and summary.json.
+
+    Attributes:
+      algorithm: one method of the experiment; default: all of them.
+    """
+
+    engine: EngineOptions
+    algorithm: Annotated[tuple[str, ...], Option("NAME")] = ()
+
+    def run(self) -> Outcome:
+        """Tests the personal models and writes the report."""
+        from tff_pdp.training.evaluate import evaluate_experiment, summary_table
+
+        config = self.experiment()
+        summary = evaluate_experiment(config, self.algorithm or None)
+        return Outcome(f"{summary_table(summary)}\nreport: {Path(config.output) / 'report.html'}", summary)
+
+
+class Export(_OnExperiment):
+    """Write the personal models as one SavedModel for TensorFlow Serving.
+
+    Attributes:
+      drop_added: leave out clients that were added to the newest version.
+    """
+
+    engine: EngineOptions
+    drop_added: bool = False
+
+    def run(self) -> Outcome:
+        """Exports the experiment's chosen method."""
+        from serving.production.exports import docker_command, write_models_config
+        from tff_pdp.personal_models.export import export_experiment
+
+        config = self.experiment()
+        exported = export_experiment(config, drop_added=self.drop_added)
+        folder, name = config.export_folder.parent, config.export.model_name
+        content = {
+            "versions": {name: str(version) for name, version in exported.versions.items()},
+            "layout": exported.layout,
+            "size": dataclasses.asdict(exported.size),
+            "bytes_about": dict(exported.sizes),
+        }
+        keyed = f"by keyed hashes of their ids, the key is {config.client_id_key}"
+        lines = [
+            f"layout: {exported.layout_text()}",
+            f"size: {exported.size.text()}",
+            f"requests name clients: {'by their ids' if config.export.client_ids == 'plain' else keyed}",
+        ]
+        if name in exported.versions:
+            version = exported.version
+            content |= {"version": str(version), "models_config": str(write_models_config(version.parent, name))}
+            lines = [
+                f"exported: {version}",
+                *lines,
+                f"serve it here: tff-pdp serve --model-base-path {version.parent}",
+                f"in production: {docker_command(version.parent, name)}",
+            ]
+        else:
+            own = f"{folder / name}.CLIENT"
+            lines = [
+                f"exported: {len(exported.versions)} models, in {own}",
+                *lines,
+                f"serve one here: tff-pdp serve --model-base-path {own}",
+                f"in production: tff-pdp deploy {folder} --output FOLDER",
+            ]
+        return Outcome("\n".join(lines), content)
+
+
+class Personalize(_OnExperiment):
+    """Add clients to the export, fitted to their own examples.
+
+    Only what clients own is fitted, from the global model's: the head, a descriptor of a hypernetwork, or the choice of
+    a cluster. The result is the next version of the export, which running servers take up. Silos whose examples are
+    protected pay for it, each from a budget of its own, on record in the experiment's folder; docs/privacy.md explains
+    it.
+
+    Attributes:
+      examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples are reported on.
+      client_id: whose; default: all of a client dataset.
+      steps: gradient steps; default 100.
+      learning_rate: default: that of training.
+      batch_size: default: privacy.batch_size.
+      clip_norm: of protected silos; default: privacy.clip_norm.
+      epsilon: budget of each protected silo for this fit.
+      delta: of the same; below 1 / number of its examples.
+      replace: fit clients again that are in the export already.
+    """
+
+    examples: Path
+    client_id: Annotated[tuple[str, ...], Option("ID")] = ()
+    steps: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    clip_norm: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    replace: bool = False
+
+    def run(self) -> Outcome:
+        """Adds clients to the export."""
+        from tff_pdp.personal_models.new_clients.fit import FitOptions
+        from tff_pdp.personal_models.new_clients.personalize import personalize, personalized_content, personalized_text
+
+        fit = FitOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(FitOptions)})
+        done = personalize(self.experiment(), self.examples, self.client_id, fit)
+        return Outcome(personalized_text(done), personalized_content(done))
+
+
+class Predict(_OnExperiment):
+    """Ask a server for predictions on some of a client's test examples.
+
+    Attributes:
+      client_id: whose personal model; unknown: the global.
+      examples_of: whose test examples to send; default: the same client.
+      num_examples: how many.
+      address: of the server.
+      grpc: speak gRPC; the address is then the gRPC port's.
+    """
+
+    client_id: Annotated[str, Option("ID")]
+    examples_of: Annotated[str | None, Option("ID")] = None
+    num_examples: Count = 3
+    address: Annotated[str, Option("HOST:PORT")] = "localhost:8501"
+    grpc: bool = False
+
+    def run(self) -> Outcome:
+        """Sends some test examples to a server and shows what comes back."""
+        from serving.client.grpc_client import GrpcClient
+        from serving.client.rest_client import RestClient
+        from tff_pdp.data.client_dataset import ClientDataset
+
+        config = self.experiment()
+        client_id = _exported_id(config, self.client_id)
+        clients = ClientDataset.open(config.clients_folder)
+        examples = clients.load(self.examples_of or self.client_id, "test")
+        x, y = examples.x[: self.num_examples], examples.y[: self.num_examples]
+        client = GrpcClient(self.address) if self.grpc else RestClient(self.address)
+        prediction = client.predict(_served_name(config, client_id), [client_id] * len(x), x)
+        answers = zip(y, prediction.answers, prediction.personalized, strict=True)
+        rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
+        text = "\n".join(
             f"label {row['label']:g}: predicted {row['predicted']:g}"
             + (f" with probability {row['probability']:.3f}" if "probability" in row else "")
             + f" by the {'personal' if row['personalized'] else 'global'} model"
             for row in rows
-        ),
-    )
-    return 0
+        )
+        return Outcome(text, {"client_id": self.client_id, "predictions": rows})
 
 
-def demo(options: argparse.Namespace) -> int:
-    """Runs the whole demo."""
-    from tff_pdp.commands.demo import run_demo
+class Demo(_Reporting):
+    """Everything at once, on real digits or on your own FEMNIST folder.
 
-    summary, text = run_demo(Path(options.output), options.data, _engine_overrides(options))
-    _show(options, summary, text)
-    return 0 if summary["served_equals_in_process"] else 1
+    Attributes:
+      data: folder of LEAF FEMNIST JSON; default: scikit-learn's digits.
+      output: replaced if it exists.
+    """
 
+    data: Annotated[str | None, Option("DIR")] = None
+    output: Annotated[Path, Option("DIR")] = Path("runs/demo")
+    engine: EngineOptions
 
-def reproduce(options: argparse.Namespace) -> int:
-    """Repeats a published experiment."""
-    from tff_pdp.reproduce.reproduction import reproduce as run_reproduction
+    def run(self) -> Outcome:
+        """Runs the whole demo."""
+        from tff_pdp.commands.demo import run_demo
 
-    content, text = run_reproduction(options)
-    _show(options, content, text)
-    return 1 if content["failures"] else 0
-
-
-def doctor(options: argparse.Namespace) -> int:
-    """Looks at the installation."""
-    from tff_pdp.commands.doctor import examine
-
-    content, text = examine()
-    _show(options, content, text)
-    return 0 if content["healthy"] else 1
+        summary, text = run_demo(self.output, self.data, self.engine.overrides)
+        return Outcome(text, summary, 0 if summary["served_equals_in_process"] else 1)
 
 
-def _exported_id(config: ExperimentConfig, client_id: str) -> str:
+class Reproduce(_Reporting):
+    """Repeat an experiment: methods x privacy budgets x seeds.
+
+    Attributes:
+      setting: which experiment.
+      paper: with the paper's choices, unsound ones included.
+      scale: full is the paper's; small runs on two cores.
+      methods: default: those of the scale.
+      epsilons: of every silo or user; inf: no privacy.
+      seeds: repetitions; default: those of the scale.
+      variants: such as default, silo_scaling, classes_2.
+      grid: sweep lambda too; default: its grid.
+      data: folder of the raw data; default: $TFF_PDP_DATA.
+      output: default runs/reproduce/SETTING; a stopped sweep goes on there.
+      jobs: processes; default: one a core.
+    """
+
+    setting: Annotated[str, Positional(choices="tff_pdp.reproduce.setting:NAMES")]
+    paper: bool = False
+    scale: Literal["small", "full"] | None = None
+    methods: Annotated[tuple[str, ...], Option("NAME")] = ()
+    epsilons: Annotated[tuple[str, ...], Option("E")] = ()
+    seeds: int | None = None
+    variants: Annotated[tuple[str, ...], Option("NAME")] = ()
+    grid: Annotated[tuple[float, ...] | None, Option("LAMBDA")] = None
+    data: Annotated[str | None, Option("DIR")] = None
+    output: Annotated[str | None, Option("DIR")] = None
+    jobs: int | None = None
+
+    def run(self) -> Outcome:
+        """Repeats a published experiment."""
+        from tff_pdp.reproduce.reproduction import reproduce
+
+        content, text = reproduce(self)
+        return Outcome(text, content, 1 if content["failures"] else 0)
+
+
+class Doctor(_Reporting):
+    """Show versions and devices, and test the engines on each device."""
+
+    def run(self) -> Outcome:
+        """Looks at the installation."""
+        from tff_pdp.commands.doctor import examine
+
+        content, text = examine()
+        return Outcome(text, content, 0 if content["healthy"] else 1)
+
+
+def _engine_of(command: Command) -> dict[str, Any]:
+    engine = getattr(command, "engine", None)
+    return engine.overrides if engine else {}
+
+
+def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, Any]) -> "ExperimentConfig":
+    from tff_pdp.experiment.config import load_experiment
+
+    values = {
+        key: parse_yaml(value, f"--set {key}") for key, value in _assigned("--set", assignments, "KEY=VALUE").items()
+    }
+    return load_experiment(path, {**values, **further})
+
+
+def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str, str]:
+    """The values of `NAME=VALUE`, by name."""
+    values = {}
+    for assignment in assignments:
+        name, separator, value = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"{option} {assignment!r}: write {form}")
+        values[name] = value
+    return values
+
+
+def _exported_id(config: "ExperimentConfig", client_id: str) -> str:
     """What requests have in place of a client's id."""
     from serving.client_ids import ClientIdHash
 
     return client_id if config.export.client_ids == "plain" else ClientIdHash.load(config.client_id_key)(client_id)
 
 
-def _served_name(config: ExperimentConfig, exported_id: str) -> str:
+def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
     """The model that answers for a client: the one of all, unless every client has its own."""
     base_path = config.export_folder
     own = base_path.with_name(f"{base_path.name}.{exported_id}")
@@ -269,58 +478,8 @@ def _served_name(config: ExperimentConfig, exported_id: str) -> str:
     return own.name if is_divided else base_path.name
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _answer(label: Any, answer: Any) -> dict[str, Any]:
     """One example's label and prediction, of a classifier (probabilities `[num_classes]`) or a regression (a value)."""
     if answer.ndim:
         return {"label": int(label), "predicted": int(answer.argmax()), "probability": float(answer.max())}
     return {"label": float(label), "predicted": float(answer)}
-
-
-def _config(options: argparse.Namespace, further: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Reads the experiment, with what `--set`, options of the engine and `further` replace."""
-    overrides = {}
-    for assignment in options.set:
-        key, separator, value = assignment.partition("=")
-        if not separator:
-            raise ConfigError(f"--set {assignment!r}: write KEY=VALUE")
-        overrides[key] = _yaml_value(f"--set {assignment!r}", value)
-    return load_experiment(options.config, {**overrides, **_engine_overrides(options), **(further or {})})
-
-
-def _search_overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """The search, as far as options describe it."""
-    given = {"algorithm": options.algorithm, "mean_runs": options.mean_runs}
-    if options.runs is not None:
-        given["runs"] = _yaml_value("--runs", options.runs)
-    if options.values:
-        given["values"] = {}
-    for assignment in options.values:
-        name, separator, numbers = assignment.partition("=")
-        if not separator:
-            raise ConfigError(f"--values {assignment!r}: write NAME=NUMBER,NUMBER,...")
-        given["values"][name] = _yaml_value("--values", f"[{numbers}]")
-    return {f"tuning.search.{key}": value for key, value in given.items() if value is not None}
-
-
-def _yaml_value(option: str, text: str) -> Any:
-    return parse_yaml(text, option)
-
-
-def _engine_overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """The experiment's values that options of their own replace."""
-    keys = ("engine", "device", "client_parallelism", "clients_per_call")
-    given = {key: getattr(options, key, None) for key in keys}
-    return {f"training.{key}": value for key, value in given.items() if value is not None}
-
-
-def _show(options: argparse.Namespace, content: Any, text: str) -> None:
-    """Prints figures for programs or for people; progress goes to standard error either way."""
-    print(json.dumps(content) if options.json else text)
-    sys.stdout.flush()

@@ -1,6 +1,5 @@
 """The command `tff-pdp reproduce`: complete what the user asked for, sweep, and write table and figures."""
 
-import argparse
 import dataclasses
 import math
 import os
@@ -45,11 +44,11 @@ class BuildJobRunner:
         return JobRunner(self.reproduction)
 
 
-def reproduce(options: argparse.Namespace, build_runner: BuildRunner | None = None) -> tuple[dict[str, Any], str]:
+def reproduce(options: Any, build_runner: BuildRunner | None = None) -> tuple[dict[str, Any], str]:
     """Runs a reproduction.
 
     Args:
-      options: of the command line; see `tff_pdp.cli`.
+      options: of the command line, by the names that `tff-pdp reproduce --help` shows.
       build_runner: builds what runs jobs in worker processes; None for `tff_pdp.reproduce.run`.
 
     Returns:
@@ -70,7 +69,7 @@ def reproduce(options: argparse.Namespace, build_runner: BuildRunner | None = No
     return _write(reproduction, report, is_paper=options.paper)
 
 
-def build_reproduction(options: argparse.Namespace) -> Reproduction:
+def build_reproduction(options: Any) -> Reproduction:
     """Completes the options by what the setting and its scale say.
 
     Raises:
@@ -119,9 +118,9 @@ def _write(reproduction: Reproduction, report: Reported, *, is_paper: bool) -> t
     return content, "\n".join([text, *places])
 
 
-def _words(values: Sequence[str] | None) -> tuple[str, ...]:
+def _words(values: Sequence[str]) -> tuple[str, ...]:
     """The words of an option that may be repeated, and separated by commas."""
-    words = [word for value in values or () for word in value.split(",") if word]
+    words = [word for value in values for word in value.split(",") if word]
     return tuple(dict.fromkeys(words))
 
 

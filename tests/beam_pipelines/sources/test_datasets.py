@@ -1,5 +1,6 @@
 """Raw data by name: from an experiment's settings to its client dataset, and arguments that are refused."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.beam_pipelines.sources.raw_images import (
     write_mnist,
     write_writers,
 )
-from tff_pdp.cli import RAW_DATA
+from tff_pdp.commands.experiment import Prepare
 from tff_pdp.data.manifest import Tally
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import SOURCES
@@ -198,7 +199,7 @@ def test_a_source_may_have_a_job_of_its_own(prepare, tmp_path):
 
 
 def test_the_command_line_names_every_kind_of_raw_data():
-    named = [line.split()[0] for line in RAW_DATA.splitlines() if line.startswith("  ")]
+    named = re.findall(r"^      (\w+) {4,}", Prepare.__doc__, re.MULTILINE)
     assert named == list(SOURCES.own)
 
 

@@ -8,13 +8,14 @@ import yaml
 from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
-from serving.__main__ import build_parser
+from serving.__main__ import COMMANDS, main
 from serving.client.model_client import DEFAULT_MAX_BATCH_SIZE
 from serving.models_config import read_model_config_file
 from serving.production.containers import KitOptions, batching_parameters, health_script
 from serving.production.kit import write_production_kit
 from serving.server.options import read_batching_file
 from tests.serving.production.fake_exports import write_export
+from tff_pdp.command_line import parse
 from tff_pdp.errors import ServingError
 
 MIB = 2**20
@@ -190,10 +191,8 @@ def test_a_kit_is_replaced_only_on_demand(models, tmp_path):
 
 
 def test_the_command_writes_a_kit(models, tmp_path, capsys):
-    parser = build_parser()
     words = ["deploy", str(models / "digits"), "--output", str(tmp_path / "kit"), "--label", "stable=1", "--cpus", "3"]
-    options = parser.parse_args(words)
-    assert options.run(options) == 0
+    assert main(words) == 0
     assert {Path(line).name for line in capsys.readouterr().out.split()} == {
         *("models.config", "batching_parameters.txt", "monitoring.config"),
         *("docker-compose.yaml", "kustomization.yaml", "kubernetes.yaml", "README.md"),
@@ -201,6 +200,5 @@ def test_the_command_writes_a_kit(models, tmp_path, capsys):
     (entry,) = _config(tmp_path / "kit").model_config_list.config
     assert dict(entry.version_labels) == {"stable": 1}
     assert "num_batch_threads { value: 3 }" in (tmp_path / "kit" / "batching_parameters.txt").read_text()
-    options = parser.parse_args([*words[:4], "--label", "stable"])
     with pytest.raises(ServingError, match="LABEL=VERSION"):
-        options.run(options)
+        parse(COMMANDS, [*words[:4], "--label", "stable"]).run()

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.__main__ import build_parser
+from serving.__main__ import COMMANDS, main
 from serving.models_config import All, Latest, ServedModel, Specific, read_model_config_file
 from serving.production import rollout
 from serving.production.kit import write_production_kit
 from serving.production.rollout import plan_promotion, plan_rollout, roll_out
 from tests.serving.production.fake_exports import write_export
 from tests.serving.production.label_server import AVAILABLE, END, LabelServer, running
+from tff_pdp.command_line import parse
 from tff_pdp.errors import ServingError
 
 STORED = {"toy": (1, 2, 3), "other": (1,)}
@@ -192,15 +193,11 @@ def test_versions_must_be_on_disk(models):
 
 
 def test_the_command_without_a_server_writes_the_file(models, capsys):
-    parser = build_parser()
     config_file = models / "kit" / "models.config"
     common = ["rollout", str(models / "models" / "toy"), "--model-name", "toy", "--config", str(config_file)]
-    options = parser.parse_args([*common, "--stable", "1", "--canary", "2"])
-    assert options.run(options) == 0
+    assert main([*common, "--stable", "1", "--canary", "2"]) == 0
     assert "toy: stable 1, canary 2 (the file only" in capsys.readouterr().out
-    options = parser.parse_args([*common, "--promote"])
-    assert options.run(options) == 0
+    assert main([*common, "--promote"]) == 0
     assert read_model_config_file(config_file)[1].labels == {"stable": 2}
-    options = parser.parse_args([*common, "--promote", "--canary", "3"])
     with pytest.raises(ServingError, match="--promote makes the canary stable"):
-        options.run(options)
+        parse(COMMANDS, [*common, "--promote", "--canary", "3"]).run()

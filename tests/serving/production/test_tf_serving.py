@@ -57,7 +57,7 @@ def test_nothing_to_serve_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"), [("serving.production.kit", ["tensorflow"]), ("serving.__main__", ["tensorflow", "grpc"])]
+    ("module", "absent"), [("serving.production.kit", ["tensorflow"]), ("serving.commands", ["tensorflow", "grpc"])]
 )
 def test_what_starts_fast_imports_little(module, absent):
     program = f"import sys, {module}; sys.exit(bool(set(sys.modules) & set({absent})))"

@@ -1,0 +1,324 @@
+"""Makes commands of settings classes: options, help, one line for an error, results as text or JSON, exit status.
+
+Fields of a `Command` are its options, with types, ranges and defaults; its docstring is its help. `argparse` parses.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import inspect
+import itertools
+import json
+import re
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+
+import msgspec
+from msgspec import inspect as types
+
+from tff_pdp.errors import ConfigError, UserError, sentence_for_user
+from tff_pdp.kinds import meanings
+from tff_pdp.settings import Settings, did_you_mean, read_settings, words_of_type
+
+# How alike a flag for others and an option of ours are where it is taken for a slip.
+_ALIKE = 0.85
+_Section = types.StructType | types.DataclassType
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """Says how a field is written, as `Annotated[str, Option("ID")]`, where its type does not say all.
+
+    Attributes:
+      metavar: stands for the value in help.
+      each: of a tuple: every value needs the option's name before it, as where other words may follow.
+      choices: `module:name` of the values allowed, imported only where the command is named.
+    """
+
+    metavar: str = ""
+    each: bool = False
+    choices: str = ""
+
+
+class Positional(Option):
+    """Says that a field is written without a name."""
+
+
+class Outcome(NamedTuple):
+    """Says what a command has found.
+
+    Attributes:
+      text: printed for people; None where all is printed already.
+      content: printed as one JSON object in its place, where a field `json` of the command says so.
+      status: the exit status.
+    """
+
+    text: str | None
+    content: Any = None
+    status: int = 0
+
+
+class Command(Settings):
+    """Does something that a user asks for: fields are options, the docstring's first line is the summary.
+
+    A field whose type is another `Settings` class, or a dataclass, brings the options of that class; of a union of
+    tagged classes, the field itself chooses among them. Classes that share a name share the option: as the command
+    has it, or else the first of them. Booleans are flags, those that are true by default `--no-...`; tuples take
+    several words, and may be repeated.
+
+    Attributes:
+      exactly_one: groups of fields of which one must be given, and no more.
+      at_most_one: groups of fields of which no more than one may be given.
+      fixed: values of fields that are no options.
+      rest: the field that takes the flags that are no options; empty where these are errors.
+      separator: between the words of an option's name.
+    """
+
+    exactly_one: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    at_most_one: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    rest: ClassVar[str] = ""
+    separator: ClassVar[str] = "-"
+
+    def run(self) -> Outcome:
+        """Does it; raises a `UserError` for what a user can mend."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Names commands.
+
+    Attributes:
+      prog: the program's name, for messages and help.
+      about: what the commands are for.
+      commands: by name `module:class`, imported only where it is named, or a table of further commands.
+      version: printed by `--version`; empty for none.
+    """
+
+    prog: str
+    about: str
+    commands: Mapping[str, "str | Table"]
+    version: str = ""
+
+
+def main(table: Table, arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments (by default those of the process) name, and prints what it found.
+
+    Returns:
+      The command's exit status; 2 for a problem the user can mend, which standard error has in one line; 130 where the
+      user stopped the command.
+
+    Raises:
+      SystemExit: with status 0, for `--help` and `--version`.
+    """
+    prog = table.prog
+    try:
+        prog, kind, words = _named(table, sys.argv[1:] if arguments is None else arguments, prog)
+        command = _read(prog, kind, words)
+        outcome = command.run()
+    except (UserError, OSError) as error:
+        sentence = sentence_for_user(error)
+        if sentence is None:
+            raise
+        print(f"{prog}: {sentence}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{prog}: stopped", file=sys.stderr)
+        return 130
+    text = json.dumps(outcome.content) if getattr(command, "json", False) else outcome.text
+    if text is not None:
+        print(text, flush=True)
+    return outcome.status
+
+
+def parse(table: Table, arguments: Sequence[str]) -> Command:
+    """Reads the command that the arguments name, and does not run it.
+
+    Raises:
+      ConfigError: a command or option is unknown, missing, or out of its range.
+      SystemExit: with status 0, for `--help` and `--version`.
+    """
+    return _read(*_named(table, arguments, table.prog))
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, prog: str, description: str, **others: Any):
+        super().__init__(prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **others)
+        # Or else "-inf" and "-1e-3" are unknown options.
+        self._negative_number_matcher = re.compile(r"^-(\d|\.\d|inf|nan)", re.IGNORECASE)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def _named(table: Table, arguments: Sequence[str], prog: str) -> tuple[str, type[Command], Sequence[str]]:
+    """The full name, the class and the words of a command."""
+    first = list(arguments[:1])
+    about = _overview(table) if first in (["-h"], ["--help"]) else ""
+    parser = _Parser(prog, about, usage="%(prog)s [-h] COMMAND ...")
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
+    if table.version:
+        parser.add_argument("--version", action="version", version=table.version)
+    name = parser.parse_args(first).command
+    if name not in table.commands:
+        parser.error(f"unknown command {name!r}; {did_you_mean(name, table.commands)}")
+    entry, prog = table.commands[name], f"{prog} {name}"
+    if isinstance(entry, Table):
+        return _named(entry, arguments[1:], prog)
+    return prog, _imported(entry), arguments[1:]
+
+
+def _overview(table: Table) -> str:
+    """What the commands are for, and a line for each."""
+    width = max(map(len, table.commands))
+    lines = [table.about.rstrip(), "", "commands:"]
+    for name, entry in table.commands.items():
+        text = entry.about if isinstance(entry, Table) else _imported(entry).__doc__
+        lines.append(f"  {name:<{width}}  {text.partition(chr(10))[0]}")
+    return "\n".join(lines)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _read(prog: str, command: type[Command], words: Sequence[str]) -> Command:
+    """Reads the words of one command."""
+    fields = {name: field for name, field in _fields(command).items() if name not in command.fixed}
+    rest = fields.pop(command.rest, None)
+    help_text = inspect.cleandoc(command.__doc__ or "").partition("\nAttributes:")[0].replace("%(prog)s", prog)
+    epilog = rest and f"flags that are not listed here: {rest.help}"
+    parser = _Parser(prog, help_text, allow_abbrev=not rest, epilog=epilog)
+    places: dict[str, Any] = {}
+    for is_required, groups in ((True, command.exactly_one), (False, command.at_most_one)):
+        for names in groups:
+            places |= dict.fromkeys(names, parser.add_mutually_exclusive_group(required=is_required))
+    flags = {name: field.add(places.get(name, parser), command.separator) for name, field in fields.items()}
+    known = ["--help", *flags.values()]
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        flag = word.partition("=")[0]
+        is_ours = not flag.startswith("--") or any(one == flag or (not rest and one.startswith(flag)) for one in known)
+        if not is_ours and (not rest or difflib.get_close_matches(flag, known, 1, _ALIKE)):
+            parser.error(f"unknown option {flag}; {did_you_mean(flag, known)}")
+    given, others = parser.parse_known_args(words)
+    if others and not rest:
+        parser.error(f"unexpected argument {others[0]!r}")
+    values = {name: field.default for name, field in fields.items() if field.default is not msgspec.NODEFAULT}
+    values |= {**command.fixed, command.rest: tuple(others)}
+    values |= {name: fields[name].typed(flags[name], value) for name, value in vars(given).items()}
+    try:
+        return _made(command, values)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+@dataclasses.dataclass
+class _Field:
+    """A field as an option: its type, what stands for nothing being left out of `info`, its help, and its default."""
+
+    name: str
+    hint: Any
+    help: str
+    default: Any
+    is_required: bool
+
+    def __post_init__(self):
+        marks = [mark for mark in getattr(self.hint, "__metadata__", ()) if isinstance(mark, Option)]
+        self.how, self.info = marks[0] if marks else Option(), types.type_info(self.hint)
+        self.takes_none = False
+        if isinstance(self.info, types.UnionType):
+            some = tuple(one for one in self.info.types if not isinstance(one, types.NoneType))
+            self.takes_none = len(some) < len(self.info.types)
+            self.info = some[0] if len(some) == 1 else types.UnionType(some)
+
+    def add(self, place: Any, separator: str) -> str:
+        """Adds the option to a parser, or to a group of one, and returns how it is written."""
+        item, shown = self.info, self.help.rstrip(".").replace("`", "")
+        words: dict[str, Any] = {"default": argparse.SUPPRESS}
+        if isinstance(item, types.BoolType):
+            words["action"] = "store_false" if self.default else "store_true"
+            shown = f"switch off: {shown}" if self.default else shown
+        elif isinstance(item, types.VarTupleType):
+            item = item.item_type
+            nargs = "*" if self.takes_none else "+"
+            words |= {"action": "append"} if self.how.each else {"action": "extend", "nargs": nargs}
+        if not isinstance(item, types.BoolType):
+            choices = _imported(self.how.choices) if self.how.choices else getattr(item, "values", ())
+            names = {types.IntType: "N", types.FloatType: "X", types.CustomType: "PATH"}
+            shape = f"{{{','.join(map(str, choices))}}}" if choices else names.get(type(item))
+            words["metavar"] = self.how.metavar or shape
+            default = self.default if isinstance(self.default, tuple) else (self.default,)
+            if default and default[0] not in (None, msgspec.NODEFAULT):
+                shown += f"; default {' '.join(f'{one:g}' if isinstance(one, float) else str(one) for one in default)}"
+        words["help"] = shown.replace("%", "%%")
+        if isinstance(self.how, Positional):
+            place.add_argument(self.name, **words)
+            return self.how.metavar or self.name
+        flag = "--" + ("no_" if self.default is True else "") + self.name
+        flag = flag.replace("_", separator)
+        place.add_argument(flag, dest=self.name, required=self.is_required, **words)
+        return flag
+
+    def typed(self, flag: str, given: Any) -> Any:
+        """Types the words of the option; raises ConfigError for what it does not take."""
+        if self.how.choices and given not in (known := _imported(self.how.choices)):
+            raise ConfigError(f"unknown {flag} {given!r}; {did_you_mean(given, known)}")
+        try:
+            return msgspec.convert(given, self.hint, strict=False, dec_hook=lambda kind, word: kind(word))
+        except msgspec.ValidationError:
+            shown = " ".join(given) if isinstance(given, list) else given
+            raise ConfigError(f"{flag} must be {words_of_type(self.info)}, not {shown!r}") from None
+
+
+def _fields(owner: Any) -> dict[str, _Field]:
+    """The options of a class and of the classes of its fields, by name."""
+    told, hints = meanings(owner), typing.get_type_hints(owner, include_extras=True)
+    found: dict[str, _Field] = {}
+    inner: dict[str, _Field] = {}
+    for one in _inspected(owner):
+        sections = _sections(one)
+        tags = _tags(sections)
+        if tags or not sections:
+            hint = Literal[tags] if tags else hints[one.name]
+            found[one.name] = _Field(one.name, hint, told.get(one.name, ""), one.default, one.required)
+        for name, field in itertools.chain(*(_fields(section.cls).items() for section in sections)):
+            field.help = told.get(name, field.help)
+            if tags:
+                field.is_required, field.default = False, msgspec.NODEFAULT
+            inner.setdefault(name, field)
+    return found | {name: field for name, field in inner.items() if name not in found}
+
+
+def _inspected(owner: Any) -> tuple[types.Field, ...]:
+    return typing.cast(_Section, types.type_info(owner)).fields
+
+
+def _sections(field: types.Field) -> list[_Section]:
+    """The classes of a field that brings the options of others: one, or several with tags."""
+    options = field.type.types if isinstance(field.type, types.UnionType) else (field.type,)
+    return [one for one in options if isinstance(one, _Section)]
+
+
+def _tags(sections: Sequence[_Section]) -> tuple[str, ...]:
+    return tuple(str(one.tag) for one in sections if isinstance(one, types.StructType) and one.tag)
+
+
+def _made(owner: Any, values: Mapping[str, Any]) -> Any:
+    """Makes a class of the values that its fields, and those of their classes, have by name."""
+    arguments = {}
+    for one in _inspected(owner):
+        sections = _sections(one)
+        if _tags(sections):
+            names = {field.name for section in sections for field in section.fields} & values.keys()
+            content = {"kind": values[one.name], **{name: values[name] for name in names}}
+            arguments[one.name] = read_settings(typing.get_type_hints(owner)[one.name], content, one.name)
+        elif sections:
+            arguments[one.name] = _made(sections[0].cls, values)
+        elif one.name in values:
+            arguments[one.name] = values[one.name]
+    return owner(**arguments)
