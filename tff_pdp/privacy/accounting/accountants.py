@@ -1,4 +1,4 @@
-"""Works out the epsilon that a run's steps cost, and back from a budget the noise it needs.
+"""Computes the epsilon of a run's steps, and back from a budget the noise that it asks for.
 
 A `dp_accounting.DpEvent` says what was released (for instance 500 Poisson-sampled Gaussian sums). Three bounds turn it
 into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss distributions (PLD) and, for Gaussian sums

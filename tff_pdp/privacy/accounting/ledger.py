@@ -71,7 +71,7 @@ class Ledger:
 
     @property
     def num_events(self) -> int:
-        """How many events are recorded, in all scopes."""
+        """Number of events recorded, in all scopes."""
         return sum(entry.count for entry in self._entries)
 
     def precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:

@@ -1,4 +1,4 @@
-"""Private choice of hyper-parameters: run a secret, random number of times and release only the best run.
+"""Accounts for a private choice of hyper-parameters: a secret, random number of runs, of which the best is released.
 
 To release the best of a fixed number of runs can cost as much as to release them all. Where the number is random and
 kept secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.

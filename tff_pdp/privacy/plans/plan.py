@@ -86,10 +86,6 @@ class PlanSettings(Settings):
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
         """Checks that a method may be trained under this plan.
 
-        Args:
-          algorithm: the method.
-          weighting: how clients count in a mean.
-
         Raises:
           ConfigError: the plan does not allow the method.
         """
@@ -97,9 +93,6 @@ class PlanSettings(Settings):
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people or examples of which a data set's rows are made.
-
-        Args:
-          row_influence: of the data set.
 
         Raises:
           ConfigError: the plan protects something else; the message names the plan that does.
@@ -296,9 +289,6 @@ class PrivacyPlan(abc.ABC):
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
         """Returns all silos' public parameters, from which MR-MTL's lambda is set.
-
-        Args:
-          hparams: by name, of every silo.
 
         Raises:
           ConfigError: clients are no silos, or one leaves before the last round.
