@@ -64,7 +64,7 @@ class _OwnOverFixed(RecordingWeights):
 
     def use(self, layer: Layer, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
         if any(name in self._fixed for name in names):
-            # Of a layer with weights of both kinds the own ones are read by name, and so noted as untracked.
+            # Own weights of a layer that has both kinds are read by name, and so noted as untracked.
             return layer.apply(inputs, *(self[name] for name in names))
         return self._own.use(layer, names, inputs)
 
