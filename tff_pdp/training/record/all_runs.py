@@ -130,16 +130,12 @@ class AllRuns:
     @property
     def worst(self) -> Composed:
         """The cost to the scope that paid most; at the largest delta, and of all runs."""
-        worst = max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
-        delta = max(one.delta for one in self.by_scope.values())
-        return dataclasses.replace(
-            worst, delta=delta, runs=frozenset().union(*(one.runs for one in self.by_scope.values()))
-        )
+        return _worst(self.by_scope.values())
 
     @property
     def runs(self) -> int:
         """Number of releases that any of the records was in."""
-        return len(self.worst.runs)
+        return self.worst.releases
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
@@ -154,11 +150,10 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     in_folder = find_releases(output)
     found: list[OnRecord] = []
     included: set[str] = set()
-    entered: set[str] = set()
     entries = registry.entries()
+    entered = {entry.run_id for entry in entries}
     copies = {entry.copy_head for entry in entries if entry.copy_head}
     for entry in entries:
-        entered.add(entry.run_id)
         own = [one for one in in_folder if one.release.run_id == entry.run_id]
         releases = [_entered(entry)] if entry.copy_head else _newest(entry, own, copies)
         included |= {entry.includes} if releases else set()
@@ -250,7 +245,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     by_scope = {}
     for scope, clients in clients_of.items():
         kinds = _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
-        by_scope[scope] = _composed(parts, scope, kinds)
+        by_scope[scope] = _worst([_of_kind(parts, scope, kind) for kind in kinds])
     runs = frozenset().union(*(one.runs for one in by_scope.values()))
     undecided = {part.number for part in parts if part.is_undecided} & runs
     # Releases without digests in which no client of these names was.
@@ -343,12 +338,11 @@ def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
     return {place: by_client[one] for place, one in enumerate(other.clients.tolist()) if one in by_client}
 
 
-def _composed(parts: Sequence[_Part], scope: str, kinds: Iterable[Sequence[Sequence[int]]]) -> Composed:
-    """Composes for each kind of a scope's records all releases that the kind is in, and takes the largest figure."""
-    found = [_of_kind(parts, scope, kind) for kind in kinds]
-    runs = frozenset().union(*(one.runs for one in found))
-    worst = max(found, key=lambda one: (one.why_no_bound != "", one.epsilon))
-    return dataclasses.replace(worst, delta=max(one.delta for one in found), runs=runs)
+def _worst(costs: Collection[Composed]) -> Composed:
+    """Returns the largest of costs, at the largest delta, and of all their runs."""
+    worst = max(costs, key=lambda one: (one.why_no_bound != "", one.epsilon))
+    runs = frozenset().union(*(one.runs for one in costs))
+    return dataclasses.replace(worst, delta=max(one.delta for one in costs), runs=runs)
 
 
 def _kinds(
@@ -368,6 +362,7 @@ def _kinds(
 
 
 def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) -> Composed:
+    """Composes all releases that a kind of a scope's records is in."""
     touched = [
         (part, scopes)
         for part, groups in zip(parts, kind, strict=True)
@@ -389,24 +384,14 @@ def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) 
 
 
 def _notes(undecided: Sequence[OnRecord], by_name_alone: Sequence[OnRecord]) -> tuple[str, ...]:
-    old = [one for one in undecided if not one.records]
-    other_form = [one for one in undecided if one.records]
-    notes = []
-    if old:
-        notes.append(
-            f"{_listed(old)}: on record without digests of records, and counted as being about the same records"
-        )
-    if by_name_alone:
-        notes.append(
-            f"{_listed(by_name_alone)}: on record without digests of records, and counted for clients of its own names "
-            "alone"
-        )
-    if other_form:
-        notes.append(
-            f"{_listed(other_form)}: on records made of the same raw files in another way, and counted as being about "
-            "the same records; data.record_set can say whether they are"
-        )
-    return tuple(notes)
+    without_digests = "on record without digests of records, and counted"
+    texts = {
+        f"{without_digests} as being about the same records": [one for one in undecided if not one.records],
+        f"{without_digests} for clients of its own names alone": by_name_alone,
+        "on records made of the same raw files in another way, and counted as being about the same records; "
+        "data.record_set can say whether they are": [one for one in undecided if one.records],
+    }
+    return tuple(f"{_listed(found)}: {text}" for text, found in texts.items() if found)
 
 
 def _listed(found: Sequence[OnRecord]) -> str:
