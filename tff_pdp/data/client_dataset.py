@@ -170,7 +170,7 @@ class ClientDataset:
         private.
 
         Args:
-          split: which.
+          split: `train`, `validation` or `test`.
           batch_size: examples in a batch; the last one may have fewer.
           seed: decides the order.
 

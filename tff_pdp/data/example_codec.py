@@ -32,9 +32,9 @@ class RecordLayout:
 
     Attributes:
       template: the record, uint8 `[length]`.
-      example_id: where the id lies in it.
-      x: where the values lie.
-      y: where the label lies.
+      example_id: place of the id in the record.
+      x: place of the values.
+      y: place of the label.
       mask: uint8 `[length]`, which bits of the template are in every record: those of all bytes around the values and,
         in the bytes of a varint, the highest bit, which says whether another byte follows.
     """
@@ -146,7 +146,7 @@ def decode_examples(
     Args:
       features: shape and types of an example.
       buffer: the bytes of `n` whole records.
-      file_name: where the buffer was read, for error messages.
+      file_name: source of the buffer, for error messages.
       offset: position of the buffer in that file, for error messages.
 
     Returns:

@@ -26,7 +26,7 @@ def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
 
     Args:
       buffer: the bytes of zero or more records.
-      file_name: where the buffer was read, for error messages.
+      file_name: source of the buffer, for error messages.
       file_offset: position of the buffer in that file, for error messages.
 
     Raises:

@@ -51,7 +51,7 @@ def build_cnn(
       channels: of each convolution.
       kernel_size: height and width of every kernel.
       hidden_units: of the dense layer before the head, or of each of several; 0 for none.
-      pool_after: which of the convolutions pooling follows.
+      pool_after: the convolutions that pooling follows: `each`, or the `last` alone.
       group_norm_groups: where positive, a GroupNorm of so many groups stands between each convolution and its ReLU.
       input_shift: added to x.
       input_scale: multiplies the sum.

@@ -27,7 +27,7 @@ def over_fixed_weights(
     fast as without fixed weights, and what is clipped is the gradient by the own weights.
 
     Args:
-      model: what predicts.
+      model: the model that predicts.
       own: initial values of the model's weights, float32.
       fixed: constants, which are not trained.
       make_weights: makes the original model's weights of these; what makes them no longer recordable is only slower.

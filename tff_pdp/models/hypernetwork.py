@@ -32,7 +32,7 @@ class Hypernetwork:
     Attributes:
       descriptor_size: number of values in a descriptor.
       hidden_units: of each hidden layer; with none, weights are a linear function of the descriptor.
-      seed: what the initial values are drawn from.
+      seed: of the initial values.
       head_scale: how far the first generated model is from the target's own initial weights: it moves what each layer
         gives out by about `head_scale` times the size of what comes in. As large as the weights themselves (1), it
         would spoil a good initialisation; with 0, descriptors would make no difference and get no gradient at first.

@@ -67,7 +67,7 @@ class Registry:
         """Names the folder.
 
         Args:
-          folder: where it is; None for the user's own.
+          folder: of the registry; None for the user's own.
         """
         self.folder = default_folder() if folder is None else Path(folder)
 

@@ -21,7 +21,7 @@ class Inputs:
 
     Attributes:
       paths: where they may lie under the data folder, the best first; none for data that are made up.
-      origin: where they come from.
+      origin: their source, for error messages.
       beside: what lies in the same folder and is read as well, where it is there.
     """
 
@@ -70,7 +70,7 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
     """Returns where raw data lie, or the word for data that are made up.
 
     Args:
-      inputs: which data.
+      inputs: the data.
       folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
         need none.
 

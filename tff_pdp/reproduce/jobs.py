@@ -72,7 +72,7 @@ class Reproduction:
       seeds: number of repetitions.
       lambdas: the grid; empty for none.
       data_input: the raw data.
-      data_digest: which data they are.
+      data_digest: sha256 of the raw data.
       output: folder of all results.
     """
 

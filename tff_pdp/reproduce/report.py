@@ -29,7 +29,7 @@ class Mean:
       prox_weight: lambda, for a point of the grid.
       mean: over seeds.
       deviation: sample standard deviation over seeds; None of one seed.
-      seeds: how many.
+      seeds: number of seeds.
       with_secret_key: of the seed that costs most, the claim of the same training with a secret key, see `result_row`.
       worst_decile: mean over seeds of what the tenth of the clients gets that is served worst.
       pooled: mean over seeds of the figure of all clients' test examples together; None where it is no other.

@@ -122,7 +122,7 @@ class Scale(Settings):
 
     Attributes:
       epsilons: of each silo, or of all users; infinite for no privacy.
-      seeds: how many repetitions.
+      seeds: number of repetitions.
       methods: of the setting's, those that are run by default; None for all.
       lambdas: the grid of `--grid`.
       overrides: of the configuration.
@@ -176,10 +176,10 @@ class Setting(Settings):
       default_scale: the one run where none is named.
       variants: the default of each kind first.
       paper: what texts call the publication; empty for an experiment of our own.
-      clients: whose privacy is protected.
+      clients: the kind of clients, whose privacy is protected.
       methods: names in `METHODS` that the configuration has settings for.
       paper_values: as the publication, or its released code, states them at its own scale.
-      statements: what the publication says of methods' order.
+      statements: the publication's statements on which of two methods is better.
       deviations: what is unlike the publication: `every`, in all variants, and what variants name.
     """
 

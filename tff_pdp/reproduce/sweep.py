@@ -31,7 +31,7 @@ class Outcome:
     """The outcome of a job.
 
     Attributes:
-      job: which.
+      job: the job.
       row: its result row, see `result_row`; None where it cannot be run.
       infeasible: why its budget allows no run at all; empty otherwise.
     """
@@ -168,7 +168,7 @@ class Failure:
     """A job that failed; it is run again by the next sweep.
 
     Attributes:
-      job: which.
+      job: the job.
       reason: the last line of its traceback.
     """
 
@@ -186,7 +186,7 @@ def sweep(
     Args:
       reproduction: its jobs are run.
       build_runner: builds, in a worker process, the function from a job to an `Outcome`.
-      num_workers: how many processes.
+      num_workers: number of processes.
       progress: show a progress bar.
 
     Returns:

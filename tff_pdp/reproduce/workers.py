@@ -89,7 +89,7 @@ class Finished(NamedTuple):
     """A job that is over.
 
     Attributes:
-      job: which.
+      job: the job.
       result: of the runner; None where it raised or its process died.
       error: the traceback, or the end of the process; empty where it went well.
     """
@@ -114,7 +114,7 @@ def run_jobs(
     Args:
       jobs: started in about this order, those of a group by one worker where that keeps nobody idle.
       build_runner: picklable; see `BuildRunner`.
-      num_workers: how many processes, at most.
+      num_workers: most processes at a time.
       log_file: for the output of workers, Python's warnings and TensorFlow's messages included; appended to.
     """
     waiting = list(jobs)

@@ -108,7 +108,7 @@ class Program:
       parameter: its parameter's name in statements, or None.
       parameter_type: of the whole parameter.
       arguments: the parameter's members.
-      levels: what to run, in this order.
+      levels: in the order they are run.
       result: expression of the result.
       result_type: of the result, with placements.
     """

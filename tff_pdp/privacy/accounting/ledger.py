@@ -81,7 +81,7 @@ class Ledger:
 
         Args:
           scope: owner of the data.
-          further: how many of each event.
+          further: count of each event.
 
         Raises:
           BudgetError: the releases would overspend, or no accountant supports them under the ledger's adjacency.

@@ -233,7 +233,7 @@ class ExactDraws:
         infinitely many digits of G only those are drawn that a comparison or the result asks for.
 
         Args:
-          size: how many.
+          size: number of draws.
           fraction_bits: at most 50.
         """
         return np.fromiter((self._gaussian_floor(fraction_bits) for _ in range(size)), np.int64, size)

@@ -75,7 +75,7 @@ class NoisedNumber(Settings, tag_field="kind", tag="noised"):
     """Releases silos' numbers of training examples with noise.
 
     Attributes:
-      epsilon: what the number costs.
+      epsilon: cost of the number.
     """
 
     epsilon: Positive  # pyright: ignore[reportIncompatibleVariableOverride]

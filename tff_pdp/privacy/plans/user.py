@@ -280,7 +280,7 @@ class User(PlanSettings):
       num_users: N of the population, a public constant; without it, the number of clients in the data counts as public.
       clip_norm: C, L2 bound on all that a user releases in a round.
       budgets: epsilon and delta for all users.
-      user_noise: what is added to sums of updates.
+      user_noise: noise and clip of sums of updates.
     """
 
     budgets: OneForAll

@@ -17,10 +17,10 @@ class Inspected(NamedTuple):
     """Contents of a store.
 
     Attributes:
-      num_clients: how many clients the store is for.
+      num_clients: number of clients that the store is for.
       round_number: the round that counts.
       oldest_round: the oldest round that can be returned to.
-      num_states: how many states are kept, of all rounds.
+      num_states: number of states that are kept, of all rounds.
       num_left: how many states a round has left that was interrupted.
       was_interrupted: whether a transaction is still to be undone, which the next `ClientStore.open` does.
       is_old: whether the store, or a state, is of the format without places and rounds in checksums.

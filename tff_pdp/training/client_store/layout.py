@@ -67,7 +67,7 @@ class StateLayout:
 
         Args:
           columns: a nest of arrays `[num_clients, ...]` in the structure of a state; keys in any order.
-          num_clients: how many.
+          num_clients: number of clients.
 
         Returns:
           uint8 `[num_clients, row_bytes]`.

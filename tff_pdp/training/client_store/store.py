@@ -83,8 +83,8 @@ class ClientStore:
     read. Files or disks that fail raise `DataError` from any method, with their name.
 
     Attributes:
-      folder: where the files are.
-      num_clients: how many clients there are.
+      folder: of the files.
+      num_clients: number of clients.
     """
 
     def __init__(self, folder: Path, store: Database, contents: Contents, shards: Sequence[Shard]):
@@ -171,7 +171,7 @@ class ClientStore:
         """Reads the newest states of some clients.
 
         Args:
-          places: whose, in any order, also repeatedly.
+          places: of the clients, in any order, also repeatedly.
 
         Returns:
           Columns: the nest of a state, of new arrays `[len(places), ...]`, in the order of `places`.
@@ -195,7 +195,7 @@ class ClientStore:
 
         Args:
           round_number: larger than that of the store; rounds may be left out.
-          places: whose, each once.
+          places: of the clients, each once.
           columns: the nest of a state, of arrays `[len(places), ...]` in the order of `places`.
 
         Raises:

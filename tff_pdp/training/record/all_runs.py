@@ -119,7 +119,7 @@ class AllRuns:
 
     Attributes:
       by_scope: the cost to each scope.
-      elsewhere: how many of the releases are in other folders.
+      elsewhere: number of these releases in other folders.
       notes: assumptions that were made, one sentence each.
     """
 

@@ -47,7 +47,7 @@ class StoredCheckpoint:
       config_hash: of the settings the run was started with.
       ledger: of the rounds; None without privacy.
       run_key: the run's secret; None once it has been destroyed.
-      structure: which array is where.
+      structure: nested dicts and lists with the arrays' names.
       surroundings: the files beside it; None of checkpoints that do not say so.
     """
 

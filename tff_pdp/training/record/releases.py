@@ -63,7 +63,7 @@ class Release(NamedTuple):
       ledger: its own, with all that may have been spent; None without privacy.
       non_private: why no epsilon holds for this release, whatever the ledger says; None where one does.
       run: name of the method, or `PERSONALIZE`.
-      rounds: how many rounds the ledger covers.
+      rounds: number of rounds that the ledger covers.
       run_id: of the run; empty of fits, and of runs from before runs had one.
       head: chain of the last line of the run's own record; empty where that is not known.
     """
@@ -106,7 +106,7 @@ def enter(output: Path, release: Release, chains: Sequence[str] = ()) -> None:
 
     Args:
       output: the experiment's folder.
-      release: what was spent.
+      release: the spending.
       chains: of the lines of the run's own record, by which its copies are told from it.
 
     Raises:

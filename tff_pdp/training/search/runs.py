@@ -59,7 +59,7 @@ def run_pivot(method: Method, search: Search, first: Checkpoint, data: ClientVal
     Where the same run was made before, this makes it again: with the same key, it releases nothing new.
 
     Args:
-      method: what trains.
+      method: the method that trains.
       search: the method's.
       first: the state before the first round, whose ledger has been charged already.
       data: every client's training examples.
@@ -90,7 +90,7 @@ def repeat(
     Needs an engine.
 
     Args:
-      method: what trains.
+      method: the method that trains.
       search: the method's.
       pivot: the pivot run.
       first_client_state: of any silo that has not taken part yet.
@@ -232,7 +232,7 @@ def load(folder: Path, first: Checkpoint) -> SearchState | None:
     """Reads the newest state, or returns None where there is none.
 
     Args:
-      folder: where it was saved.
+      folder: of the checkpoints.
       first: a state before the first round, whose key and ledger are replaced by those of the search.
 
     Raises:
