@@ -144,7 +144,11 @@ def conv2d(
     return _use(layer, weights, names, x)
 
 
-def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: float = 1e-5) -> tf.Tensor:
+# Keeps a group of equal values from dividing by zero.
+_ADDED_VARIANCE = 1e-5
+
+
+def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int) -> tf.Tensor:
     """Returns `x [batch, ..., channels]` normalised, times scale, plus bias: float32, of the same shape.
 
     Mean and variance are of one example's group of neighbouring channels, over all its positions (Wu & He, "Group
@@ -157,7 +161,6 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: 
       name: of the layer.
       x: float32; all but the batch size must be known when the computation is built.
       groups: divides the number of channels.
-      epsilon: added to the variance.
     """
     sizes: list[Any] = x.shape.as_list()
     *positions, channels = sizes[1:]
@@ -171,7 +174,7 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: 
 
     centred = flat - mean_of_group(flat)
     variance = mean_of_group(tf.square(centred))
-    normalised = tf.reshape(centred * tf.math.rsqrt(variance + epsilon), [-1, *x.shape[1:]])
+    normalised = tf.reshape(centred * tf.math.rsqrt(variance + _ADDED_VARIANCE), [-1, *x.shape[1:]])
     return _use(Layer(_scale, _scale_gradients), weights, (f"{name}/scale", f"{name}/bias"), normalised)
 
 

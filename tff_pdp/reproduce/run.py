@@ -9,7 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -90,12 +90,6 @@ class JobRunner:
                 settings={**shown, **method.plan.noise_facts},
             ),
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Lets go of the engine."""

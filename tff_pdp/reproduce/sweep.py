@@ -176,9 +176,7 @@ class Failure:
     reason: str
 
 
-def sweep(
-    reproduction: Reproduction, build_runner: BuildRunner, num_workers: int, *, progress: bool = True
-) -> tuple[ResultStore, list[Failure]]:
+def sweep(reproduction: Reproduction, build_runner: BuildRunner, num_workers: int) -> tuple[ResultStore, list[Failure]]:
     """Runs a reproduction's jobs but for those that earlier sweeps have finished under the same settings.
 
     Stopping it at any moment loses the jobs under way, and no others.
@@ -187,7 +185,6 @@ def sweep(
       reproduction: its jobs are run.
       build_runner: builds, in a worker process, the function from a job to an `Outcome`.
       num_workers: number of processes.
-      progress: show a progress bar.
 
     Returns:
       All outcomes, and the jobs that failed; their tracebacks are in `failures.txt`.
@@ -205,7 +202,7 @@ def sweep(
         (output / FAILURES_FILE).write_text("")
         pending = store.pending
         total = len(store.outcomes) + len(pending)
-        bar = tqdm(total=total, initial=len(store.outcomes), desc="reproduce", unit="run", disable=not progress)
+        bar = tqdm(total=total, initial=len(store.outcomes), desc="reproduce", unit="run")
         with bar, contextlib.closing(run_jobs(pending, build_runner, num_workers, output / LOG_FILE)) as finished_jobs:
             for job, outcome, error in finished_jobs:
                 if error:
