@@ -34,14 +34,7 @@ from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, s
 from tff_pdp.training.privacy_facts import claim_of_run
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
-from tff_pdp.training.record.releases import (
-    CHECKPOINTS,
-    SEARCH,
-    check_files,
-    check_record,
-    set_aside,
-    surroundings_of,
-)
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files, check_record, set_aside, surroundings_of
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
@@ -307,8 +300,7 @@ def _check_repeated(
             raise ConfigError(
                 f"{folder}: the search was started on another processor or a GPU, with another version of this "
                 "project, or with other versions or settings of TensorFlow, and what it has released cannot be "
-                "repeated to the same bits: resume it where it was "
-                "started, or give --overwrite to start again"
+                "repeated to the same bits: resume it where it was started, or give --overwrite to start again"
             )
 
 
@@ -320,11 +312,7 @@ def _check_resume(method: Method, folder: Path, resume: bool, saved: Checkpoint)
 
 
 def _search(
-    method: Method,
-    search: Search,
-    folder: Path,
-    state: search_states.SearchState,
-    progress: bool,
+    method: Method, search: Search, folder: Path, state: search_states.SearchState, progress: bool
 ) -> Checkpoint:
     """Runs what is left of a search and saves its result."""
     numbers = range(1, method.plan.rounds + 1)
