@@ -244,10 +244,7 @@ def build_logistic_regression(
     # Scores from zero, as outputs of two classes, are what it shares with the other linear classifier.
     scorer = build_linear_svm(input_shape, input_shift=input_shift, input_scale=input_scale)
     return dataclasses.replace(
-        scorer,
-        name="logistic_regression",
-        output_loss=focal_loss(focal_gamma, focal_alpha),
-        ranking=_RANKINGS[metric],
+        scorer, name="logistic_regression", output_loss=focal_loss(focal_gamma, focal_alpha), ranking=_RANKINGS[metric]
     )
 
 

@@ -109,9 +109,7 @@ class Hypernetwork:
             tape.watch((tensors, descriptor))
             generated = self.generate(tensors, descriptor)
         pulled_back: Any = tape.gradient(
-            list(generated.values()),
-            (tensors, descriptor),
-            output_gradients=[cotangent[name] for name in generated],
+            list(generated.values()), (tensors, descriptor), output_gradients=[cotangent[name] for name in generated]
         )
         return pulled_back
 

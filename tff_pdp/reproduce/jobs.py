@@ -198,9 +198,7 @@ class Reproduction:
         if prox_weight is not None:
             settings["prox_weight"] = prox_weight
         return replace(
-            whole,
-            algorithms={swept.algorithm: settings},
-            export=replace(whole.export, algorithm=swept.algorithm),
+            whole, algorithms={swept.algorithm: settings}, export=replace(whole.export, algorithm=swept.algorithm)
         )
 
 

@@ -34,12 +34,7 @@ ON_CLIENTS = {
     "federated_value_at_clients",
     "federated_zip_at_clients",
 }
-ON_SERVER = {
-    "federated_apply",
-    "federated_eval_at_server",
-    "federated_value_at_server",
-    "federated_zip_at_server",
-}
+ON_SERVER = {"federated_apply", "federated_eval_at_server", "federated_value_at_server", "federated_zip_at_server"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,11 +194,7 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def calibrate_noise_multiplier(
-    epsilon: float,
-    delta: float,
-    sampling_rate: float,
-    steps: int,
-    fixed_events: Iterable[dp_accounting.DpEvent] = (),
+    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
     """Finds the smallest noise multiplier (to about 2e-5 relative) whose planned steps stay within the budget.
 

@@ -93,10 +93,7 @@ def clipped_sum(
         clip_norm = tf.where(tf.math.is_inf(clip_norm), clip_norm, clip_norm * left)
     factors = tf.cast(included, tf.float64) * _clip_factors(norms, clip_norm)
     return collections.OrderedDict(
-        (
-            name,
-            gradients[name].weighted_sum(factors) if name in gradients else tf.zeros(tf.shape(value), tf.float64),
-        )
+        (name, gradients[name].weighted_sum(factors) if name in gradients else tf.zeros(tf.shape(value), tf.float64))
         for name, value in weights.items()
     )
 

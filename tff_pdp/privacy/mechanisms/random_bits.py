@@ -68,10 +68,7 @@ def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generat
         return tf.stack([_philox(key, counter, size) for key, counter in zip(keys, counters, strict=True)])
 
     blocks = tf.map_fn(
-        draw_block,
-        words,
-        fn_output_signature=tf.TensorSpec([_UNROLLED, None], tf.uint32),
-        parallel_iterations=1,
+        draw_block, words, fn_output_signature=tf.TensorSpec([_UNROLLED, None], tf.uint32), parallel_iterations=1
     )
     return tf.reshape(blocks, [-1, size])[:num_clients]
 

@@ -75,9 +75,7 @@ def build_selector(model: Model, loss_bound: float, generator: Generator = "phil
         def of_client(values: Any) -> tf.Tensor:
             x, y, size, epsilon, seed = values
             return tf.cond(
-                epsilon > 0,
-                lambda: select_one(candidates, x, y, size, epsilon, seed),
-                lambda: tf.constant(NOTHING),
+                epsilon > 0, lambda: select_one(candidates, x, y, size, epsilon, seed), lambda: tf.constant(NOTHING)
             )
 
         return tf.map_fn(

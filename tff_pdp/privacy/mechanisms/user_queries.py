@@ -143,8 +143,7 @@ class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
     def _construct_below_estimate_query(self, below_estimate_stddev, expected_num_records):
         # Counts are shifted by one half, which is then the most that one record can change.
         return tensorflow_privacy.NormalizedQuery(
-            _SeededCountQuery(0.5, below_estimate_stddev, self._seed, self._generator),
-            denominator=expected_num_records,
+            _SeededCountQuery(0.5, below_estimate_stddev, self._seed, self._generator), denominator=expected_num_records
         )
 
 
