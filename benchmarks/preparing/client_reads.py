@@ -1,4 +1,4 @@
-"""How fast a client dataset is opened and read: clients one by one, a cohort, and a shuffled epoch over everyone.
+"""How fast a client dataset is opened and read: clients one by one, and a shuffled epoch over everyone.
 
 Writes a dataset of uniform noise into a temporary folder, 100,000 clients with 8 examples of 784 float32 values each
 (2.6 GB), and reads it while it is in the page cache: what is measured is this package, not a disk. Every figure is the
@@ -37,7 +37,7 @@ from tff_pdp.data.manifest import (
 OUTPUT = RESULTS / "client_reads.json"
 CLIENTS, SMALL_CLIENTS, EXAMPLES, SHARDS = 100_000, 2_000, 8, 8
 FEATURES = FeatureSpec.of((28, 28, 1), num_classes=10)
-COHORT, BATCH_SIZE = 50, 256
+BATCH_SIZE = 256
 SEED = 0
 
 
@@ -72,8 +72,6 @@ def measure(folder: pathlib.Path, num_clients: int) -> dict[str, Any]:
     manifest_alone, _ = _seconds_of(lambda: Manifest.load(folder), repeats=5)
     chosen = random.choice(dataset.client_ids, 20_000)
     loading = [_seconds(lambda client_id=client_id: dataset.load(client_id, "train")) for client_id in chosen]
-    cohorts = random.choice(dataset.client_ids, (100, COHORT))
-    stacking = [_seconds(lambda cohort=cohort: dataset.stack(cohort.tolist(), "train")) for cohort in cohorts]
     epochs, num_read = _seconds_of(lambda: _read_epoch(dataset), repeats=3)
     assert num_read == num_clients * EXAMPLES
     return {
@@ -84,7 +82,6 @@ def measure(folder: pathlib.Path, num_clients: int) -> dict[str, Any]:
         "open_s": {"median": float(np.median(opening)), "slowest": max(opening)},
         "open_manifest_json_s": {"median": float(np.median(manifest_alone)), "slowest": max(manifest_alone)},
         "load_ms": {"p50": _percentile_ms(loading, 50), "p99": _percentile_ms(loading, 99)},
-        f"stack_{COHORT}_ms": {"p50": _percentile_ms(stacking, 50), "p99": _percentile_ms(stacking, 99)},
         "epoch_batch_size": BATCH_SIZE,
         "epoch_examples_per_s": {"median": num_read / float(np.median(epochs)), "slowest": num_read / max(epochs)},
     }

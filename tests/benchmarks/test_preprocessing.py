@@ -14,6 +14,7 @@ from benchmarks.machine import measure_command
 from benchmarks.preparing import polars_rows
 from benchmarks.preparing.femnist import write_leaf_files
 from benchmarks.preparing.run import plot_costs
+from tests.data.written_clients import as_stored
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.example_codec import decode_examples
 
@@ -31,8 +32,9 @@ def stored_rows(dataset):
     rows = []
     for shard in dataset.manifest.shards:
         content = (dataset.path / shard.name).read_bytes()
-        x, y = decode_examples(dataset.manifest.features, content, shard.name, as_stored=True)
-        rows += [(values.tobytes(), int(label)) for values, label in zip(x, y, strict=True)]
+        x, y = decode_examples(dataset.manifest.features, content, shard.name)
+        stored = as_stored(dataset.manifest.features, x)
+        rows += [(values.tobytes(), int(label)) for values, label in zip(stored, y, strict=True)]
     return sorted(rows)
 
 

@@ -35,20 +35,15 @@ def copy(digits, tmp_path):
     return shutil.copytree(digits, tmp_path / "copy")
 
 
-def test_load_and_stack_agree(digits):
+def test_examples_have_types_and_numbers_of_the_manifest(digits):
     dataset = ClientDataset.open(digits, verify=True)
-    clients = dataset.client_ids[::-1]
-    stacked = dataset.stack(clients, "train")
-    assert stacked.x.dtype == np.float32 and stacked.y.dtype == np.int64 and stacked.num_examples.dtype == np.int32
-    assert stacked.x.shape == (4, stacked.num_examples.max(), 8, 8, 1)
-    for position, client in enumerate(clients):
+    assert len(dataset.client_ids) == 4
+    for client in dataset.client_ids:
         examples = dataset.load(client, "train")
         count = dataset.num_examples(client, "train")
-        assert len(examples.y) == count == stacked.num_examples[position] == stacked.mask[position].sum()
-        np.testing.assert_array_equal(stacked.x[position, :count], examples.x)
-        np.testing.assert_array_equal(stacked.y[position, :count], examples.y)
-        assert not stacked.x[position, count:].any() and not stacked.y[position, count:].any()
-    assert dataset.stack([], "train").x.shape == (0, 0, 8, 8, 1)
+        assert examples.x.dtype == np.float32 and examples.y.dtype == np.int64
+        assert examples.x.shape == (count, 8, 8, 1) and len(examples.y) == count
+        assert count == dataset.manifest.clients[client]["train"]
 
 
 def test_unknown_client_and_split(digits):
@@ -134,7 +129,8 @@ def test_damaged_shard_is_named(copy, kind):
     content[-20] ^= 1
     shard.write_bytes(content if kind == "flipped" else content[:-20])
     with pytest.raises(DataError, match=rf"{shard.name}: corrupt TFRecord at byte \d+"):
-        dataset.stack(dataset.client_ids, "validation")
+        for client in dataset.client_ids:
+            dataset.load(client, "validation")
     with pytest.raises(DataError, match=rf"{shard.name}: differs from the manifest"):
         ClientDataset.open(copy, verify=True)
 
@@ -158,7 +154,7 @@ def test_a_dataset_that_is_replaced_while_it_is_open_is_refused(copy, digits, tm
     copy.rename(tmp_path / "before")
     for replace in (lambda: None, lambda: (tmp_path / "other").rename(copy)):
         replace()
-        for read in (dataset.load, dataset.example_ids, lambda client, split: dataset.stack([client], split)):
+        for read in (dataset.load, dataset.example_ids):
             with pytest.raises(DataError, match=f"^{copy} was prepared anew, or removed, while it was in use"):
                 read(client, "train")
     assert len(ClientDataset.open(copy).load(client, "train").y)
@@ -187,9 +183,6 @@ def test_several_extents_are_one_client(tmp_path):
     assert b.y.tolist() == list(range(6)) and b.x.shape == (6, 1, 2) and b.x.dtype == np.float32
     nothing = dataset.load("a", "validation")
     assert nothing.x.shape == (0, 1, 2) and nothing.y.dtype == np.int64
-    stacked = dataset.stack(["b", "a"], "train")
-    assert stacked.y.tolist() == [[0, 1, 2, 3, 4, 5], [126, 127, 128, 7, 8, 0]]
-    assert stacked.num_examples.tolist() == [6, 5] and stacked.x[1, :, 0, 0].tolist() == stacked.y[1].tolist()
 
 
 def test_bytes_are_read_as_fractions(tmp_path):
@@ -247,8 +240,6 @@ def test_index_that_promises_other_numbers_than_there_are(tmp_path, promised):
     message = rf"0\.tfrecord: 2 whole records in the \d+ bytes at byte \d+, but the index promises {count};"
     with pytest.raises(DataError, match=message):
         dataset.load(wrong, "train")
-    with pytest.raises(DataError, match=message):
-        dataset.stack(["a", "b"], "train")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.data.written_clients import as_stored
 from tff_pdp.data import example_codec, tfrecord
 from tff_pdp.data.example_codec import decode_examples, encode_examples, record_extents, record_lengths
 from tff_pdp.data.manifest import FeatureSpec
@@ -56,7 +57,8 @@ def test_bytes_are_tensorflows_and_decode_to_the_same(monkeypatch, shape, num_cl
     assert encoded == b"".join(expected)
     assert record_lengths(features, y).tolist() == [len(record) for record in expected]
 
-    stored_x, decoded_y = decode_examples(features, encoded, "shard", as_stored=True)
+    decoded_x, decoded_y = decode_examples(features, encoded, "shard")
+    stored_x = as_stored(features, decoded_x)
     assert stored_x.shape == (len(y), *shape) and stored_x.dtype == x_dtype
     assert stored_x.tobytes() == x.tobytes() and decoded_y.tobytes() == y.tobytes() and decoded_y.dtype == y.dtype
 

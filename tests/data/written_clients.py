@@ -10,6 +10,11 @@ from tff_pdp.data.manifest import INDEX_FILE, SHARD_FOLDER, SPLITS, FileRecord, 
 COLUMNS = ("client_id", "split", "shard", "offset", "nbytes", "num_examples")
 
 
+def as_stored(features, x):
+    """Values that were read, in the form that they are stored in."""
+    return x if features.x_dtype == "float32" else np.rint(x * 255).astype(features.x_dtype)
+
+
 def write_clients(folder, features, extents, num_shards=1, change_rows=lambda rows: rows):
     """Writes a dataset whose index has one row for each `(client, split, shard, x, y)`, in this order.
 

@@ -1,4 +1,3 @@
-import itertools
 import math
 from fractions import Fraction
 
@@ -7,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.models import example_gradients
-from tff_pdp.models.example_gradients import CANCELLATION, Held, OuterProducts, Repeated, TableRows
+from tff_pdp.models.example_gradients import CANCELLATION, Held, OuterProducts, Repeated
 
 
 def normal(*shape, seed=0):
@@ -32,14 +31,6 @@ def gradients_of(form):
     """Each example's gradient as Fractions, flat, and a bound on the magnitude of it, of real numbers."""
     if isinstance(form, Held):
         rows = [fractions(np.concatenate([np.ravel(part[i]) for part in form.values])) for i in range(BATCH)]
-        return rows, [norm(row) for row in rows]
-    if isinstance(form, TableRows):
-        rows, (vocabulary, dim) = [], form.shape
-        for ids, values in zip(form.rows.numpy(), form.values.numpy(), strict=True):
-            table = [[Fraction(0)] * dim for _ in range(vocabulary)]
-            for place, value in zip(ids, values, strict=True):
-                table[place] = [old + new for old, new in zip(table[place], fractions(value), strict=True)]
-            rows.append(list(itertools.chain(*table)))
         return rows, [norm(row) for row in rows]
     pull = fractions(np.zeros(form.shape) if form.pull is None else form.pull)
     rows, magnitudes = [], []
@@ -122,9 +113,6 @@ def form_of(kind, rng):
             return Held((tf.constant(draw(2, 3)), tf.constant(draw(2, 3))), [2, 2, 3])
         case "held, long rows":
             return Held((tf.constant(draw(1100)),), [1100])
-        case "table":
-            ids = tf.constant(rng.integers(0, 4, (BATCH, 5)))
-            return example_gradients.embedding_table(ids, tf.constant(draw(5, 2)), [4, 2])
 
 
 KINDS = [
@@ -134,7 +122,6 @@ KINDS = [
     "Gram, pulled",
     "held",
     "held, long rows",
-    "table",
 ]
 
 
@@ -198,8 +185,6 @@ def tensors_of(form):
     match form:
         case Held():
             return list(form.values)
-        case TableRows():
-            return [form.values]
         case OuterProducts():
             return [form.inputs, form.cotangent]
 
@@ -208,8 +193,6 @@ def with_tensors(form, parts):
     match form:
         case Held():
             return Held(tuple(parts), form.shape)
-        case TableRows():
-            return TableRows(form.rows, parts[0], form.shape)
         case OuterProducts():
             return OuterProducts(*parts, form.shape, form.pull)
 
@@ -255,12 +238,3 @@ def test_a_repeated_pull_is_every_examples_gradient():
     np.testing.assert_array_equal(form.weighted_sum(tf.constant([0.5, 0.25], tf.float64)), [2.25, -3.0])
     nothing = Repeated(tf.constant([np.nan, np.inf])).weighted_sum(tf.zeros([2], tf.float64))
     np.testing.assert_array_equal(nothing, [0.0, 0.0])
-
-
-def test_equal_ids_of_one_example_are_one_row_of_its_gradient():
-    ids = tf.constant([[2, 0, 2], [1, 1, 1]])
-    cotangent = tf.constant([[[1.0, 0.0], [5.0, 1.0], [-1.0, 2.0]], [[1.0, 1.0], [1.0, 1.0], [1.0, 2.0]]])
-    form = example_gradients.embedding_table(ids, cotangent, [4, 2])
-    np.testing.assert_allclose(form.squared_norms(), [26.0 + 4.0, 9.0 + 16.0], rtol=2.0**-21)
-    total = form.weighted_sum(tf.constant([1.0, 0.5], tf.float64))
-    np.testing.assert_array_equal(total, [[5.0, 1.0], [1.5, 2.0], [0.0, 2.0], [0.0, 0.0]])

@@ -5,10 +5,11 @@ import logging
 import numpy as np
 import tensorflow as tf
 
+from tests.models.float64_support import per_example_norms
 from tests.rounding import gamma, network_roundings
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.models.derived import SCALE, SHIFT, over_fixed_weights, with_scaled_inputs
-from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 
 
 def head_model(model, seed=3):

@@ -29,11 +29,6 @@ def test_conv2d_by_hand():
     np.testing.assert_array_equal(padded[0, :, :, 0], [[9.0, 8.0], [14.0, 9.0]])
 
 
-def test_embedding_by_hand():
-    weights = {"a/table": np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)}
-    np.testing.assert_array_equal(layers.embedding(weights, "a", tf.constant([[1, 0, 1]])), [[[3, 4], [1, 2], [3, 4]]])
-
-
 @pytest.mark.parametrize("shape", [(3, 5, 2, 4), (3, 4)])
 def test_group_norm_normalises_each_example_and_group(shape):
     x = normal(*shape) * 3 + 1
@@ -62,8 +57,6 @@ LAYERS = {
     "conv, same, strides 2": (conv(2, "SAME"), {"kernel": (3, 3, 2, 2), "bias": (2,)}, normal(BATCH, 7, 6, 2)),
     "conv, same, strides 3": (conv(3, "SAME"), {"kernel": (2, 2, 1, 2), "bias": (2,)}, normal(BATCH, 7, 8, 1)),
     "conv, Gram form": (conv(1, "SAME"), {"kernel": (3, 3, 4, 24), "bias": (24,)}, normal(BATCH, 2, 3, 4)),
-    "embedding": (layers.embedding, {"table": (5, 3)}, np.array([[0, 1, 2], [4, 4, 4], [3, 0, 3], [1, 1, 2]])),
-    "embedding of one id": (layers.embedding, {"table": (5, 3)}, np.array([0, 4, 4, 2])),
     "group norm": (
         lambda weights, name, x: layers.group_norm(weights, name, x, groups=2),
         {"scale": (4,), "bias": (4,)},

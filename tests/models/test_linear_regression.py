@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.float64_support import per_example_norms
 from tests.rounding import gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.base import half_squared_error
 from tff_pdp.models.dense import build_linear_regression
-from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 
 WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}
 # 2 * 3 - 1 + 0.5 = 5.5 and 0 - 4 + 0.5 = -3.5; off by 1.5 and -3.

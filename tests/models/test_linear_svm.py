@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.float64_support import per_example_norms
 from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.dense import hinge
-from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 
 WEIGHTS = {"dense_0/kernel": np.array([[2.0], [-1.0]], np.float32), "dense_0/bias": np.array([0.5], np.float32)}
 # Scores 2 + 0.5 = 2.5, -4 + 0.5 = -3.5, 1 - 1.25 + 0.5 = 0.25 and -1 + 0.5 = -0.5.

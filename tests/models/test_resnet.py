@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.models.float64_support import in_float64, keras_in_float64, rounding
+from tests.models.float64_support import in_float64, keras_in_float64, per_example_norms, rounding
 from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.models.resnet import build_resnet20
 from tff_pdp.privacy.mechanisms import per_example
-from tff_pdp.privacy.mechanisms.per_example import clipped_sum, per_example_norms
+from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 
 # Odd and even sizes, and a shortcut of each kind.
 SMALL = build_resnet20((6, 5, 1), 3, 1, (2, 4), group_norm_groups=2)

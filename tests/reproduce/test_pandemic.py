@@ -1,5 +1,6 @@
 """Contact graphs from end to end, at the small scale: a made-up population, and measured contacts if there are some."""
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -45,7 +46,7 @@ def pandemic(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_pandemic(pandemic):
-    with JobRunner(pandemic) as runner:
+    with contextlib.closing(JobRunner(pandemic)) as runner:
         yield lambda variant, epsilon: runner(Job(variant, "fed_avg", epsilon, 0)).row
 
 
@@ -113,7 +114,7 @@ def test_measured_contacts(tmp_path, real_contacts):
         data_input=real_contacts,
         data_digest="contacts",
     )
-    with JobRunner(measured) as runner:
+    with contextlib.closing(JobRunner(measured)) as runner:
         row = runner(Job("hospital", "fed_avg", 8.0, 0)).row
     labels = labels_of(measured, "hospital")
     assert len(labels) == 75 and row["prevalence"] == pytest.approx(labels.mean())

@@ -1,5 +1,6 @@
 """Real runs, of three made-up schools."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_run_is_a_function_of_its_job(reproduction, runner):
     assert (first["learning_rate"], first["prox_weight"]) == (0.01, 1.0)
     assert runner(Job("paper", "mr_mtl", 6.0, 1)).row["value"] != first["value"]
     assert runner(job).row == first
-    with JobRunner(reproduction) as other:
+    with contextlib.closing(JobRunner(reproduction)) as other:
         assert other(job).row == first
 
 

@@ -1,5 +1,6 @@
 """Rows of models that are judged by average precision."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -47,7 +48,7 @@ def reproduction(tmp_path):
 def test_a_row_has_the_mean_over_silos_and_the_figure_of_all_examples(reproduction):
     """Without noise, no silo has more training examples than a batch: two steps of gradient descent, by hand."""
     job = Job("default", "local_only", math.inf, 0)
-    with JobRunner(reproduction) as runner:
+    with contextlib.closing(JobRunner(reproduction)) as runner:
         row = runner(job).row
     clients = ClientDataset.open(reproduction.config(job).clients_folder)
     scores, labels, own = [], [], []

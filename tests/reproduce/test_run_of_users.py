@@ -1,5 +1,6 @@
 """Real runs, of a dozen made-up writers."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -66,7 +67,7 @@ def reproduction(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(reproduction):
     """One seed's rows, all of one process, and how often it compiled."""
-    with JobRunner(reproduction) as runner:
+    with contextlib.closing(JobRunner(reproduction)) as runner:
         found = {(job.method, job.epsilon): runner(job).row for job in reproduction.jobs() if job.seed == 0}
         return found, len(runner.computations)
 
@@ -75,7 +76,7 @@ def test_one_compiled_process_serves_all_epsilons_of_a_method(reproduction, rows
     found, compiled = rows
     assert compiled == 2
     # Of what came before in the same process, nothing is left: alone, a job gives the same.
-    with JobRunner(reproduction) as other:
+    with contextlib.closing(JobRunner(reproduction)) as other:
         assert other(Job("default", "centaur", 8.0, 0)).row == found["centaur", 8.0]
     assert len({found["centaur", epsilon]["value"] for epsilon in (2.0, 8.0, math.inf)}) > 1
 

@@ -30,7 +30,7 @@ def build(tmp_path):
 
 
 def quiet_sweep(reproduction, runner):
-    return sweep(reproduction, runner, 2, progress=False)
+    return sweep(reproduction, runner, 2)
 
 
 def is_group_alive(group):

@@ -1,4 +1,4 @@
-"""Reads a client dataset: any client's examples by positioned reads, alone or stacked with other clients'.
+"""Reads a client dataset: any client's examples by positioned reads, or all examples in random order.
 
 `ClientIndex` says where in the shards each client's examples lie.
 """
@@ -18,7 +18,7 @@ from tff_pdp.data.shards import ShardFiles, read_example_ids, read_examples
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
 
-# What is known of an extent, in this order.
+# Columns of an extent, in this order.
 _COLUMNS = ("shard", "offset", "nbytes", "num_examples")
 
 
@@ -40,11 +40,6 @@ class ClientIndex:
     def read(cls, path: Path, client_ids: Sequence[str], num_shards: int) -> "ClientIndex":
         """Reads `index.parquet`, whose rows may come in any order; a client's extents of one split keep theirs.
 
-        Args:
-          path: the file.
-          client_ids: every client of the dataset.
-          num_shards: how many shards there are.
-
         Raises:
           DataError: the file is not an index of this dataset.
         """
@@ -61,16 +56,16 @@ class ClientIndex:
         return cls(extents[order], first)
 
     def num_examples(self, client: int, split: str) -> int:
-        """How many examples a client, by position, has in a split."""
+        """Counts the examples that a client, by position, has in a split."""
         return int(self._num_examples[_key(client, split)])
 
     def extents(self, client: int, split: str) -> np.ndarray:
-        """The extents of a client, by position, in a split, in the dataset's order: int64 `[n, 4]`."""
+        """Returns the extents of a client, by position, in a split, in the dataset's order: int64 `[n, 4]`."""
         key = _key(client, split)
         return self._extents[self._first[key] : self._first[key + 1]]
 
     def split_extents(self, split: str) -> np.ndarray:
-        """All clients' extents in a split, sorted by client: int64 `[n, 4]`."""
+        """Returns all clients' extents in a split, sorted by client: int64 `[n, 4]`."""
         num_extents = np.diff(self._first)
         return self._extents[np.repeat(np.arange(len(num_extents)) % len(SPLITS) == SPLITS.index(split), num_extents)]
 
@@ -96,28 +91,6 @@ class ClientExamples:
 
     x: np.ndarray
     y: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class StackedClients:
-    """Several clients' examples, padded with zeros to the largest client.
-
-    Attributes:
-      client_ids: the `c` clients, in the order of the first axis.
-      x: float32 `[c, n_max, *shape]`.
-      y: int64 `[c, n_max]`, float32 for a regression.
-      num_examples: int32 `[c]`, how many rows of each client are real.
-    """
-
-    client_ids: tuple[str, ...]
-    x: np.ndarray
-    y: np.ndarray
-    num_examples: np.ndarray
-
-    @property
-    def mask(self) -> np.ndarray:
-        """Bool `[c, n_max]`, true where an example is real and false where it is padding."""
-        return np.arange(self.y.shape[1]) < self.num_examples[:, np.newaxis]
 
 
 class ClientDataset:
@@ -150,7 +123,7 @@ class ClientDataset:
           DataError: the dataset is missing, unfinished, of another format version, or differs from its manifest.
         """
         root = Path(path)
-        # Before anything is read: of a folder that is replaced meanwhile, nothing is believed.
+        # Before anything is read: nothing is believed of a folder that is replaced meanwhile.
         identity = _identity_of(root)
         manifest = Manifest.load(root)
         for expected in (manifest.index, *(manifest.shards if verify else ())):
@@ -159,7 +132,7 @@ class ClientDataset:
         return cls(root, manifest, index, identity)
 
     def num_examples(self, client_id: str, split: str) -> int:
-        """How many examples `client_id` has in `split`.
+        """Counts the examples of a client in a split.
 
         Raises:
           DataError: no such client or split.
@@ -189,25 +162,6 @@ class ClientDataset:
         self._check_unchanged()
         return ids
 
-    def stack(self, client_ids: Sequence[str], split: str) -> StackedClients:
-        """Reads several clients' examples of one split into dense arrays, padded to the largest client.
-
-        Raises:
-          DataError: no such client or split, or a record is corrupt (names file and offset).
-        """
-        num_examples = np.array([self.num_examples(client_id, split) for client_id in client_ids], np.int32)
-        longest = int(num_examples.max(initial=0))
-        x = np.zeros((len(num_examples), longest, *self.manifest.features.shape), np.float32)
-        y = np.zeros((len(num_examples), longest), self.manifest.features.y_dtype)
-        stacked = StackedClients(tuple(client_ids), x, y, num_examples)
-        extents = [self._index.extents(self._positions[client_id], split) for client_id in client_ids]
-        if extents:
-            x[stacked.mask], y[stacked.mask] = read_examples(
-                self.manifest.features, self._files, np.concatenate(extents)
-            )
-        self._check_unchanged()
-        return stacked
-
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Reads all examples of a split once, in a uniformly random order: pairs of `x` and `y`, as in `load`.
 
@@ -216,7 +170,7 @@ class ClientDataset:
         private.
 
         Args:
-          split: which.
+          split: `train`, `validation` or `test`.
           batch_size: examples in a batch; the last one may have fewer.
           seed: decides the order.
 
@@ -246,7 +200,7 @@ class ClientDataset:
         return self._positions[client_id]
 
 
-# Of the manifest's file: number, size, and when it was written.
+# Number, size and time of writing of the manifest's file.
 _Identity = tuple[int, int, int] | None
 
 

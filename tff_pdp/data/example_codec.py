@@ -32,9 +32,9 @@ class RecordLayout:
 
     Attributes:
       template: the record, uint8 `[length]`.
-      example_id: where the id lies in it.
-      x: where the values lie.
-      y: where the label lies.
+      example_id: place of the id in the record.
+      x: place of the values.
+      y: place of the label.
       mask: uint8 `[length]`, which bits of the template are in every record: those of all bytes around the values and,
         in the bytes of a varint, the highest bit, which says whether another byte follows.
     """
@@ -51,7 +51,7 @@ class RecordLayout:
         return len(self.template)
 
     def fits(self, records: np.ndarray) -> bool:
-        """Whether what lies around the values of `records`, uint8 `[n, length]`, is the template's; headers aside."""
+        """Checks that all around the values of `records`, uint8 `[n, length]`, is the template's; headers aside."""
         around = (
             slice(tfrecord.HEADER_SIZE, self.example_id.start),
             slice(self.example_id.stop, self.x.start),
@@ -62,7 +62,7 @@ class RecordLayout:
 
 @functools.lru_cache(maxsize=64)
 def record_layouts(features: FeatureSpec) -> tuple[RecordLayout, ...]:
-    """The layouts of examples: one for each size a label can have, from the smallest."""
+    """Returns the layouts of examples: one for each size a label can have, from the smallest."""
     sizes = range(1, 11) if features.y_dtype == "int64" else (4,)
     return tuple(_layout(features, size) for size in sizes)
 
@@ -98,7 +98,7 @@ def _map_entry(key: bytes, feature: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
+    """Encodes a length-delimited field."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
@@ -131,7 +131,7 @@ def encode_examples(features: FeatureSpec, x: np.ndarray, y: np.ndarray, example
 
 
 def record_lengths(features: FeatureSpec, y: np.ndarray) -> np.ndarray:
-    """Bytes of each example's record, framing included: int64 `[n]`, for labels `y` `[n]`."""
+    """Counts the bytes of each example's record, framing included: int64 `[n]`, for labels `y` `[n]`."""
     by_label_size = np.array([layout.length for layout in record_layouts(features)], np.int64)
     if features.y_dtype != "int64":
         return np.full(len(y), by_label_size[0])
@@ -139,27 +139,25 @@ def record_lengths(features: FeatureSpec, y: np.ndarray) -> np.ndarray:
 
 
 def decode_examples(
-    features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0, *, as_stored: bool = False
+    features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decodes records that `encode_examples` wrote, checking every checksum.
 
     Args:
       features: shape and types of an example.
       buffer: the bytes of `n` whole records.
-      file_name: where the buffer was read, for error messages.
+      file_name: source of the buffer, for error messages.
       offset: position of the buffer in that file, for error messages.
-      as_stored: leave values of a data set of bytes as they are, instead of dividing them by 255.
 
     Returns:
-      `x`, float32 `[n, *shape]` (uint8 as stored), and `y` `[n]`, int64 or, for a regression, float32.
+      `x`, float32 `[n, *shape]`, bytes divided by 255, and `y` `[n]`, int64 or, for a regression, float32.
 
     Raises:
       DataError: a record is cut short, fails its checksum, or is laid out in another way; names the file and the
         record's offset.
     """
     starts, lengths = record_extents(features, buffer, file_name, offset)
-    x_dtype = features.x_dtype if as_stored else np.float32
-    x = np.empty((len(starts), math.prod(features.shape)), x_dtype)
+    x = np.empty((len(starts), math.prod(features.shape)), np.float32)
     y = np.empty(len(starts), features.y_dtype)
     for part in _parts(features, len(starts)):
         if not _decode_part(features, buffer, starts[part], lengths[part], x[part], y[part]):
@@ -184,7 +182,7 @@ def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, off
 def record_extents(
     features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the records of a buffer start, and how long they are: int64 `[n]` each. Checks their headers alone.
+    """Finds where the records of a buffer start, and how long they are: int64 `[n]` each. Checks their headers alone.
 
     Raises:
       DataError: as `decode_examples`.
@@ -208,7 +206,7 @@ def record_extents(
 
 
 def _parts(features: FeatureSpec, num_examples: int) -> Iterator[slice]:
-    """Ranges of examples whose records stay in the processor's cache from the first step to the last."""
+    """Yields ranges of examples whose records stay in the processor's cache from the first step to the last."""
     size = max(1, _PART_BYTES // record_layouts(features)[0].length)
     return (slice(start, start + size) for start in range(0, num_examples, size))
 
@@ -242,10 +240,7 @@ def _decode_part(
         stored = np.ascontiguousarray(records[:, layout.y.stop :]).view(np.uint32)
         intact = intact and np.array_equal(stored.ravel(), checksums[members]) and layout.fits(records)
         values = np.ascontiguousarray(records[:, layout.x]).view(features.x_dtype)
-        if x.dtype == values.dtype:
-            x[members] = values
-        else:
-            x[members] = np.divide(values, np.float32(255), dtype=np.float32)
+        x[members] = values if values.dtype == np.float32 else np.divide(values, np.float32(255), dtype=np.float32)
         y[members] = _labels(records[:, layout.y], y.dtype)
     return intact
 
@@ -253,7 +248,7 @@ def _decode_part(
 def _checked(
     features: FeatureSpec, x: np.ndarray, y: np.ndarray, example_ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The three arrays: `x` and the ids as bytes, uint8 `[n, size]`, and the labels."""
+    """Checks the three arrays; returns `x` and the ids as bytes, uint8 `[n, size]`, and the labels."""
     expected = {
         "x": (x, (len(y), math.prod(features.shape)), features.x_dtype),
         "y": (y, (len(y),), features.y_dtype),
@@ -268,7 +263,7 @@ def _checked(
 
 
 def _error(features: FeatureSpec, buffer: bytes, file_name: str, offset: int) -> DataError:
-    """What is wrong with a buffer: its first corrupt record or, where there is none, the first of another layout."""
+    """Describes a bad buffer by its first corrupt record or, where there is none, the first of another layout."""
     position = 0
     for payload in tfrecord.unframe(buffer, file_name, offset):
         record = np.frombuffer(tfrecord.frame(payload), np.uint8)
@@ -284,12 +279,12 @@ def _error(features: FeatureSpec, buffer: bytes, file_name: str, offset: int) ->
 
 @functools.lru_cache(maxsize=64)
 def _lengths_by_header(features: FeatureSpec) -> dict[bytes, int]:
-    """A record's header, length and checksum of the length, tells which layout it has."""
+    """Returns a record's length by its header, which has the length and its checksum."""
     return {layout.template[: tfrecord.HEADER_SIZE].tobytes(): layout.length for layout in record_layouts(features)}
 
 
 def _groups(features: FeatureSpec, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[RecordLayout, Any, Any]]:
-    """The layouts that occur, with an index of their records among all, and of their first bytes in the buffer."""
+    """Returns the layouts that occur, with an index of their records among all, and of these records' first bytes."""
     if (lengths == lengths[0]).all():
         # Slices instead of arrays of numbers: views instead of copies.
         layout = next(layout for layout in record_layouts(features) if layout.length == lengths[0])
@@ -303,12 +298,12 @@ def _groups(features: FeatureSpec, starts: np.ndarray, lengths: np.ndarray) -> l
 
 
 def _windows(content: np.ndarray, length: int) -> np.ndarray:
-    """The ranges of `length` bytes that start at each byte, as a view; much faster than `sliding_window_view`."""
+    """Returns the ranges of `length` bytes that start at each byte, as a view; faster than `sliding_window_view`."""
     return np.ndarray((len(content) - length + 1, length), np.uint8, content, strides=(1, 1))  # pyright: ignore
 
 
 def _label_bytes(y: np.ndarray, layout: RecordLayout) -> np.ndarray:
-    """Labels as they are stored: uint8 `[n, size of a label]`."""
+    """Encodes labels as they are stored: uint8 `[n, size of a label]`."""
     if y.dtype == np.float32:
         return y[:, np.newaxis].view(np.uint8)
     size = layout.y.stop - layout.y.start
@@ -319,7 +314,7 @@ def _label_bytes(y: np.ndarray, layout: RecordLayout) -> np.ndarray:
 
 
 def _labels(stored: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The inverse of `_label_bytes`."""
+    """Decodes the bytes of `_label_bytes`."""
     if dtype == np.float32:
         return np.ascontiguousarray(stored).view(np.float32).ravel()
     digits = (stored & 127).astype(np.uint64) << _shifts(stored.shape[1])

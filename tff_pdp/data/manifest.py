@@ -26,13 +26,13 @@ RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
 
 @dataclasses.dataclass(frozen=True)
 class RowInfluence:
-    """What rows made of a contact graph promise: a bound that whoever makes the rows proves, and privacy plans use.
+    """The promise of rows made of a contact graph: a bound that whoever makes the rows proves, and privacy plans use.
 
     Rows of such a data set are not independent: a person is in its own row and in those of its contacts. Protecting
     single rows would not protect the person.
 
     Attributes:
-      unit: what is protected: `node`, a person with all its contacts; `edge`, all contacts of one pair of people.
+      unit: of protection: `node`, a person with all its contacts; `edge`, all contacts of one pair of people.
       adjacency: how neighbouring graphs differ: a person takes other values and other contacts (`replace_one`); is
         there, or is as if it were not, in a row of zeros (`replace_special`); a pair's contacts are there or are not
         (`add_or_remove_one`, of the unit `edge`).
@@ -46,16 +46,11 @@ class RowInfluence:
     num_rows: int
     rule: str
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any] | None) -> "RowInfluence | None":
-        """What a manifest holds of it; None for data sets whose rows are independent."""
-        return None if fields is None else cls(**fields)
-
     def checked(self) -> "RowInfluence":
         """Returns the promise, if it means something: a manifest is a file that can be edited.
 
         Raises:
-          DataError: it means nothing.
+          DataError: the promise means nothing.
         """
         if self.unit not in get_args(Unit) or self.adjacency not in _ADJACENCIES[self.unit]:
             raise DataError(
@@ -98,7 +93,7 @@ class FeatureSpec:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], num_classes: int, x_dtype: str = "float32") -> "FeatureSpec":
-        """The types that examples of this shape, with so many classes, are stored in."""
+        """Returns the types that examples of this shape, with so many classes, are stored in."""
         return cls(shape, num_classes, x_dtype, y_dtype="int64" if num_classes else "float32")
 
 
@@ -128,9 +123,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class RecordCounts:
-    """How many rows of a table were read, kept, and left out by reason; these add up.
+    """Counts of a table's rows: read, kept, and left out by reason; these add up.
 
-    Of a table that one stage hands on to the next: given, taken, and left out.
+    Rows of a table that one stage hands on to the next are given, taken, and left out.
     """
 
     read: int = 0
@@ -144,21 +139,21 @@ class Manifest:
 
     Attributes:
       features: shape and type of one example.
-      seed: what the split and the sharding were keyed with.
+      seed: key of the split and the sharding.
       parameters: the options that decided the content.
       sources: the input files.
       config_hash: sha256 over format version, parameters and sources; equal hashes mean equal datasets.
-      read: what the sources held.
-      kept: what the dataset holds.
-      dropped: what was left out, by reason; `kept` and `dropped` add up to `read`.
+      read: content of the sources.
+      kept: content of the dataset.
+      dropped: the rest, by reason; `kept` and `dropped` add up to `read`.
       num_examples: examples in each split.
       clients: examples of each client in each split.
       shards: the shard files, in order; the index refers to them by position.
       index: the index file.
       row_influence: how many rows one person can change, where rows are made of a contact graph; None where examples
         are independent.
-      rows: what became of the rows of input tables, and of those handed on between stages, by table, where users and
-        examples are made of such.
+      rows: counts of rows of input tables, and of rows handed on between stages, by table, where users and examples are
+        made of such.
       format_version: version of this layout.
     """
 
@@ -234,7 +229,7 @@ class Manifest:
             "dropped": {reason: Tally(**tally) for reason, tally in fields["dropped"].items()},
             "shards": tuple(FileRecord(**record) for record in fields["shards"]),
             "index": FileRecord(**fields["index"]),
-            "row_influence": RowInfluence.from_fields(fields["row_influence"]),
+            "row_influence": None if fields["row_influence"] is None else RowInfluence(**fields["row_influence"]),
             "rows": {table: RecordCounts(**counts) for table, counts in fields["rows"].items()},
         }
         return cls(**{**fields, **nested})
@@ -244,7 +239,7 @@ def mark_finished(dataset: Path) -> None:
     """Makes a folder a dataset, once all of its files are on disk; a power cut afterwards takes nothing from it.
 
     Args:
-      dataset: has its manifest. What lies in its folders has been flushed by whoever wrote it.
+      dataset: has its manifest. The files in its folders have been flushed by whoever wrote them.
     """
     write_atomically(dataset / SUCCESS_FILE, [_checksum_line((dataset / MANIFEST_FILE).read_bytes())])
     for folder in (SHARD_FOLDER, DEAD_LETTER_FOLDER):
@@ -254,5 +249,5 @@ def mark_finished(dataset: Path) -> None:
 
 
 def _checksum_line(manifest: bytes) -> bytes:
-    """The form of `sha256sum`."""
+    """Returns the line of `sha256sum`."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST_FILE}\n".encode()

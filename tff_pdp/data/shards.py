@@ -39,7 +39,7 @@ class ShardFiles:
         return ShardFiles, (self._folder, self._names)
 
     def path(self, shard: int) -> str:
-        """Where a shard lies."""
+        """Returns the path of a shard."""
         return self._paths[shard]
 
     def read(self, shard: int, offset: int, nbytes: int) -> bytes:
@@ -110,7 +110,7 @@ def read_example_ids(features: FeatureSpec, files: ShardFiles, extents: np.ndarr
 
 
 def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents: np.ndarray) -> bool:
-    """Whether each extent has given its bytes, and its number of records."""
+    """Checks that each extent has given its bytes, and its number of records."""
     nbytes, num_examples = extents[:, 2].cumsum(), extents[:, 3].cumsum()
     if len(extents) == 0:
         return True
@@ -122,8 +122,16 @@ def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents:
     return np.array_equal(np.append(starts, len(content))[num_examples], nbytes)
 
 
+def other_number_of_records(path: str, found: int, nbytes: int, offset: int, promised: int) -> DataError:
+    """Builds the error of an extent that holds another number of records than the index promises."""
+    return DataError(
+        f"{path}: {found} whole records in the {nbytes} bytes at byte {offset}, but the index promises {promised}; "
+        "restore the file or prepare the data again"
+    )
+
+
 def _located_error(features: FeatureSpec, files: ShardFiles, extents: np.ndarray) -> DataError:
-    """The error of the first extent that is not what it should be, by the name of its file."""
+    """Returns the error of the first extent that is not as it should be, with the name of its file."""
     for shard, offset, nbytes, num_examples in extents.tolist():
         path, content = files.path(shard), files.read(shard, offset, nbytes)
         try:
@@ -131,8 +139,5 @@ def _located_error(features: FeatureSpec, files: ShardFiles, extents: np.ndarray
         except DataError as error:
             return error
         if len(content) != nbytes or len(y) != num_examples:
-            return DataError(
-                f"{path}: {len(y)} whole records in the {nbytes} bytes at byte {offset}, but the index promises "
-                f"{num_examples}; restore the file or prepare the data again"
-            )
+            return other_number_of_records(path, len(y), nbytes, offset, num_examples)
     return DataError(f"{files.path(extents[0, 0])}: changed while it was read; open the dataset again")

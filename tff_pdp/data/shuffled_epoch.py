@@ -1,4 +1,4 @@
-"""All examples of a split in a uniformly random order, read record by record: a data set larger than memory will do."""
+"""Reads all examples of a split in a uniformly random order, record by record, also of more than memory holds."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from tff_pdp.data.example_codec import record_extents, record_lengths
 from tff_pdp.data.manifest import FeatureSpec
-from tff_pdp.data.shards import ShardFiles, read_examples
-from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.data.shards import ShardFiles, other_number_of_records, read_examples
+from tff_pdp.errors import ConfigError
 
 
 def shuffled_epoch(
     features: FeatureSpec, files: ShardFiles, extents: np.ndarray, batch_size: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of all examples once, in the order of one uniform permutation; the last batch may be smaller.
+    """Reads all examples once in batches, in the order of one uniform permutation; the last batch may be smaller.
 
     Holds 40 bytes for each example, and one batch. Where labels of 128 and more make records of different lengths, the
     extents that may hold these are read once before the first batch, to find the records.
@@ -48,7 +48,7 @@ def shuffled_epoch(
 
 
 def _locate_records(features: FeatureSpec, files: ShardFiles, extents: np.ndarray) -> np.ndarray:
-    """Every record as an extent of its own: int64 `[n, 4]`."""
+    """Returns every record as an extent of its own: int64 `[n, 4]`."""
     shards, offsets, nbytes, counts = extents.T
     shortest = int(record_lengths(features, np.zeros(1, features.y_dtype))[0])
     first = np.cumsum(counts) - counts
@@ -63,9 +63,6 @@ def _locate_records(features: FeatureSpec, files: ShardFiles, extents: np.ndarra
         buffer = files.read(shard, offset, size)
         starts, lengths = record_extents(features, buffer, files.path(shard), offset)
         if len(buffer) != size or len(starts) != count:
-            raise DataError(
-                f"{files.path(shard)}: {len(starts)} whole records in the {size} bytes at byte {offset}, but the index "
-                f"promises {count}; restore the file or prepare the data again"
-            )
+            raise other_number_of_records(files.path(shard), len(starts), size, offset, count)
         records[first[number] : first[number] + count, 1:3] = np.stack([offset + starts, lengths], axis=1)
     return records

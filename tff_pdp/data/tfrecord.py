@@ -1,4 +1,4 @@
-"""TFRecord framing: what `beam_pipelines` writes and `ClientDataset` reads by byte range.
+"""Frames TFRecords, which `beam_pipelines` writes and `ClientDataset` reads by byte range.
 
 A record is `length (uint64) | masked crc32c of length | payload | masked crc32c of payload`, little-endian.
 """
@@ -26,7 +26,7 @@ def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
 
     Args:
       buffer: the bytes of zero or more records.
-      file_name: where the buffer was read, for error messages.
+      file_name: source of the buffer, for error messages.
       file_offset: position of the buffer in that file, for error messages.
 
     Raises:
@@ -47,7 +47,7 @@ def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
 
 
 def payload_checksums(buffer: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Masked checksums of the payloads of records that begin at `starts` and end before `stops`: uint32 `[n]`."""
+    """Computes masked checksums of payloads of records that begin at `starts` and end before `stops`: uint32 `[n]`."""
     bounds = zip((starts + HEADER_SIZE).tolist(), (stops - FOOTER_SIZE).tolist(), strict=True)
     checksums = np.array([google_crc32c.value(buffer[start:stop]) for start, stop in bounds], np.uint32)
     return ((checksums >> 15) | (checksums << 17)) + np.uint32(0xA282EAD8)

@@ -1,4 +1,4 @@
-"""One value per client, kept where the engine computes: as stacked tensors, or client by client."""
+"""Keeps one value per client where the engine computes: as stacked tensors, or client by client."""
 
 import collections.abc
 import dataclasses

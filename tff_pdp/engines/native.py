@@ -11,8 +11,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, ParamSpec, Self, TypeVar
+from collections.abc import Coroutine, Iterator
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -22,11 +22,10 @@ from tff_pdp.engines.worker import WorkerProcess
 from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
-_Arguments = ParamSpec("_Arguments")
 
 
 class EventLoopThread:
-    """Runs functions and coroutines, in the order of their submission, in a thread of its own until it is stopped."""
+    """Runs coroutines, in the order of their submission, in a thread of its own until it is stopped."""
 
     def __init__(self):
         self._loop = asyncio.new_event_loop()
@@ -34,16 +33,6 @@ class EventLoopThread:
         # daemon because the interpreter would otherwise wait for it before anything could stop it.
         self._thread = threading.Thread(target=self._loop.run_forever, name="tff-pdp-engine", daemon=True)
         self._thread.start()
-
-    def call(
-        self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> _Result:
-        """Calls a function in the thread and waits for what it returns or raises."""
-
-        async def call_in_thread() -> _Result:
-            return function(*args, **kwargs)
-
-        return self.submit(call_in_thread()).result()
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
         """Starts a coroutine in the thread without waiting for it."""
@@ -221,9 +210,13 @@ class NativeEngine:
         with contextlib.ExitStack() as resources:
             thread = EventLoopThread()
             resources.callback(thread.stop)
+
+            async def start_worker() -> WorkerProcess:
+                return WorkerProcess(worker_binary or _tff.worker_binary(), flags)
+
             # The kernel ties the worker to the thread that forks it; this thread lives as long as the engine, whereas
             # the one that builds the engine may end sooner.
-            self._worker = thread.call(WorkerProcess, worker_binary or _tff.worker_binary(), flags)
+            self._worker = thread.submit(start_worker()).result()
             channel = _open_channel(self._worker.port, max_message_megabytes)
             resources.callback(channel.close)
             resources.callback(self._worker.stop)

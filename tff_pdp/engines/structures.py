@@ -1,4 +1,4 @@
-"""Values inside the engine: nested `Struct`s of tensors, and the flat lists of tensors in which they cross functions.
+"""Converts values inside the engine: nested `Struct`s of tensors, and flat lists of tensors, which cross functions.
 
 A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
 """

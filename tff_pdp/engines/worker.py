@@ -41,10 +41,6 @@ class WorkerProcess:
     def __init__(self, binary: pathlib.Path, flags: Sequence[str]):
         """Starts the process without waiting for it to listen.
 
-        Args:
-            binary: The worker's executable.
-            flags: Its flags other than the port.
-
         Raises:
             EngineError: If there is no such executable.
         """
@@ -81,9 +77,6 @@ class WorkerProcess:
 
     def wait_until_it_listens(self, timeout_seconds: float) -> None:
         """Waits for the worker to take connections; a worker that does not is stopped.
-
-        Args:
-            timeout_seconds: How long to wait.
 
         Raises:
             EngineError: If the worker exits first, or the time is up.

@@ -1,4 +1,4 @@
-"""Average precision: the area under the precision-recall curve as a sum of steps, in a computation and over arrays.
+"""Computes average precision, the area under the precision-recall curve as a sum of steps, of tensors and of arrays.
 
 `AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first, with precision P_k and recall R_k of calling
 positive whatever scores at least as much as the k-th. Nothing is interpolated, and equal scores are one threshold: the
@@ -15,7 +15,7 @@ from tff_pdp.models.metrics import AVERAGE_PRECISION, Ranking
 
 
 def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> tf.Tensor:
-    """Average precision over the last axis: float32 `[...]`; NaN where no example that is included is positive.
+    """Computes average precision over the last axis: float32 `[...]`; NaN where no included example is positive.
 
     Args:
       scores: float `[..., n]`, n at least 1.
@@ -31,7 +31,7 @@ def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> t
     def in_order(values: tf.Tensor) -> tf.Tensor:
         return tf.gather(values, order, batch_dims=order.shape.rank - 1)
 
-    # Of equal scores, all count at once: where the last of them is.
+    # Equal scores all count at once, at the last of them.
     ascending = -in_order(keys)
     last = tf.searchsorted(ascending, ascending, side="right") - 1
 
@@ -45,7 +45,7 @@ def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> t
 
 
 def average_precision_of_arrays(scores: np.ndarray, y: np.ndarray) -> float:
-    """Average precision of all examples; NaN where none is positive.
+    """Computes average precision of all examples; NaN where none is positive.
 
     Args:
       scores: float `[n]`; n may be 0.

@@ -1,4 +1,4 @@
-"""Defines what a model is to every other part: a frozen value of pure functions over named weights.
+"""Defines a model: a frozen value of pure functions over named weights.
 
 Batches on their way into a model may be empty, and may have to be shifted and scaled.
 """
@@ -19,13 +19,18 @@ InitialWeights = dict[str, np.ndarray]
 
 
 def softmax_cross_entropy(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Loss of a classifier for each example: float32 `[batch]`, from logits `[batch, num_classes]`."""
+    """Returns the loss of a classifier for each example: float32 `[batch]`, from logits `[batch, num_classes]`."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=outputs)
 
 
 def half_squared_error(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Loss of a regression for each example: half the squared error, float32 `[batch]`, from values `[batch]`."""
+    """Returns the loss of a regression for each example: half the squared error, float32 `[batch]`."""
     return 0.5 * tf.square(outputs - y)
+
+
+def default_loss(num_classes: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns the loss of a classifier, or of a regression, which has no classes."""
+    return softmax_cross_entropy if num_classes else half_squared_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,32 +65,32 @@ class Model:
 
     @property
     def metric(self) -> Metric:
-        """What the model is judged by on a client's examples."""
+        """The metric of the model on a client's examples."""
         if self.ranking is not None:
             return self.ranking.metric
         return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
 
     def answers(self, outputs: tf.Tensor) -> tf.Tensor:
-        """What the outputs tell a user: float32, probabilities `[batch, num_classes]`, or a regression's values."""
+        """Returns a user's answers: float32, probabilities `[batch, num_classes]`, or a regression's values."""
         return tf.nn.softmax(outputs) if self.num_classes else outputs
 
     def loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """Loss of each example: float32 `[batch]`."""
+        """Returns the loss of each example: float32 `[batch]`."""
         return self.output_loss(self.predict(weights, x), y)
 
     def scores(self, outputs: tf.Tensor) -> tf.Tensor:
-        """What a model of two classes ranks examples by, larger for class 1: float32 `[batch]`.
+        """Returns the scores by which a model of two classes ranks examples, larger for class 1: float32 `[batch]`.
 
         The difference of the outputs and not the probability, which is the same number for all large differences.
         """
         return outputs[:, 1] - outputs[:, 0]
 
     def example_metrics(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What is reported of each example, float32 `[batch]`: `accuracy` (or `squared_error`) and `loss`."""
+        """Returns metrics of each example, float32 `[batch]`: `accuracy` (or `squared_error`) and `loss`."""
         return self.output_metrics(self.predict(weights, x), y)
 
     def output_metrics(self, outputs: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-        """As `example_metrics`, from the outputs."""
+        """Returns `example_metrics`, from the outputs."""
         if self.num_classes:
             measured = {ACCURACY.example_name: tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
         else:
@@ -93,12 +98,12 @@ class Model:
         return collections.OrderedDict({**measured, "loss": self.output_loss(outputs, y)})
 
     def num_parameters(self) -> int:
-        """Number of scalar weights."""
+        """Counts the scalar weights."""
         return sum(int(array.size) for array in self.init(0).values())
 
 
 def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
-    """`values [batch, ...]`, or one row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
+    """Pads an empty batch with a row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
     if values.shape[0]:
         return values
     missing = tf.maximum(1 - tf.shape(values)[0], 0)
@@ -107,6 +112,6 @@ def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
 
 
 def shift_and_scale(x: tf.Tensor, shift: float, scale: float) -> tf.Tensor:
-    """`(x + shift) * scale`, by public constants; no operation where they change nothing."""
+    """Returns `(x + shift) * scale`, by public constants; no operation where they change nothing."""
     shifted = x + shift if shift != 0 else x
     return shifted * scale if scale != 1 else shifted

@@ -14,14 +14,7 @@ import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
-from tff_pdp.models.base import (
-    InitialWeights,
-    Model,
-    Weights,
-    half_squared_error,
-    shift_and_scale,
-    softmax_cross_entropy,
-)
+from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss, shift_and_scale
 from tff_pdp.models.layers import glorot_uniform
 from tff_pdp.settings import Count, Finite
 
@@ -58,7 +51,7 @@ def build_cnn(
       channels: of each convolution.
       kernel_size: height and width of every kernel.
       hidden_units: of the dense layer before the head, or of each of several; 0 for none.
-      pool_after: which of the convolutions pooling follows.
+      pool_after: the convolutions that pooling follows: `each`, or the `last` alone.
       group_norm_groups: where positive, a GroupNorm of so many groups stands between each convolution and its ReLU.
       input_shift: added to x.
       input_scale: multiplies the sum.
@@ -113,7 +106,7 @@ def build_cnn(
         init=init,
         predict=predict,
         head=(f"{head}/kernel", f"{head}/bias"),
-        output_loss=softmax_cross_entropy if num_classes else half_squared_error,
+        output_loss=default_loss(num_classes),
     )
 
 
@@ -163,7 +156,7 @@ def _check(
 
 
 def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
-    """Of which one row is left at the end."""
+    """Returns the size of which one row is left at the end."""
     if pool_after == "last":
         return 2 + depth * (kernel_size - 1)
     return 2**depth + (2**depth - 1) * (kernel_size - 1)

@@ -19,14 +19,7 @@ import tensorflow as tf
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.average_precision import RANKING
-from tff_pdp.models.base import (
-    InitialWeights,
-    Model,
-    Weights,
-    half_squared_error,
-    shift_and_scale,
-    softmax_cross_entropy,
-)
+from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss, shift_and_scale
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION
 from tff_pdp.settings import Count, Finite
 
@@ -64,11 +57,11 @@ def build_mlp(
         rng = np.random.default_rng(seed)
         weights: InitialWeights = {}
         for layer in range(depth):
-            fan_in, fan_out = sizes[layer], sizes[layer + 1]
+            shape = sizes[layer], sizes[layer + 1]
             # Without hidden layers the problem is convex and zero is as good a start as any, with no noise of its own.
-            limit = np.sqrt(6.0 / (fan_in + fan_out)) if hidden_units else 0.0
-            weights[f"dense_{layer}/kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
-            weights[f"dense_{layer}/bias"] = np.zeros(fan_out, np.float32)
+            kernel = layers.glorot_uniform(rng, shape) if hidden_units else np.zeros(shape, np.float32)
+            weights[f"dense_{layer}/kernel"] = kernel
+            weights[f"dense_{layer}/bias"] = np.zeros(shape[1], np.float32)
         return weights
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
@@ -87,7 +80,7 @@ def build_mlp(
         init=init,
         predict=predict,
         head=(f"dense_{last}/kernel", f"dense_{last}/bias"),
-        output_loss=softmax_cross_entropy if num_classes else half_squared_error,
+        output_loss=default_loss(num_classes),
     )
 
 
@@ -136,7 +129,7 @@ def build_linear_regression(
 
 
 def hinge(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Hinge loss of each example, `max(0, 1 - (2 y - 1) score)`: float32 `[batch]`.
+    """Returns the hinge loss of each example, `max(0, 1 - (2 y - 1) score)`: float32 `[batch]`.
 
     Args:
       outputs: float32 `[batch, 2]`, of which only the difference counts: the second minus the first is the score.
@@ -251,10 +244,7 @@ def build_logistic_regression(
     # Scores from zero, as outputs of two classes, are what it shares with the other linear classifier.
     scorer = build_linear_svm(input_shape, input_shift=input_shift, input_scale=input_scale)
     return dataclasses.replace(
-        scorer,
-        name="logistic_regression",
-        output_loss=focal_loss(focal_gamma, focal_alpha),
-        ranking=_RANKINGS[metric],
+        scorer, name="logistic_regression", output_loss=focal_loss(focal_gamma, focal_alpha), ranking=_RANKINGS[metric]
     )
 
 

@@ -27,7 +27,7 @@ def over_fixed_weights(
     fast as without fixed weights, and what is clipped is the gradient by the own weights.
 
     Args:
-      model: what predicts.
+      model: the model that predicts.
       own: initial values of the model's weights, float32.
       fixed: constants, which are not trained.
       make_weights: makes the original model's weights of these; what makes them no longer recordable is only slower.
@@ -64,7 +64,7 @@ class _OwnOverFixed(RecordingWeights):
 
     def use(self, layer: Layer, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
         if any(name in self._fixed for name in names):
-            # Of a layer with weights of both kinds the own ones are read by name, and so noted as untracked.
+            # Own weights of a layer that has both kinds are read by name, and so noted as untracked.
             return layer.apply(inputs, *(self[name] for name in names))
         return self._own.use(layer, names, inputs)
 

@@ -10,8 +10,8 @@ Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, Neur
 
 With a `pull`, which is added to the gradient of every example, all of this is of the sum of the two.
 
-Norm and weighted sum are of the same float32 numbers, whose outer products and sums are meant as real ones. What is
-computed from them is in float64, where no product of four float32 numbers overflows or underflows; squares of gradients
+Norm and weighted sum are of the same float32 numbers, whose outer products and sums are meant as real ones. Results
+are computed in float64, where no product of four float32 numbers overflows or underflows; squares of gradients
 that are held anyway, and of both vectors of a single outer product, are summed in float32 with an allowance. So a norm
 is never too small, and the errors of a sum are bounded by multiples of 2**-53 of a length that the norm bounds:
 
@@ -56,15 +56,11 @@ _LONGEST_FLOAT32_SUM = 1024
 
 
 class ExampleGradients(Protocol):
-    """The gradients of a batch's examples by one weight; the module says what holds of both methods.
-
-    Attributes:
-      positions: how many terms of each example weighted sums add up, at most.
-    """
+    """The gradients of a batch's examples by one weight; the module states the guarantee of both methods."""
 
     @property
     def positions(self) -> int:
-        """As the class says."""
+        """Number of terms of each example that weighted sums add up, at most."""
         ...
 
     def squared_norms(self) -> tf.Tensor:
@@ -78,7 +74,7 @@ class ExampleGradients(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Gradients that are held: they are what was computed in float32, and nothing is lost between norm and sum.
+    """Gradients that are held: they are the float32 numbers computed, and nothing is lost between norm and sum.
 
     Its magnitudes are the norms, but at least 2**-63 times the root of the number of values.
 
@@ -92,11 +88,11 @@ class Held:
     positions = 1
 
     def squared_norms(self) -> tf.Tensor:
-        """As the protocol says."""
-        return _add([_squares(part) for part in self.values])
+        """Returns an upper bound of each squared L2 norm: float64 `[batch]`."""
+        return tf.add_n([_squares(part) for part in self.values])
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """As the protocol says."""
+        """Returns `sum_i factors_i G_i`, float64 of the shape of the weight."""
         sums = [_sum_of_rows(part, factors) for part in self.values]
         return tf.reshape(sums[0] if len(sums) == 1 else tf.concat(sums, axis=0), self.shape)
 
@@ -125,11 +121,11 @@ class OuterProducts:
         return 1 if self._has_one_position else int(self.inputs.shape[1])  # type: ignore[arg-type]
 
     def squared_norms(self) -> tf.Tensor:
-        """As the protocol says."""
+        """Returns an upper bound of each squared L2 norm: float64 `[batch]`."""
         if self._has_one_position and self.pull is None:
             return _squares(self.inputs) * _squares(self.cotangent)
         a, g = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangent, tf.float64)
-        # Of non-negative terms: relative errors.
+        # All terms are non-negative: errors are relative.
         lengths = _squared_lengths(a) * _squared_lengths(g)
         if self._has_one_position:
             squares, magnitudes = lengths, tf.sqrt(lengths)
@@ -147,7 +143,7 @@ class OuterProducts:
         return tf.maximum(squares + _ALLOWANCE * largest, CANCELLATION**-2 * largest)
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """As the protocol says."""
+        """Returns `sum_i factors_i G_i`, float64 of the shape of the weight."""
         a = tf.cast(keep(factors, self.inputs), tf.float64)
         weighted = tf.math.multiply_no_nan(tf.cast(self.cotangent, tf.float64), _as_column(factors, self.cotangent))
         total = tf.matmul(_as_rows(a), _as_rows(weighted), transpose_a=True)
@@ -157,36 +153,6 @@ class OuterProducts:
     @property
     def _has_one_position(self) -> bool:
         return self.inputs.shape.rank == 2
-
-
-@dataclasses.dataclass(frozen=True)
-class TableRows:
-    """Gradients by a table of which each example uses some rows, each of them in one place of `values` only.
-
-    Its magnitudes are as those of `Held`.
-
-    Attributes:
-      rows: integers `[batch, T]`; where a place is not used, the value is zero.
-      values: float32 `[batch, T, dim]`.
-      shape: of the table, `[vocabulary, dim]`.
-    """
-
-    rows: tf.Tensor
-    values: tf.Tensor
-    shape: Sequence[int]
-    positions = 1
-
-    def squared_norms(self) -> tf.Tensor:
-        """As the protocol says."""
-        return _squares(self.values)
-
-    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """As the protocol says."""
-        values = tf.cast(self.values, tf.float64)
-        weighted = tf.math.multiply_no_nan(values, _as_column(factors, values))
-        return tf.math.unsorted_segment_sum(
-            tf.reshape(weighted, [-1, self.shape[1]]), tf.reshape(self.rows, [-1]), self.shape[0]
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,16 +167,16 @@ class Repeated:
     positions = 1
 
     def squared_norms(self) -> tf.Tensor:
-        """As the protocol says, but a scalar."""
+        """Returns an upper bound of the squared L2 norm: float64 scalar."""
         return tf.reduce_sum(_squared_lengths(tf.cast(self.pull, tf.float64)[tf.newaxis]))
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """As the protocol says; of no factors zero, whatever the pull is."""
+        """Returns `sum_i factors_i G`; of no factors zero, whatever the pull is."""
         return tf.math.multiply_no_nan(tf.cast(self.pull, tf.float64), tf.reduce_sum(factors))
 
 
 def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Of `inputs [batch, ..., in]`, `cotangent [batch, ..., out]` and `pull [in, out]`."""
+    """Returns gradients by a kernel, of `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
     shape: list[Any] = [inputs.shape[-1], cotangent.shape[-1]]
     if inputs.shape.rank == 2:
         return OuterProducts(inputs, cotangent, shape, pull)
@@ -229,9 +195,15 @@ def conv2d_kernel(
     padding: str,
     pull: tf.Tensor | None = None,
 ) -> ExampleGradients:
-    """Of `inputs [batch, height, width, in]`, `cotangent [batch, height', width', out]` and `pull [*window, in, out]`.
+    """Returns gradients by a kernel of a convolution.
 
-    The other arguments are as in `layers.conv2d`.
+    Args:
+      inputs: `[batch, height, width, in]`.
+      cotangent: `[batch, height', width', out]`.
+      window: height and width of the kernel.
+      strides: as in `layers.conv2d`.
+      padding: as in `layers.conv2d`.
+      pull: `[*window, in, out]`.
     """
     *sizes_in, channels_in = _sizes(inputs)
     *sizes_out, channels_out = _sizes(cotangent)
@@ -239,7 +211,7 @@ def conv2d_kernel(
     if padding == "SAME":
         inputs = tf.pad(inputs, [[0, 0], *map(_same_padding, sizes_in, sizes_out, window, [strides] * 2), [0, 0]])
     reach = [strides * (size - 1) + 1 for size in sizes_out]
-    # What each offset of the kernel sees: the convolution is a dense layer over all of them side by side.
+    # The inputs of each offset of the kernel: the convolution is a dense layer over all of them side by side.
     seen = [
         inputs[:, i : i + reach[0] : strides, j : j + reach[1] : strides]
         for i in range(window[0])
@@ -258,36 +230,11 @@ def conv2d_kernel(
 
 
 def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Of `cotangent [batch, ..., out]` of a bias added at every position, and `pull [out]`."""
+    """Returns gradients by a bias, of `cotangent [batch, ..., out]`, added at every position, and `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent
     shape: list[Any] = [cotangent.shape[-1]]
     return Held((_pulled(values, pull),), shape)
-
-
-def embedding_table(
-    ids: tf.Tensor, cotangent: tf.Tensor, shape: Sequence[int], pull: tf.Tensor | None = None
-) -> ExampleGradients:
-    """Of `ids [batch, ...]` and `cotangent [batch, ..., dim]`; an id may occur many times in one example.
-
-    With `pull [vocabulary, dim]` it holds a table for each example.
-    """
-    batch, positions = tf.shape(ids)[0], tf.reduce_prod(tf.shape(ids)[1:])
-    ids = tf.reshape(ids, tf.stack([batch, positions]))
-    g = tf.reshape(cotangent, tf.stack([batch, positions, shape[1]]))
-    if pull is not None:
-        segments = tf.cast(ids, tf.int32) + shape[0] * tf.range(batch)[:, tf.newaxis]
-        tables = tf.math.unsorted_segment_sum(g, segments, batch * shape[0])
-        return Held((tf.reshape(tables, [-1, *shape]) + pull,), shape)
-    # Equal ids become neighbours and share a segment; a table of gradients for each example would be far larger.
-    order = tf.argsort(ids, axis=1)
-    ids, g = tf.gather(ids, order, batch_dims=1), tf.gather(g, order, batch_dims=1)
-    is_new = tf.pad(tf.cast(tf.not_equal(ids[:, 1:], ids[:, :-1]), tf.int32), [[0, 0], [1, 0]])
-    segments = tf.cumsum(is_new, axis=1) + positions * tf.range(batch)[:, tf.newaxis]
-    sums = tf.math.unsorted_segment_sum(g, segments, batch * positions)
-    rows = tf.math.unsorted_segment_max(ids, segments, batch * positions)
-    # The maximum of no ids is a negative number.
-    return TableRows(tf.reshape(tf.maximum(rows, 0), tf.shape(ids)), tf.reshape(sums, tf.shape(g)), shape)
 
 
 def keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -307,28 +254,28 @@ def _gram_is_cheaper(positions: int | None, size_in: int, size_out: int) -> bool
 
 
 def _sizes(values: tf.Tensor) -> list[Any]:
-    """Every size but the batch's, None where it is not known when the computation is built."""
+    """Returns every size but the batch's, None where it is not known when the computation is built."""
     return values.shape.as_list()[1:]
 
 
 def _flatten_positions(values: tf.Tensor) -> tf.Tensor:
-    """`[batch, ..., size]` to `[batch, T, size]`, also for an empty batch, of which no size can be inferred."""
+    """Reshapes `[batch, ..., size]` to `[batch, T, size]`, also an empty batch, of which no size can be inferred."""
     *positions, size = _sizes(values)
     num_positions = tf.reduce_prod(tf.shape(values)[1:-1]) if None in positions else math.prod(positions)
     return tf.reshape(values, [tf.shape(values)[0], num_positions, size])
 
 
 def _squared_lengths(values: tf.Tensor) -> tf.Tensor:
-    """Squared length over the last axis of float64 `[..., size]`, never too small where they were float32."""
+    """Returns squared lengths over the last axis of float64 `[..., size]`, never too small where they were float32."""
     size: Any = values.shape[-1]
     return tf.reduce_sum(tf.square(values), axis=-1) + size * _UNCERTAIN
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:
-    """Sum of the squares of each example's values, float32 `[batch, ..., size]`, in float64; never too small.
+    """Sums the squares of each example's values, float32 `[batch, ..., size]`, in float64; never too small.
 
-    Squares are taken in float32, for speed, and summed there over one axis if it is short. What they lose is made up
-    for by as much as it can have been; what overflows is infinite. Either way an example counts as larger than it is.
+    Squares are taken in float32, for speed, and summed there over one axis if it is short. An allowance makes up for
+    their largest possible loss; overflow is infinite. Either way an example counts as larger than it is.
     """
     size = values.shape[-1]
     if size is None or size > _LONGEST_FLOAT32_SUM:
@@ -343,27 +290,23 @@ def _squares(values: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_of_rows(values: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """`sum_i factors_i values_i` of `values [batch, ...]`, flat, in float64."""
+    """Returns `sum_i factors_i values_i` of `values [batch, ...]`, flat, in float64."""
     sizes = _sizes(values)
     rows = tf.reshape(values, [tf.shape(values)[0], math.prod(sizes)])
     return tf.linalg.matvec(tf.cast(keep(factors, rows), tf.float64), factors, transpose_a=True)
 
 
 def _as_column(per_example: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """`per_example [batch]` with the rank of `values [batch, ...]`."""
+    """Reshapes `per_example [batch]` to the rank of `values [batch, ...]`."""
     return tf.reshape(per_example, [-1] + [1] * (values.shape.rank - 1))
 
 
 def _as_rows(values: tf.Tensor) -> tf.Tensor:
-    """`[batch, ..., size]` to `[batch * ..., size]`."""
+    """Reshapes `[batch, ..., size]` to `[batch * ..., size]`."""
     return values if values.shape.rank == 2 else tf.reshape(values, [-1, values.shape[-1]])
 
 
-def _add(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return values[0] if len(values) == 1 else tf.add_n(values)
-
-
 def _same_padding(size_in: int, size_out: int, window: int, strides: int) -> list[int]:
-    """What TensorFlow adds before and after; the odd one goes after."""
+    """Returns TensorFlow's padding before and after; the odd one goes after."""
     total = max((size_out - 1) * strides + window - size_in, 0)
     return [total // 2, total - total // 2]

@@ -32,7 +32,7 @@ class Hypernetwork:
     Attributes:
       descriptor_size: number of values in a descriptor.
       hidden_units: of each hidden layer; with none, weights are a linear function of the descriptor.
-      seed: what the initial values are drawn from.
+      seed: of the initial values.
       head_scale: how far the first generated model is from the target's own initial weights: it moves what each layer
         gives out by about `head_scale` times the size of what comes in. As large as the weights themselves (1), it
         would spoil a good initialisation; with 0, descriptors would make no difference and get no gradient at first.
@@ -73,7 +73,7 @@ class Hypernetwork:
         return self._draw([self.descriptor_size], 1.0, 0)
 
     def starts_alive(self) -> bool:
-        """Whether the first model depends on the descriptor at all: some unit of the last hidden layer is active.
+        """Checks that the first model depends on the descriptor at all: some unit of the last hidden layer is active.
 
         If none is, ReLU passes no gradient, and only the biases of heads ever learn: one model for everyone.
         """
@@ -109,21 +109,19 @@ class Hypernetwork:
             tape.watch((tensors, descriptor))
             generated = self.generate(tensors, descriptor)
         pulled_back: Any = tape.gradient(
-            list(generated.values()),
-            (tensors, descriptor),
-            output_gradients=[cotangent[name] for name in generated],
+            list(generated.values()), (tensors, descriptor), output_gradients=[cotangent[name] for name in generated]
         )
         return pulled_back
 
     def _features(self, parameters: Weights, descriptor: tf.Tensor) -> tf.Tensor:
-        """What the heads see: float32 `[units of the last hidden layer]`."""
+        """Returns the inputs of the heads: float32 `[units of the last hidden layer]`."""
         features = descriptor[tf.newaxis]
         for index in range(len(self.hidden_units)):
             features = tf.nn.relu(layers.dense(parameters, f"hidden_{index}", features))
         return features[0]
 
     def _draw(self, shape: Sequence[int], stddev: float, stream: int) -> tf.Tensor:
-        """Uniform values of mean zero, one stream for each tensor.
+        """Draws uniform values of mean zero, one stream for each tensor.
 
         They are drawn inside the computation: as constants of it, heads of a hundred times the target's size would soon
         pass the two gigabytes that a graph can have. The generator is named, for the default depends on the device.
@@ -134,6 +132,6 @@ class Hypernetwork:
 
 
 def _target_names(parameters: Weights) -> list[str]:
-    """Names of the weights that there are heads for, which may themselves end in `/kernel` or `/bias`."""
+    """Lists the weights that there are heads for, whose names may themselves end in `/kernel` or `/bias`."""
     kernels = (name for name in parameters if name.startswith("head/") and name.endswith("/kernel"))
     return [name.removeprefix("head/").removesuffix("/kernel") for name in kernels]

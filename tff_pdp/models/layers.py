@@ -1,8 +1,8 @@
 """Defines layers over named weights for a model's `predict`, and draws their initial kernels.
 
-Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`: what
-`tff_pdp.privacy.mechanisms.per_example` needs to find each example's gradient by the layer's weights from the cotangent
-of the layer's output. A layer's inputs and output hold one example in each row of axis 0.
+Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`, from which
+`tff_pdp.privacy.mechanisms.per_example` finds each example's gradient by the layer's weights, given the cotangent of
+the layer's output. A layer's inputs and output hold one example in each row of axis 0.
 
 Initial kernels are drawn from a NumPy generator: the same seed gives the same arrays.
 """
@@ -40,13 +40,13 @@ def he_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.normal(0.0, math.sqrt(2.0 / math.prod(shape[:-1])), shape).astype(np.float32)
 
 
-# What is added to the gradients of a layer's weights, one for each of them.
+# Added to the gradients of a layer's weights, one for each weight.
 Pulls = Sequence[tf.Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What a layer computes, each example on its own.
+    """The functions of a layer, on each example alone.
 
     Attributes:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
@@ -144,15 +144,11 @@ def conv2d(
     return _use(layer, weights, names, x)
 
 
-def embedding(weights: Weights, name: str, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the table's row for each id: float32 `[batch, ..., dim]` for integers `[batch, ...]`.
-
-    Weights: `name/table` `[vocabulary, dim]`.
-    """
-    return _use(Layer(_embedding, _embedding_gradients), weights, (f"{name}/table",), ids)
+# Keeps a group of equal values from dividing by zero.
+_ADDED_VARIANCE = 1e-5
 
 
-def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: float = 1e-5) -> tf.Tensor:
+def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int) -> tf.Tensor:
     """Returns `x [batch, ..., channels]` normalised, times scale, plus bias: float32, of the same shape.
 
     Mean and variance are of one example's group of neighbouring channels, over all its positions (Wu & He, "Group
@@ -165,7 +161,6 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: 
       name: of the layer.
       x: float32; all but the batch size must be known when the computation is built.
       groups: divides the number of channels.
-      epsilon: added to the variance.
     """
     sizes: list[Any] = x.shape.as_list()
     *positions, channels = sizes[1:]
@@ -179,7 +174,7 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int, epsilon: 
 
     centred = flat - mean_of_group(flat)
     variance = mean_of_group(tf.square(centred))
-    normalised = tf.reshape(centred * tf.math.rsqrt(variance + epsilon), [-1, *x.shape[1:]])
+    normalised = tf.reshape(centred * tf.math.rsqrt(variance + _ADDED_VARIANCE), [-1, *x.shape[1:]])
     return _use(Layer(_scale, _scale_gradients), weights, (f"{name}/scale", f"{name}/bias"), normalised)
 
 
@@ -220,17 +215,6 @@ def _conv2d_gradients(
     window: list[Any] = kernel.shape.as_list()[:2]
     of_kernel = example_gradients.conv2d_kernel(x, cotangent, window, strides, padding, pulls[0])
     return of_kernel, example_gradients.bias(cotangent, pulls[1])
-
-
-def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
-    return tf.gather(table, ids)
-
-
-def _embedding_gradients(
-    ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor, pulls: Pulls = (None,)
-) -> tuple[ExampleGradients, ...]:
-    shape: list[Any] = table.shape.as_list()
-    return (example_gradients.embedding_table(ids, cotangent, shape, pulls[0]),)
 
 
 def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Names the figures models are judged by: a mean of something measured on each example, or a ranking of all."""
+"""Names the metrics of models: a mean of something measured on each example, or a ranking of all."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,21 +9,18 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A client's figure for one model, and which way it points.
+    """A client's figure for one model, and its direction.
 
     Attributes:
       name: of the client's figure, in results and reports.
-      example_name: under which a client's figure is found among what its evaluation returns: the name of what is
-        measured on one example or, where the figure is no mean, its own.
+      example_name: the figure's key in an evaluation's result: the name of the measurement on one example or, where the
+        figure is no mean but of all the client's examples together, the metric's own.
       higher_is_better: false for errors.
-      is_mean: whether the figure is the mean of something measured on each example, so that a client without any is the
-        only one without a figure. If not, the figure is one of all the client's examples together.
     """
 
     name: str
     example_name: str
     higher_is_better: bool
-    is_mean: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,4 +41,4 @@ class Ranking:
 
 ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True)
 MEAN_SQUARED_ERROR = Metric("mean_squared_error", "squared_error", higher_is_better=False)
-AVERAGE_PRECISION = Metric("average_precision", "average_precision", higher_is_better=True, is_mean=False)
+AVERAGE_PRECISION = Metric("average_precision", "average_precision", higher_is_better=True)

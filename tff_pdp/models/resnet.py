@@ -1,4 +1,4 @@
-"""Residual networks for small images (`resnet20`), with GroupNorm."""
+"""Builds residual networks for small images (`resnet20`), with GroupNorm."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,14 +8,7 @@ import tensorflow as tf
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
-from tff_pdp.models.base import (
-    InitialWeights,
-    Model,
-    Weights,
-    half_squared_error,
-    shift_and_scale,
-    softmax_cross_entropy,
-)
+from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss, shift_and_scale
 from tff_pdp.models.layers import he_normal
 
 
@@ -83,7 +76,7 @@ def build_resnet20(
         init=init,
         predict=predict,
         head=("dense/kernel", "dense/bias"),
-        output_loss=softmax_cross_entropy if num_classes else half_squared_error,
+        output_loss=default_loss(num_classes),
     )
 
 

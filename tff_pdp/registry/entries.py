@@ -1,4 +1,4 @@
-"""The registry on disk: which runs there have been on this computer, what each spent at most, and on which records.
+"""The registry on disk: all runs there have been on this computer, their greatest costs, and their records.
 
 <registry>/
   registry.jsonl   a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
@@ -18,22 +18,21 @@ copy that went on beside the run.
 """
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.errors import DataError
 from tff_pdp.files import naming, remove_attempts, sync, write_atomically
-from tff_pdp.journal import GENESIS, Journal, head_path, read
+from tff_pdp.journal import Journal, head_path, read
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.registry.entry import FORMAT_VERSION, Cost, Entry, read_entries
 from tff_pdp.registry.matching import RecordSet
 from tff_pdp.registry.records import (
     KEY_BYTES,
@@ -48,128 +47,13 @@ from tff_pdp.registry.records import (
 JOURNAL_FILE = "registry.jsonl"
 KEY_FILE = "records.key"
 RECORDS_FOLDER = "records"
-FORMAT_VERSION = 1
-
-
-# Between a run's id and the chain of a copy's last line.
-_COPY = ":"
-
-
-def _id_of_copy(run_id: str, head: str) -> str:
-    """The id under which a copy of a run is entered that went on under another registry, by the end of its record."""
-    return f"{run_id}{_COPY}{head}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """The registry's entry of a run, or of another release of clients' records.
-
-    Attributes:
-      run_id: of the run; of a copy that went on under another registry, as of `_id_of_copy`.
-      method: the method's name, or what else was released.
-      folder: of the run when it began, absolute.
-      records: name of the file of digests.
-      record_set: what was declared of the records.
-      non_private: why no epsilon holds for the run, whatever the ledger says; None where one does.
-      planned: what the run may spend until its end.
-      includes: run id of a release that this run's ledger has in it; empty where there is none.
-      closed: what the run has spent at most, once it has ended or was replaced; None while it may go on.
-      closings: all that `closed` has ever been, as a run that was closed may go on.
-      heads: where the run's own record has been, as chains of lines; none where that is not known.
-      num_lines: how many lines that record has at least, of entries of earlier versions, which had no chains.
-    """
-
-    run_id: str
-    method: str
-    folder: str
-    records: str
-    record_set: RecordSet
-    non_private: str | None
-    planned: "Cost"
-    includes: str = ""
-    closed: "Cost | None" = None
-    closings: "tuple[Cost, ...]" = ()
-    heads: tuple[str, ...] = ()
-    num_lines: int = 0
-
-    @property
-    def copy_head(self) -> str:
-        """The end of the record of a copy that went on under another registry; empty of a run itself."""
-        return self.run_id.partition(_COPY)[2]
-
-    @property
-    def upper(self) -> "Cost":
-        """What the run has spent at most by now, as far as the registry knows."""
-        return self.closed or self.planned
-
-    @property
-    def head(self) -> str:
-        """Where the run's own record was last; `GENESIS` where that is not known."""
-        return self.heads[-1] if self.heads else GENESIS
-
-    def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
-        """Checks a record for all that the registry knows the run to have done.
-
-        Args:
-          chains: of the lines of the record.
-          size: of what the record says that was spent, as of `Cost.size`.
-        """
-        return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
-
-    def was_at(self, chains: Collection[str]) -> bool:
-        """Checks by the chains of a record's lines that the record covers the end of the run's own, as last entered."""
-        # Entries of earlier versions say only how many lines there were.
-        return self.head in chains if self.heads else len(chains) >= self.num_lines
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a run has spent, or may spend.
-
-    Attributes:
-      text: the ledger as text; None without privacy.
-      rounds: how many rounds the ledger covers; 0 of a run that has released nothing.
-    """
-
-    text: str | None
-    rounds: int
-
-    @classmethod
-    def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
-        """The cost of so many rounds."""
-        return cls(None if ledger is None else ledger.to_json(), rounds)
-
-    @functools.cached_property
-    def size(self) -> tuple[int, int]:
-        """How much was released: numbers of rounds and of events, neither of which a run makes smaller."""
-        return self.rounds, self.ledger.num_events if self.ledger else 0
-
-    @functools.cached_property
-    def ledger(self) -> Ledger | None:
-        """The ledger; None without privacy."""
-        return None if self.text is None else Ledger.from_json(self.text)
-
-
-def is_as_large(size: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Compares how much was released, as of `Cost.size`: at least as many rounds, and at least as many events."""
-    # Each for itself: a copy may have gone further by fewer events.
-    return all(own >= least for own, least in zip(size, other, strict=True))
 
 
 def default_folder() -> Path:
-    """The user's own registry: in `$XDG_STATE_HOME`, by default `~/.local/state`."""
+    """Returns the user's own registry: in `$XDG_STATE_HOME`, by default `~/.local/state`."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     # A relative one would be another registry in each working directory; the XDG specification says to ignore it.
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "tff_pdp" / "registry"
-
-
-def _check_head(entry: Entry, chains: Collection[str]) -> None:
-    """Checks that a run's record has been where the registry knows the run's own to have been."""
-    if not entry.was_at(chains):
-        raise DataError(
-            f"a copy of the run that began in {entry.folder} has gone on, and this one is older than that, or went on "
-            "in another way: go on with that copy, or give --overwrite"
-        )
 
 
 class Registry:
@@ -183,7 +67,7 @@ class Registry:
         """Names the folder.
 
         Args:
-          folder: where it is; None for the user's own.
+          folder: of the registry; None for the user's own.
         """
         self.folder = default_folder() if folder is None else Path(folder)
 
@@ -207,16 +91,7 @@ class Registry:
     ) -> None:
         """Enters a run that is about to release something; one that is entered already stays as it is.
 
-        Args:
-          run_id: of the run.
-          method: the method's name.
-          folder: of the run.
-          records: as of `keep_dataset` or `keep_examples`.
-          record_set: what is declared of the records.
-          non_private: why no epsilon holds for the run; None where one does.
-          ledger: all that the run may spend until its end; None without privacy.
-          rounds: how many rounds that are.
-          includes: run id of a release that the ledger has in it.
+        Args are the attributes of `Entry`; `ledger` and `rounds` are all that the run may spend until its end.
 
         Raises:
           DataError: the registry is damaged.
@@ -236,14 +111,14 @@ class Registry:
         )
 
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Enters, before it does, that a run may spend more than was entered, and where its own record ends.
+        """Enters that a run is about to spend more than was entered, and where its own record ends.
 
-        Guarantee: as of `reserve`. So no copy lowers what is entered of one that goes on.
+        Guarantee: as of `reserve`. So no copy lowers the entry of one that goes on.
 
         Args:
           run_id: of the run.
           chains: of the lines of its record.
-          rounds: how many rounds the run may have made at its end.
+          rounds: number of rounds the run may have made at its end.
           ledger: all that the run may spend until then; None without privacy.
 
         Raises:
@@ -252,20 +127,16 @@ class Registry:
         planned = Cost.of(ledger, rounds)
 
         def is_known(entry: Entry) -> bool:
-            _check_head(entry, chains)
+            entry.check_was_at(chains)
             return (entry.planned, entry.closed, entry.head) == (planned, None, chains[-1])
 
-        self._add(run_id, {"kind": "raised", **_line(planned), "head": chains[-1]}, unless=is_known)
+        self._add(run_id, {"kind": "raised", **planned.fields, "head": chains[-1]}, unless=is_known)
 
     def reserve(self, run_id: str, chains: Sequence[str]) -> None:
-        """Enters, before a run goes on, where its own record ends: whatever the run does next is in there.
+        """Enters where the record of a run that is about to go on ends: whatever the run does next is in there.
 
         Guarantee: of several copies of a run one goes on, or all do the same: where this returns, the record of any
           other goes on from this one, or is refused.
-
-        Args:
-          run_id: of the run.
-          chains: of the lines of its record.
 
         Raises:
           DataError: a copy of the run has gone on in another way, or the registry does not have the run, such as where
@@ -274,7 +145,7 @@ class Registry:
         """
 
         def is_known(entry: Entry) -> bool:
-            _check_head(entry, chains)
+            entry.check_was_at(chains)
             return (entry.head, entry.closed) == (chains[-1], None)
 
         if not self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known):
@@ -284,7 +155,7 @@ class Registry:
             )
 
     def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Enters what a run has spent at most, once it has ended or is about to be removed.
+        """Enters the most that a run has spent, once it has ended or is about to be removed.
 
         Guarantee: a copy of a run that does not have all that the run has done is not believed. Where its record ends
           as the run's own has at some time, nothing is entered; where it went on in another way, such as under another
@@ -293,8 +164,8 @@ class Registry:
         Args:
           run_id: of the run; one that was never entered is left alone.
           chains: of the lines of its record.
-          rounds: how many may have been run.
-          ledger: what has been spent; None without privacy.
+          rounds: number of rounds that may have been run.
+          ledger: of the spending; None without privacy.
 
         Raises:
           DataError, OSError: as `begin`.
@@ -302,11 +173,11 @@ class Registry:
         spent, other = Cost.of(ledger, rounds), self.find(run_id)
         if other is not None and not other.is_in(chains, spent.size):
             if other.heads and chains[-1] not in other.heads and rounds:
-                self._begin(dataclasses.replace(other, run_id=_id_of_copy(run_id, chains[-1]), planned=spent))
+                self._begin(other.copy_of(chains[-1], spent))
             return
         self._add(
             run_id,
-            {"kind": "closed", **_line(spent), "head": chains[-1]},
+            {"kind": "closed", **spent.fields, "head": chains[-1]},
             unless=lambda entry: (
                 not entry.is_in(chains, spent.size) or (entry.closed, entry.head) == (spent, chains[-1])
             ),
@@ -318,22 +189,18 @@ class Registry:
         Raises:
           DataError: the registry is damaged; the message names the file.
         """
-        return list(_entries(self.path, read(self.path).lines).values())
+        return list(read_entries(self.path, read(self.path).lines).values())
 
     def find(self, run_id: str) -> Entry | None:
-        """The entry of a run; None where there is none.
+        """Returns the entry of a run; None where there is none.
 
         Raises:
           DataError: as `entries`.
         """
-        return _entries(self.path, read(self.path).lines).get(run_id)
+        return read_entries(self.path, read(self.path).lines).get(run_id)
 
     def keep_dataset(self, dataset: ClientDataset, splits: Sequence[str]) -> str:
         """Keeps digests of a data set's records, unless they are kept already, and returns their name.
-
-        Args:
-          dataset: the data set.
-          splits: whose records.
 
         Raises:
           DataError: the registry or the data set is damaged.
@@ -351,8 +218,7 @@ class Registry:
         Raises:
           DataError, OSError: as `keep_dataset`.
         """
-        key, kept = self._key_and_kept()
-        return self._keep_examples(key, kept, records_of_clients(key, dataset, client_ids, ("train",)))
+        return self._keep_examples(lambda key: records_of_clients(key, dataset, client_ids, ("train",)))
 
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
         """Keeps digests of examples, float32 `[n, ...]` of each client, and returns their name.
@@ -360,10 +226,11 @@ class Registry:
         Raises:
           DataError, OSError: as `keep_dataset`.
         """
-        key, kept = self._key_and_kept()
-        return self._keep_examples(key, kept, records_of_examples(key, client_ids, features))
+        return self._keep_examples(lambda key: records_of_examples(key, client_ids, features))
 
-    def _keep_examples(self, key: RecordKey, kept: Collection[str], records: Records) -> str:
+    def _keep_examples(self, make: Callable[[RecordKey], Records]) -> str:
+        key, kept = self._key_and_kept()
+        records = make(key)
         name = key.name("examples", records.to_bytes())
         if name not in kept:
             self._keep(name, records)
@@ -402,13 +269,12 @@ class Registry:
 
     def _begin(self, entry: Entry) -> None:
         with self._open() as journal:
-            if entry.run_id not in _entries(self.path, journal.content.lines):
-                line = {name: getattr(entry, name) for name in _BEGAN}
-                journal.append({"kind": "began", **line, **_line(entry.planned)})
+            if entry.run_id not in read_entries(self.path, journal.content.lines):
+                journal.append(entry.first_line)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Journal]:
-        """The journal, begun where there is none."""
+        """Opens the journal, and begins it where there is none."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with Journal(self.path) as journal:
             if not journal.content.lines:
@@ -425,7 +291,7 @@ class Registry:
         if not self.path.exists() and not head_path(self.path).exists():
             return False
         with self._open() as journal:
-            entry = _entries(self.path, journal.content.lines).get(run_id)
+            entry = read_entries(self.path, journal.content.lines).get(run_id)
             if entry is not None and not unless(entry):
                 journal.append({**line, "run_id": run_id})
             return entry is not None
@@ -442,7 +308,7 @@ class Registry:
         with self._open() as journal:
             if name not in _kept(journal.content.lines):
                 path.parent.mkdir(exist_ok=True, mode=0o700)
-                # Who holds the journal is the only one who writes here.
+                # The holder of the journal is the only one who writes here.
                 remove_attempts(path.parent)
                 write_atomically(path, [content])
                 sync(path.parent)
@@ -465,50 +331,5 @@ def _write_key(path: Path) -> None:
 
 
 def _kept(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """By name, the sha256 of files of digests."""
+    """Returns the sha256 of files of digests, by name."""
     return {line["name"]: line["sha256"] for line in lines if line["kind"] == "records"}
-
-
-# What a line that begins an entry has, besides what is planned.
-_BEGAN = ("run_id", "method", "folder", "records", "record_set", "non_private", "includes")
-
-
-def _line(cost: Cost) -> dict[str, Any]:
-    return {"ledger": cost.text, "rounds": cost.rounds}
-
-
-def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
-    """An entry after one more line."""
-    # Lines of earlier versions have no chain of the run's own record, but its number of lines, or neither.
-    heads = (*entry.heads, line["head"]) if "head" in line else entry.heads
-    num_lines = max(entry.num_lines, line["reached"][0]) if "reached" in line else entry.num_lines
-    # A run that had been closed, by a copy that was to be replaced, goes on after all.
-    entry = dataclasses.replace(entry, closed=None, heads=heads, num_lines=num_lines)
-    if line["kind"] == "reserved":
-        return entry
-    # An earlier version raised what is planned without saying for how many rounds.
-    cost = Cost(line["ledger"], line.get("rounds", entry.planned.rounds))
-    if line["kind"] == "raised":
-        return dataclasses.replace(entry, planned=cost)
-    return dataclasses.replace(entry, closed=cost, closings=(*entry.closings, cost))
-
-
-def _entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
-    """By run id, what the registry holds."""
-    found: dict[str, Entry] = {}
-    try:
-        if lines and lines[0]["format_version"] != FORMAT_VERSION:
-            version = lines[0]["format_version"]
-            raise DataError(f"{path} has format version {version!r}, this version reads {FORMAT_VERSION}")
-        for line in lines:
-            kind = line["kind"]
-            if kind == "began":
-                planned = Cost(line["ledger"], line["rounds"])
-                found[line["run_id"]] = Entry(**{name: line[name] for name in _BEGAN}, planned=planned)
-            elif kind in ("raised", "reserved", "closed"):
-                found[line["run_id"]] = _after(found[line["run_id"]], line)
-            elif kind not in ("opened", "records"):
-                raise ValueError(f"kind {kind!r}")
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise DataError(f"{path} is no registry of runs ({type(error).__name__}: {error})") from error
-    return found

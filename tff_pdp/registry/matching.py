@@ -1,4 +1,4 @@
-"""Which records two runs have in common, by their digests, by what was declared, and where neither decides."""
+"""Finds the records that two runs have in common, by digests, by declarations, and where neither decides."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _NOBODY: frozenset[int] = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Where the records of a run are in another one.
+    """The records of a run in another one.
 
     Attributes:
       groups: int64 `[records]`, by record of the run, a place in `members`.
@@ -29,7 +29,7 @@ class Match:
     is_undecided: bool
 
     def of_records(self, first: int, last: int, client: int) -> np.ndarray:
-        """The groups of a client's records, or of the client where it has none: int64 `[at least 1]`."""
+        """Returns the groups of a client's records, or of the client where it has none: int64 `[at least 1]`."""
         if last > first:
             return self.groups[first:last]
         return np.array([self.members.index(self.forced[client])])
@@ -41,7 +41,7 @@ class Match:
 
 
 def declared_sets(key: RecordKey, records: Records, declared: RecordSet) -> list[str | None]:
-    """The declared name of each client's records; None where there is none."""
+    """Returns the declared name of each client's records; None where there is none."""
     if declared is None or isinstance(declared, str):
         return [declared] * len(records.clients)
     by_client = dict(zip(key.clients(declared).tolist(), declared.values(), strict=True))
@@ -99,7 +99,7 @@ def _forced(
     by_name: bool,
     are_named: bool,
 ) -> frozenset[int]:
-    """The other run's clients that a client's records are in, whatever their digests say."""
+    """Returns the other run's clients that a client's records are in, whatever their digests say."""
 
     def may_be_same(other_set: str | None) -> bool:
         if own_set is not None and other_set is not None:
@@ -116,7 +116,7 @@ def _forced(
 
 
 def _holders(digests: np.ndarray, other: Records) -> list[frozenset[int]]:
-    """By record, the other run's clients that have one with this digest."""
+    """Returns for each record the other run's clients that have one with this digest."""
     order = np.argsort(other.digests, kind="stable")
     holder = np.repeat(np.arange(len(other.clients)), np.diff(other.first))[order]
     known = other.digests[order]

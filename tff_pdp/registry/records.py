@@ -1,4 +1,4 @@
-"""Digests of records under a secret key: equal for equal records, and without the key they tell nothing.
+"""Makes digests of records under a secret key: equal for equal records, and without the key they tell nothing.
 
 A record is known by its features alone, bit for bit: with another label it is the same one. A row of a contact graph is
 known by its name, which stands for a person and a window in time.
@@ -70,7 +70,7 @@ class Records:
     are_named: bool = True
 
     def to_bytes(self) -> bytes:
-        """The content of a file, of some eight bytes for each record."""
+        """Returns the content of a file, of some eight bytes for each record."""
         names = ("dataset", "form", "sources", "are_named")
         header = json.dumps({name: getattr(self, name) for name in names})
         file = io.BytesIO()
@@ -85,7 +85,7 @@ class Records:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Records":
-        """The inverse of `to_bytes`, for content that is known to be whole."""
+        """Reads content that `to_bytes` returned, and that is known to be whole."""
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             return cls(
@@ -118,17 +118,17 @@ class RecordKey:
         return self._digest(content, purpose.encode(), 16).hex()
 
     def clients(self, client_ids: Iterable[str]) -> np.ndarray:
-        """Digests of clients' ids: uint64 `[clients]`."""
+        """Makes digests of clients' ids: uint64 `[clients]`."""
         return self._digests((client_id.encode() for client_id in client_ids), b"client")
 
     def examples(self, x: np.ndarray) -> np.ndarray:
-        """Digests of examples by their features, float32 `[n, ...]`: uint64 `[n]`."""
+        """Makes digests of examples by their features, float32 `[n, ...]`: uint64 `[n]`."""
         # Minus zero is zero.
         rows = np.ascontiguousarray(x, "<f4") + np.float32(0)
         return self._digests((row.tobytes() for row in rows), b"record")
 
     def rows(self, names: np.ndarray) -> np.ndarray:
-        """Digests of named rows, `S32` `[n]`: uint64 `[n]`."""
+        """Makes digests of named rows, `S32` `[n]`: uint64 `[n]`."""
         return self._digests(names.tolist(), b"row")
 
     def _digests(self, contents: Iterable[bytes], purpose: bytes) -> np.ndarray:
@@ -146,17 +146,12 @@ def name_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str
 
 
 def splits_of(dataset: ClientDataset, splits: Sequence[str]) -> Sequence[str]:
-    """The splits whose records a run on these splits is about: of a contact graph, all."""
+    """Returns the splits whose records a run on these splits is about: of a contact graph, all."""
     return splits if dataset.manifest.row_influence is None else SPLITS
 
 
 def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> Records:
-    """Digests of a data set's records: reads all of these once.
-
-    Args:
-      key: of the registry.
-      dataset: the data set.
-      splits: whose records.
+    """Makes digests of a data set's records: reads all of these once.
 
     Raises:
       DataError: a record is corrupt.
@@ -169,7 +164,7 @@ def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[
 def records_of_clients(
     key: RecordKey, dataset: ClientDataset, client_ids: Sequence[str], splits: Sequence[str]
 ) -> Records:
-    """As `records_of_dataset`, of some clients of a data set, and of these splits alone."""
+    """Makes `records_of_dataset` of some clients of a data set, and of these splits alone."""
     manifest = dataset.manifest
     is_rows = manifest.row_influence is not None
     is_seeded = is_rows or manifest.parameters.get("source") in _SEEDED
@@ -197,14 +192,14 @@ def records_of_clients(
 def _raw_files(manifest: Manifest) -> list[str]:
     """Lists digests of the files that a data set was made of: those a job read, and those these had been made of."""
     own = [source.sha256 for source in manifest.sources]
-    # Of images in very many files there is one digest of all.
+    # Images in very many files have one digest of all.
     own += [manifest.parameters[name] for name in ("images_sha256",) if name in manifest.parameters]
     origin = manifest.parameters.get("origin", ())
     return own + [one.get("sha256", json.dumps(one, sort_keys=True)) for one in origin]
 
 
 def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
-    """Digests of clients' examples that are from no data set: `features` has float32 `[n, ...]` of each client."""
+    """Makes digests of examples that are from no data set: `features` has float32 `[n, ...]` of each client."""
     return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
 
 

@@ -1,4 +1,4 @@
-"""A reproduction's figures, as the thesis has them: privacy against utility, lambda, what privacy overhead costs."""
+"""Draws a reproduction's figures, as the thesis has them: privacy against utility, lambda, the cost of overhead."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def write_figures(report: Reported, folder: Path) -> list[Path]:
     written = []
     for variant in report.variants:
         for name, draw in drawings.items():
-            stem = name if variant.name == "default" else f"{name}_{variant.name}"
+            stem = name if variant.variant.name == "default" else f"{name}_{variant.variant.name}"
             with svg.style(stem):
                 figure = draw(variant, report)
                 written += [_save(figure, folder / f"{stem}.{kind}") for kind in ("svg", "png") if figure]
@@ -46,20 +46,21 @@ def write_figures(report: Reported, folder: Path) -> list[Path]:
 
 
 def privacy_utility_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """The metric against epsilon, a line for each method, with published figures as stars (figure 1.3)."""
-    return _against_epsilon(variant, report, tuple(METHODS), f"{report.title}\n{variant.title}")
+    """Draws the metric against epsilon, a line for each method, with published figures as stars (figure 1.3)."""
+    return _against_epsilon(variant, report, tuple(METHODS), f"{report.title}\n{variant.variant.title}")
 
 
 def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """The same for those methods whose overhead the thesis discusses (figure 1.4); None without such a method."""
+    """Draws the same for methods whose overhead the thesis discusses (figure 1.4); None without such a method."""
     shown = {mean.method for mean in variant.means}
     if not shown & {"ditto", "ifca", "ifca_fed_avg"}:
         return None
-    return _against_epsilon(variant, report, OVERHEAD_METHODS, f"Privacy overhead\n{report.title}, {variant.title}")
+    title = f"Privacy overhead\n{report.title}, {variant.variant.title}"
+    return _against_epsilon(variant, report, OVERHEAD_METHODS, title)
 
 
 def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """The metric against lambda at each epsilon, local training and FedAvg as lines across (figure 1.5)."""
+    """Draws the metric against lambda at each epsilon, local training and FedAvg as lines across (figure 1.5)."""
     epsilons = sorted({mean.epsilon for mean in variant.grid})
     if not epsilons:
         return None
@@ -77,9 +78,9 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
         _scale_lambda(axes, sorted({mean.prox_weight or 0.0 for mean in variant.grid}))
         axes.set_title(f"ε = {plain(epsilon)}", fontsize=10)
         axes.set_xlabel("λ")
-    panels[0].set_ylabel(f"test {metric_text(report.metric).axis}")
+    panels[0].set_ylabel(f"test {metric_text(report.setting.measured).axis}")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=5, title=f"{report.title}, {variant.title}")
+    figure.legend(handles, labels, loc="outside upper left", ncols=5, title=f"{report.title}, {variant.variant.title}")
     return figure
 
 
@@ -106,15 +107,15 @@ def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence
     ticks = sorted({mean.epsilon for mean in drawn})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"ε of every {report.clients.one}")
-    axes.set_ylabel(f"test {metric_text(report.metric).axis}")
+    axes.set_xlabel(f"ε of every {report.setting.words.one}")
+    axes.set_ylabel(f"test {metric_text(report.setting.measured).axis}")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, title=title)
     return figure
 
 
 def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
-    """Equal ratios are equal distances, and zero, for which there is none, lies as far below the smallest."""
+    """Makes equal ratios equal distances; zero, for which there is none, lies as far below the smallest."""
     smallest = next((value for value in lambdas if value > 0), 1.0)
     axes.set_xscale("symlog", linthresh=smallest, linscale=0.5)
     axes.set_xticks(lambdas, [f"{value:g}" for value in lambdas], rotation=60, fontsize=8)
@@ -124,16 +125,14 @@ def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
 
 def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean]) -> None:
     style = _style(name)
-    values = [mean.mean for mean in means]
-    axes.plot(places, values, markersize=5, **style)
+    axes.plot(places, [mean.mean for mean in means], markersize=5, **style)
     if any(mean.deviation for mean in means):
-        low = [mean.mean - (mean.deviation or 0.0) for mean in means]
-        high = [mean.mean + (mean.deviation or 0.0) for mean in means]
+        low, high = ([mean.mean + sign * (mean.deviation or 0.0) for mean in means] for sign in (-1, 1))
         axes.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
 def _draw_across(axes: Axes, mean: Mean) -> None:
-    """A line across, for what does not depend on the figure's horizontal axis."""
+    """Draws a line across, for a figure that does not depend on the horizontal axis."""
     style = _style(mean.method)
     axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
     if mean.deviation:
@@ -142,7 +141,7 @@ def _draw_across(axes: Axes, mean: Mean) -> None:
 
 
 def _style(name: str) -> dict[str, Any]:
-    """A method looks the same in every figure, whichever others are in it."""
+    """Returns a method's style, the same in every figure, whichever others are in it."""
     place = list(METHODS).index(name)
     return {
         "color": COLOURS[place % len(COLOURS)],

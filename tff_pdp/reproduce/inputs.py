@@ -21,7 +21,7 @@ class Inputs:
 
     Attributes:
       paths: where they may lie under the data folder, the best first; none for data that are made up.
-      origin: where they come from.
+      origin: their source, for error messages.
       beside: what lies in the same folder and is read as well, where it is there.
     """
 
@@ -70,7 +70,7 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
     """Returns where raw data lie, or the word for data that are made up.
 
     Args:
-      inputs: which data.
+      inputs: the data.
       folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
         need none.
 
@@ -90,9 +90,9 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
 
 
 def digest_of_data(inputs: Inputs, path: Path) -> str:
-    """A sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
+    """Computes a sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
 
-    Of data that are made up, of the modules that make them.
+    Data that are made up have that of the modules that make them.
     """
     if not inputs.paths:
         return digest_of(Path(beam_pipelines.__file__).parent, "*.py")
@@ -102,7 +102,7 @@ def digest_of_data(inputs: Inputs, path: Path) -> str:
 
 
 def digest_of(path: Path, pattern: str = "*") -> str:
-    """A sha256 of a file, or of the names and contents of those of a folder's files that match the pattern."""
+    """Computes a sha256 of a file, or of names and contents of a folder's files that match the pattern."""
     digest = hashlib.sha256()
     files = sorted(file for file in path.rglob(pattern) if file.is_file()) if path.is_dir() else [path]
     for file in files:
@@ -115,7 +115,7 @@ def digest_of(path: Path, pattern: str = "*") -> str:
 
 @functools.cache
 def digest_of_sources() -> str:
-    """A sha256 of the modules that prepare data and train: a result of other ones is not a result of these."""
+    """Computes a sha256 of the modules that prepare data and train: a result of other ones is not a result of these."""
     packages = (tff_pdp, beam_pipelines)
     digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -19,7 +19,7 @@ from tff_pdp.reproduce.inputs import digest_of_sources
 from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, Scale, Setting, Variant
 from tff_pdp.settings import to_plain
 
-# Of an experiment, what is computed does not depend on them.
+# Parts of an experiment on which its results do not depend.
 _NOT_DECISIVE = ("title", "output", "export", "tuning")
 _NOT_DECISIVE_IN_TRAINING = (
     "evaluate_every",
@@ -61,7 +61,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
-    """What the user asked for, completed: a setting at a scale, and what to sweep.
+    """The user's order, completed: a setting at a scale, and all that is swept.
 
     Attributes:
       setting_name: a name in `NAMES`.
@@ -72,7 +72,7 @@ class Reproduction:
       seeds: number of repetitions.
       lambdas: the grid; empty for none.
       data_input: the raw data.
-      data_digest: which data they are.
+      data_digest: sha256 of the raw data.
       output: folder of all results.
     """
 
@@ -110,17 +110,17 @@ class Reproduction:
 
     @property
     def scale(self) -> Scale:
-        """How much is run."""
+        """The extent of the runs."""
         return self.setting.scales[self.scale_name]
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name."""
+        """Returns the variant of that name."""
         return next(variant for variant in self.setting.variants if variant.name == name)
 
     def jobs(self) -> list[Job]:
-        """Every job, those of the first variant and without a grid first.
+        """Lists every job, those of the first variant and without a grid first.
 
-        What does not depend on epsilon is run once, without privacy.
+        A method that does not depend on epsilon is run once, without privacy.
         """
         plain = [
             Job(variant, method, epsilon, seed)
@@ -146,7 +146,7 @@ class Reproduction:
         return not is_auto or (not self.variant(variant).is_paper and math.isfinite(epsilon))
 
     def config(self, job: Job) -> ExperimentConfig:
-        """The experiment that a job runs.
+        """Returns the experiment that a job runs.
 
         Raises:
           ConfigError: the configuration, as it is overridden here, is not valid.
@@ -162,7 +162,7 @@ class Reproduction:
         )
 
     def digest(self, job: Job) -> str:
-        """A hash of all that decides a job's result besides the job itself: rows with another one are not its."""
+        """Computes a hash of all that decides a job's result besides the job itself."""
         content = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job)).to_dict()
         for key in _NOT_DECISIVE:
             del content[key]
@@ -172,14 +172,14 @@ class Reproduction:
         return _digest([digest_of_sources(), self.data_digest, self.setting.seed_splits, content])
 
     def _rounds(self, job: Job) -> int | None:
-        """The publication's rounds at the job's epsilon; None for the configuration's."""
+        """Returns the publication's rounds at the job's epsilon; None for the configuration's."""
         return self.variant(job.variant).rounds_at(job.epsilon) if self.scale.takes_rounds else None
 
     @functools.cache  # noqa: B019 - a reproduction lives as long as its command.
     def _base_config(
         self, variant_name: str, method: str, prox_weight: float | None, rounds: int | None
     ) -> ExperimentConfig:
-        """The configuration of one method, before epsilon and seed."""
+        """Returns the configuration of one method, before epsilon and seed."""
         variant, swept = self.variant(variant_name), METHODS[method]
         path = self.setting.config_file
         overrides = {**self.scale.overrides, **variant.overrides, "data.input": str(self.data_input)}
@@ -198,9 +198,7 @@ class Reproduction:
         if prox_weight is not None:
             settings["prox_weight"] = prox_weight
         return replace(
-            whole,
-            algorithms={swept.algorithm: settings},
-            export=replace(whole.export, algorithm=swept.algorithm),
+            whole, algorithms={swept.algorithm: settings}, export=replace(whole.export, algorithm=swept.algorithm)
         )
 
 

@@ -1,7 +1,7 @@
-"""Puts the results of a reproduction together over seeds, and holds them against what was published.
+"""Puts the results of a reproduction together over seeds, and holds them against published figures.
 
-They are plain data, which tables, figures and the command's JSON are made of. As Markdown they are a table for each
-variant, the best of the grid, what was published, and what is unlike it.
+They are plain data, of which tables, figures and the command's JSON are made. As Markdown they are a table for each
+variant, the best of the grid, the publication's statements, and the differences from it.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from typing import Any
 from tff_pdp.models.metrics import Metric
 from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reports.summary import metric_text
-from tff_pdp.reports.words import MISSING, USERS, ClientWords, plain, spent
+from tff_pdp.reports.words import MISSING, USERS, plain, spent
 from tff_pdp.reproduce.jobs import Reproduction
-from tff_pdp.reproduce.setting import METHODS, Published, Statement
+from tff_pdp.reproduce.setting import METHODS, Published, Setting, Statement, Variant
 from tff_pdp.reproduce.sweep import Failure, ResultStore, is_a_grid_job
 
 
@@ -29,7 +29,7 @@ class Mean:
       prox_weight: lambda, for a point of the grid.
       mean: over seeds.
       deviation: sample standard deviation over seeds; None of one seed.
-      seeds: how many.
+      seeds: number of seeds.
       with_secret_key: of the seed that costs most, the claim of the same training with a secret key, see `result_row`.
       worst_decile: mean over seeds of what the tenth of the clients gets that is served worst.
       pooled: mean over seeds of the figure of all clients' test examples together; None where it is no other.
@@ -58,7 +58,7 @@ def means_over_seeds(
     is_grid: bool = False,
     is_at_every_epsilon: Callable[[str], bool] = lambda method: False,
 ) -> list[Mean]:
-    """One mean for each method, epsilon and, of a grid, lambda, in the order of their first rows."""
+    """Computes a mean for each method, epsilon and, of a grid, lambda, in the order of their first rows."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
         key = (row["method"], float(row["epsilon"]), row["prox_weight"] if is_grid else None)
@@ -85,12 +85,12 @@ def _cost(claimed: Mapping[str, Any]) -> float:
 
 
 def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """None where rows do not have it: figures of all clients together are those of rankings alone."""
+    """Returns a mean of rows; None where rows do not have it: only rankings have figures of all clients together."""
     return statistics.fmean(row[name] for row in rows) if name in rows[0] else None
 
 
 def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:
-    """For each method and epsilon of a grid the best lambda: chosen on test examples, as is published."""
+    """Finds for each method and epsilon of a grid the best lambda: chosen on test examples, as is published."""
     best: dict[tuple[str, float], Mean] = {}
     for mean in means:
         key = (mean.method, mean.epsilon)
@@ -100,12 +100,12 @@ def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:
 
 
 def is_better(one: float, other: float, metric: Metric) -> bool:
-    """Whether one value of a metric is better than another."""
+    """Checks if one value of a metric is better than another."""
     return one > other if metric.higher_is_better else one < other
 
 
 def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool | None:
-    """Whether what is said of two methods holds here; None where not both were run at its epsilon."""
+    """Checks if a statement on two methods holds here; None where not both were run at its epsilon."""
     values: dict[Any, float] = {(mean.method, mean.epsilon): mean.mean for mean in means}
     values |= {mean.method: mean.mean for mean in means if mean.is_at_every_epsilon}
     epsilons = {mean.epsilon for mean in means} if statement.epsilon is None else {statement.epsilon}
@@ -122,20 +122,18 @@ class VariantReport:
     """One variant's figures.
 
     Attributes:
-      name: of the variant.
-      title: for a reader.
+      variant: the variant.
       means: over seeds.
       grid: over seeds, for each lambda; empty where no grid was asked for.
-      deviations: what is unlike the publication.
+      deviations: differences from the publication.
       published: figures by method and epsilon.
     """
 
-    name: str
-    title: str
-    means: tuple[Mean, ...]
-    grid: tuple[Mean, ...]
-    deviations: tuple[str, ...]
-    published: Published = dataclasses.field(default_factory=dict)
+    variant: Variant
+    means: list[Mean]
+    grid: list[Mean]
+    deviations: list[str]
+    published: Published
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,48 +141,43 @@ class Reported:
     """All figures of a reproduction.
 
     Attributes:
+      setting: the data set, and its publication.
       title: of the data set and the scale.
-      metric: what was measured.
       variants: in the order they were run.
-      statements: what the publication says.
-      paper: what texts call the publication; empty for an experiment of our own.
       is_paper_scale: whether the scale is that of the published figures.
-      clients: whose privacy is protected.
-      infeasible: jobs whose budget allows no run, and why.
-      failures: jobs that failed, and why.
+      infeasible: by job, why its budget allows no run.
+      failures: by job that failed, why.
     """
 
+    setting: Setting
     title: str
-    metric: Metric
-    variants: tuple[VariantReport, ...]
-    statements: tuple[Statement, ...]
-    paper: str
+    variants: list[VariantReport]
     is_paper_scale: bool
-    clients: ClientWords
-    infeasible: tuple[tuple[str, str], ...] = ()
-    failures: tuple[tuple[str, str], ...] = ()
+    infeasible: dict[str, str]
+    failures: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for `--json`."""
+        """Returns the report for `--json`."""
         return {
             "title": self.title,
-            "metric": self.metric.name,
+            "metric": self.setting.metric,
             "variants": {
-                variant.name: {
-                    "means": [_without_none(mean) for mean in variant.means],
-                    "grid": [_without_none(mean) for mean in variant.grid],
-                    "statements": {
-                        statement.text: verdict
-                        for statement in self.statements
-                        if (verdict := holds(statement, variant.means, self.metric)) is not None
-                    },
-                    "deviations": list(variant.deviations),
+                one.variant.name: {
+                    "means": [_without_none(mean) for mean in one.means],
+                    "grid": [_without_none(mean) for mean in one.grid],
+                    "statements": {statement.text: verdict for statement, verdict in self.verdicts(one)},
+                    "deviations": one.deviations,
                 }
-                for variant in self.variants
+                for one in self.variants
             },
-            "infeasible": dict(self.infeasible),
-            "failures": dict(self.failures),
+            "infeasible": self.infeasible,
+            "failures": self.failures,
         }
+
+    def verdicts(self, variant: VariantReport) -> list[tuple[Statement, bool]]:
+        """Checks the publication's statements on methods of which both were run."""
+        found = [(one, holds(one, variant.means, self.setting.measured)) for one in self.setting.statements]
+        return [(one, verdict) for one, verdict in found if verdict is not None]
 
 
 def build_report(reproduction: Reproduction, store: ResultStore, failures: Sequence[Failure]) -> Reported:
@@ -197,26 +190,20 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
         grid = store.rows(lambda job, name=name: job.variant == name and is_a_grid_job(job))
         variants.append(
             VariantReport(
-                name=name,
-                title=variant.title,
-                means=tuple(means_over_seeds(plain, is_at_every_epsilon=setting.is_same_at_every_epsilon)),
-                grid=tuple(means_over_seeds(grid, is_grid=True)),
-                deviations=tuple(setting.deviations_of(scale, variant, reproduction.data_input)),
+                variant=variant,
+                means=means_over_seeds(plain, is_at_every_epsilon=setting.is_same_at_every_epsilon),
+                grid=means_over_seeds(grid, is_grid=True),
+                deviations=setting.deviations_of(scale, variant, reproduction.data_input),
                 published=setting.published(variant),
             )
         )
     return Reported(
+        setting=setting,
         title=f"{setting.title} ({reproduction.scale_name} scale)",
-        metric=setting.measured,
-        variants=tuple(variants),
-        statements=setting.statements,
-        paper=setting.paper,
+        variants=variants,
         is_paper_scale=not scale.deviation,
-        clients=setting.words,
-        infeasible=tuple(
-            (str(job), outcome.infeasible) for job, outcome in store.outcomes.items() if outcome.infeasible
-        ),
-        failures=tuple((str(failure.job), failure.reason) for failure in failures),
+        infeasible={str(job): one.infeasible for job, one in store.outcomes.items() if one.infeasible},
+        failures={str(failure.job): failure.reason for failure in failures},
     )
 
 
@@ -231,45 +218,47 @@ _OF_USERS = (
     "Worst decile: mean over the tenth of the users that are served worst. Noise to signal: expected length of the "
     "noise on a round's mean over the longest mean there can be."
 )
-_VERDICTS = {True: "holds", False: "does not hold", None: "not run"}
+_VERDICTS = {True: "holds", False: "does not hold"}
 
 
 def report_text(report: Reported) -> str:
-    """The whole report as Markdown."""
-    metric = report.metric
+    """Writes the whole report as Markdown."""
+    metric, paper = report.setting.measured, report.setting.paper
     lines = [
         f"# {report.title}",
         "",
         f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. Each seed's is the mean over "
-        f"{report.clients.many}, weighted by their numbers of test examples. Seeds are test-only ones: these figures "
-        "are not private (claim: none, and no ε). Of each training, the table has the ε that this project's "
+        f"{report.setting.words.many}, weighted by their numbers of test examples. Seeds are test-only ones: these "
+        "figures are not private (claim: none, and no ε). For each training, the table has the ε that this project's "
         "accountants find for the same with a secret key.",
     ]
-    if report.clients == USERS:
+    if report.setting.words == USERS:
         lines += ["", _OF_USERS]
     for variant in report.variants:
-        lines += ["", f"## {variant.title} (`{variant.name}`)", ""]
+        lines += ["", f"## {variant.variant.title} (`{variant.variant.name}`)", ""]
         lines += _means_table(variant.means, report, variant.published)
-        lines += _at_every_epsilon(variant.means)
+        same = dict.fromkeys(METHODS[mean.method].title for mean in variant.means if mean.is_at_every_epsilon)
+        for title in same:
+            lines += ["", f"{title}: nothing leaves a user; the row is that of every ε."]
         if variant.grid:
             best = best_of_grid(variant.grid, metric)
-            precedent = f" as {report.paper} does it" if report.paper else ""
+            precedent = f" as {paper} does it" if paper else ""
             lines += ["", f"Best λ of the grid, chosen on the test examples{precedent}: too good."]
             lines += ["", *_means_table(best, report, {})]
-        verdicts = _verdicts(report.statements, variant.means, metric)
+        verdicts = [f"* {_VERDICTS[verdict]}: {one.text}" for one, verdict in report.verdicts(variant)]
         if verdicts:
-            lines += ["", f"What {report.paper} says, of its scale and with its hyper-parameters:", "", *verdicts]
-        heading = f"Unlike {report.paper}:" if report.paper else "To know when reading this:"
+            lines += ["", f"Statements of {paper}, at its scale and with its hyper-parameters:", "", *verdicts]
+        heading = f"Unlike {paper}:" if paper else "To know when reading this:"
         lines += ["", heading, "", *[f"* {deviation}" for deviation in variant.deviations]]
     if report.infeasible:
-        lines += ["", "## Not feasible", "", *[f"* {job}: {reason}" for job, reason in report.infeasible]]
+        lines += ["", "## Not feasible", "", *[f"* {job}: {reason}" for job, reason in report.infeasible.items()]]
     if report.failures:
-        lines += ["", "## Failed", "", *[f"* {job}: {reason}" for job, reason in report.failures]]
+        lines += ["", "## Failed", "", *[f"* {job}: {reason}" for job, reason in report.failures.items()]]
     return "\n".join(lines) + "\n"
 
 
 def value_text(value: float, metric: Metric) -> str:
-    """A figure with as many digits as seeds can tell apart.
+    """Writes a figure with as many digits as seeds can tell apart.
 
     >>> from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
     >>> value_text(0.0239412, MEAN_SQUARED_ERROR), value_text(0.8125, ACCURACY)
@@ -279,11 +268,11 @@ def value_text(value: float, metric: Metric) -> str:
 
 
 def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> list[str]:
-    """Rows by epsilon, then by method; published figures only where there is one, and compared only at their scale."""
-    metric = report.metric
+    """Writes rows by epsilon, then by method; published figures where there are any, compared only at their scale."""
+    metric = report.setting.measured
     with_lambda = any(mean.prox_weight is not None for mean in means)
     with_paper = any((mean.method, mean.epsilon) in paper for mean in means)
-    of_users = report.clients == USERS
+    of_users = report.setting.words == USERS
     of_rankings = any(mean.prevalence is not None for mean in means)
     columns = {
         "ε": True,
@@ -322,23 +311,11 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
     return _markdown([list(columns), *rows], list(columns.values()))
 
 
-def _at_every_epsilon(means: Sequence[Mean]) -> list[str]:
-    methods = dict.fromkeys(METHODS[mean.method].title for mean in means if mean.is_at_every_epsilon)
-    return [
-        line for method in methods for line in ("", f"{method}: nothing leaves a user; the row is that of every ε.")
-    ]
-
-
 def _markdown(rows: Sequence[Sequence[str]], shown: Sequence[bool]) -> list[str]:
-    """A Markdown table, aligned so that it can be read as text."""
+    """Writes a Markdown table, aligned so that it can be read as text."""
     kept = [[cell for cell, wanted in zip(row, shown, strict=True) if wanted] for row in rows]
     widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in kept
     ]
     return [lines[0], "| " + " | ".join("-" * width for width in widths) + " |", *lines[1:]]
-
-
-def _verdicts(statements: Sequence[Statement], means: Sequence[Mean], metric: Metric) -> list[str]:
-    found = [(statement, holds(statement, means, metric)) for statement in statements]
-    return [f"* {_VERDICTS[verdict]}: {statement.text}" for statement, verdict in found if verdict is not None]

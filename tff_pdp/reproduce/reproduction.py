@@ -1,6 +1,6 @@
-"""The command `tff-pdp reproduce`: complete what the user asked for, sweep, and write table and figures."""
+"""Runs the command `tff-pdp reproduce`: completes the options, sweeps, and writes table and figures."""
 
-import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,29 +19,17 @@ from tff_pdp.reproduce.workers import BuildRunner
 DEFAULT_OUTPUT = Path("runs") / "reproduce"
 
 
-@dataclasses.dataclass(frozen=True)
-class BuildJobRunner:
-    """Builds what runs a reproduction's jobs in a worker process.
+def build_job_runner(reproduction: Reproduction, num_threads: int) -> Callable[[Job], Outcome]:
+    """Builds the runner of a reproduction's jobs in a worker process."""
+    # Not at the top: the command's own process needs no TensorFlow, which takes long to import.
+    import tensorflow as tf
 
-    Attributes:
-      reproduction: whose jobs.
-      num_threads: how many threads TensorFlow may use in one process.
-    """
+    # Workers share the cores; TensorFlow takes this before it computes anything.
+    tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+    from tff_pdp.reproduce.run import JobRunner
 
-    reproduction: Reproduction
-    num_threads: int
-
-    def __call__(self) -> Callable[[Job], Outcome]:
-        """Called in the worker process."""
-        # Not at the top: the command's own process needs no TensorFlow, which takes long to import.
-        import tensorflow as tf
-
-        # Workers share the cores; TensorFlow takes this before it computes anything.
-        tf.config.threading.set_intra_op_parallelism_threads(self.num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(self.num_threads)
-        from tff_pdp.reproduce.run import JobRunner
-
-        return JobRunner(self.reproduction)
+    return JobRunner(reproduction)
 
 
 def reproduce(options: Any, build_runner: BuildRunner | None = None) -> tuple[dict[str, Any], str]:
@@ -49,10 +37,10 @@ def reproduce(options: Any, build_runner: BuildRunner | None = None) -> tuple[di
 
     Args:
       options: of the command line, by the names that `tff-pdp reproduce --help` shows.
-      build_runner: builds what runs jobs in worker processes; None for `tff_pdp.reproduce.run`.
+      build_runner: builds the runner of jobs in worker processes; None for `tff_pdp.reproduce.run`.
 
     Returns:
-      What `--json` prints, and what is printed otherwise.
+      The output with `--json`, and without.
 
     Raises:
       ConfigError: an option is out of range, or another reproduction writes to the same folder.
@@ -64,13 +52,14 @@ def reproduce(options: Any, build_runner: BuildRunner | None = None) -> tuple[di
     if num_workers < 1:
         raise ConfigError(f"--jobs {num_workers} must be at least 1")
     num_threads = max(1, num_cores // num_workers)
-    store, failures = sweep(reproduction, build_runner or BuildJobRunner(reproduction, num_threads), num_workers)
+    build = build_runner or functools.partial(build_job_runner, reproduction, num_threads)
+    store, failures = sweep(reproduction, build, num_workers)
     report = build_report(reproduction, store, failures)
     return _write(reproduction, report, is_paper=options.paper)
 
 
 def build_reproduction(options: Any) -> Reproduction:
-    """Completes the options by what the setting and its scale say.
+    """Completes the options by the setting and its scale.
 
     Raises:
       ConfigError, DataError: as `reproduce`.
@@ -119,7 +108,7 @@ def _write(reproduction: Reproduction, report: Reported, *, is_paper: bool) -> t
 
 
 def _words(values: Sequence[str]) -> tuple[str, ...]:
-    """The words of an option that may be repeated, and separated by commas."""
+    """Returns the words of an option that may be repeated, and separated by commas."""
     words = [word for value in values for word in value.split(",") if word]
     return tuple(dict.fromkeys(words))
 

@@ -1,4 +1,4 @@
-"""One job of a reproduction, in a worker process: train a method in memory, test it, and return its row."""
+"""Runs one job of a reproduction in a worker process: trains a method in memory, tests it, and returns its row."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from tff_pdp.reproduce.sweep import Outcome, result_row
 from tff_pdp.training.evaluate import pooled_figures
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 
-# Of the methods' settings, those that rows repeat.
+# Settings of methods that rows repeat.
 _ROW_SETTINGS = ("learning_rate", "prox_weight")
 # Data sets in memory: a seed may have one of its own.
 _KEPT_DATA = 8
@@ -39,8 +39,6 @@ Split = ClientValues | Examples
 
 class JobRunner:
     """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data.
-
-    A context manager, which closes the engine.
 
     Attributes:
       computations: those compiled so far, by all that decides them.
@@ -93,12 +91,6 @@ class JobRunner:
             ),
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Lets go of the engine."""
         self._open.close()
@@ -106,9 +98,9 @@ class JobRunner:
     def _test_metrics(
         self, config: ExperimentConfig, method: Method
     ) -> tuple[list[float], list[int], dict[str, float]]:
-        """Every client's test metric of its personal model, how many test examples it has, and figures of them all.
+        """Returns clients' test metrics of personal models, numbers of test examples, and figures of all clients.
 
-        The metric is NaN where a client has no test examples, or none that it is a figure of.
+        A metric is NaN where a client has no test examples, or none that it is a figure of.
         """
         train, test = self._splits(config, method)
         # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
@@ -139,13 +131,16 @@ class JobRunner:
 
 
 def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
-    """What could be claimed of a planned training if its seed were not a test-only one."""
+    """Returns the claim of a planned training if its seed were not a test-only one."""
     epsilon = None if plan.claim == "none" else plan.planned_epsilon()
     return {"claim": plan.claim, "claim_reason": plan.claim_reason, "epsilon": epsilon}
 
 
 def _prevalence(method: Method) -> dict[str, float]:
-    """The share of positive test examples, for a model that ranks: of many, a random ranking's average precision."""
+    """Computes the share of positive test examples, for a model that ranks.
+
+    With many examples it is a random ranking's average precision.
+    """
     if method.model.ranking is None:
         return {}
     labels = [method.clients.load(client_id, "test").y for client_id in method.clients.client_ids]

@@ -1,4 +1,4 @@
-"""Describes published experiments: their data, methods, variants and scales, and what was published.
+"""Describes published experiments: their data, methods, variants and scales, and the published figures.
 
 Each is a file of `tff_pdp/configs/reproduce/published`, beside the configuration that its runs are variations of. Its
 methods are compared as rows of results.
@@ -56,14 +56,12 @@ _USER_METHODS = {
     ),
 }
 METHODS = {**_SILO_METHODS, **_USER_METHODS}
-# By whose privacy is protected.
 SILO_METHODS = tuple(_SILO_METHODS)
-USER_METHODS = tuple(_USER_METHODS)
 # Nothing leaves a client: where users are protected from what the server releases, no epsilon matters.
 RELEASE_NOTHING = ("local_only",)
 # Whose figures are drawn against lambda.
 GRID_METHODS = ("mr_mtl", "ditto")
-# What selecting clusters and touching the data twice costs is seen in these.
+# These show the cost of selecting clusters and of touching the data twice.
 OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", "ifca")
 
 
@@ -106,11 +104,11 @@ class Variant(Settings):
     deviations: tuple[Name, ...] = ()
 
     def rounds_at(self, epsilon: float) -> int | None:
-        """The publication's rounds at an epsilon; None where it has none."""
+        """Returns the publication's rounds at an epsilon; None where it has none."""
         return {float(key): rounds for key, rounds in self.rounds.items()}.get(epsilon)
 
     def file_name(self, stem: str) -> str:
-        """Name of one of the variant's files.
+        """Returns the name of one of the variant's files.
 
         >>> [Variant(name=name, title="-").file_name("results") for name in ("default", "paper")]
         ['results.json', 'results_paper.json']
@@ -123,7 +121,7 @@ class Scale(Settings):
 
     Attributes:
       epsilons: of each silo, or of all users; infinite for no privacy.
-      seeds: how many repetitions.
+      seeds: number of repetitions.
       methods: of the setting's, those that are run by default; None for all.
       lambdas: the grid of `--grid`.
       overrides: of the configuration.
@@ -177,10 +175,10 @@ class Setting(Settings):
       default_scale: the one run where none is named.
       variants: the default of each kind first.
       paper: what texts call the publication; empty for an experiment of our own.
-      clients: whose privacy is protected.
+      clients: the kind of clients, whose privacy is protected.
       methods: names in `METHODS` that the configuration has settings for.
       paper_values: as the publication, or its released code, states them at its own scale.
-      statements: what the publication says of methods' order.
+      statements: the publication's statements on which of two methods is better.
       deviations: what is unlike the publication: `every`, in all variants, and what variants name.
     """
 
@@ -219,24 +217,24 @@ class Setting(Settings):
 
     @property
     def measured(self) -> Metric:
-        """What is measured on test examples."""
+        """The metric of test examples."""
         return _METRICS[self.metric]
 
     def data(self, scale: Scale) -> Inputs:
-        """The raw data of a scale."""
+        """Returns the raw data of a scale."""
         return INPUTS[scale.inputs or self.inputs]
 
     def methods_of(self, scale: Scale) -> tuple[str, ...]:
-        """The methods that a scale runs by default."""
+        """Returns the methods that a scale runs by default."""
         return self.methods if scale.methods is None else scale.methods
 
     def published(self, variant: Variant) -> Published:
-        """The published figures that a variant's are compared with."""
+        """Returns the published figures that a variant's are compared with."""
         values = self.paper_values if variant.paper_values is None else variant.paper_values
         return {(method, float(key)): value for method, own in values.items() for key, value in own.items()}
 
     def deviations_of(self, scale: Scale, variant: Variant, data_input: Path) -> list[str]:
-        """What is unlike the publication in a run, or what else is to be known of it, one sentence each."""
+        """Lists a run's differences from the publication, and other things to know of it, one sentence each."""
         named = (*variant.deviations, "every")
         found = [line for one in named for line in self.deviations.get(one, () if one == "every" else (one,))]
         if scale.deviation:
@@ -259,11 +257,11 @@ class Setting(Settings):
         return CONFIGS / "reproduce" / f"{self.name}.yaml"
 
     def is_same_at_every_epsilon(self, method: str) -> bool:
-        """Whether a method's results have nothing to do with epsilon."""
+        """Checks that a method's results have nothing to do with epsilon."""
         return self.clients == "users" and method in RELEASE_NOTHING
 
     def chosen_variants(self, names: tuple[str, ...] = (), *, is_paper: bool = False) -> tuple[Variant, ...]:
-        """The variants of those names, or those run by default.
+        """Returns the variants of those names, or those run by default.
 
         Raises:
           ConfigError: there is no variant of that name.

@@ -28,10 +28,10 @@ INFINITE = "inf"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
-      job: which.
+      job: the job.
       row: its result row, see `result_row`; None where it cannot be run.
       infeasible: why its budget allows no run at all; empty otherwise.
     """
@@ -52,10 +52,10 @@ def result_row(
     settings: Mapping[str, float | int | str],
     pooled: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """A row of the results: plain data.
+    """Builds a row of the results: plain data.
 
     Args:
-      job: what was run.
+      job: the job.
       metric: `mse`, `accuracy` or `average_precision`.
       value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
       with_secret_key: `claim`, `claim_reason` and `epsilon` of the same training with a secret key, by this project's
@@ -129,21 +129,22 @@ class ResultStore:
         for stem, is_grid in (("results", False), ("grid", True)):
             rows = self.rows(lambda job, is_grid=is_grid: job.variant == variant_name and is_a_grid_job(job) == is_grid)
             if rows or not is_grid:
-                replace_text(self._reproduction.output / variant.file_name(stem), _one_row_a_line(rows))
+                text = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
+                replace_text(self._reproduction.output / variant.file_name(stem), text)
 
     def rows(self, is_wanted: Callable[[Job], bool]) -> list[Mapping[str, Any]]:
-        """The rows of some jobs, in the reproduction's order."""
+        """Returns the rows of some jobs, in the reproduction's order."""
         found = [self.outcomes[job] for job in self._digests if job in self.outcomes and is_wanted(job)]
         return [outcome.row for outcome in found if outcome.row is not None]
 
 
 def is_a_grid_job(job: Job) -> bool:
-    """Whether a job is a point of the grid over lambda."""
+    """Checks if a job is a point of the grid over lambda."""
     return job.prox_weight is not None
 
 
 def _whole_lines(path: Path) -> Iterable[str]:
-    """The lines of a file; a last one that was cut off is removed from it."""
+    """Returns the lines of a file; a last one that was cut off is removed from it."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -151,10 +152,6 @@ def _whole_lines(path: Path) -> Iterable[str]:
     if len(whole) < len(lines):
         replace_text(path, "".join(whole))
     return whole
-
-
-def _one_row_a_line(rows: list[Mapping[str, Any]]) -> str:
-    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n"
 
 
 def _finite_or_word(value: float) -> float | str:
@@ -171,7 +168,7 @@ class Failure:
     """A job that failed; it is run again by the next sweep.
 
     Attributes:
-      job: which.
+      job: the job.
       reason: the last line of its traceback.
     """
 
@@ -179,18 +176,15 @@ class Failure:
     reason: str
 
 
-def sweep(
-    reproduction: Reproduction, build_runner: BuildRunner, num_workers: int, *, progress: bool = True
-) -> tuple[ResultStore, list[Failure]]:
+def sweep(reproduction: Reproduction, build_runner: BuildRunner, num_workers: int) -> tuple[ResultStore, list[Failure]]:
     """Runs a reproduction's jobs but for those that earlier sweeps have finished under the same settings.
 
     Stopping it at any moment loses the jobs under way, and no others.
 
     Args:
-      reproduction: what to run.
-      build_runner: builds, in a worker process, what turns a job into an `Outcome`.
-      num_workers: how many processes.
-      progress: show a progress bar.
+      reproduction: its jobs are run.
+      build_runner: builds, in a worker process, the function from a job to an `Outcome`.
+      num_workers: number of processes.
 
     Returns:
       All outcomes, and the jobs that failed; their tracebacks are in `failures.txt`.
@@ -208,7 +202,7 @@ def sweep(
         (output / FAILURES_FILE).write_text("")
         pending = store.pending
         total = len(store.outcomes) + len(pending)
-        bar = tqdm(total=total, initial=len(store.outcomes), desc="reproduce", unit="run", disable=not progress)
+        bar = tqdm(total=total, initial=len(store.outcomes), desc="reproduce", unit="run")
         with bar, contextlib.closing(run_jobs(pending, build_runner, num_workers, output / LOG_FILE)) as finished_jobs:
             for job, outcome, error in finished_jobs:
                 if error:

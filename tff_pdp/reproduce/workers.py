@@ -77,7 +77,7 @@ _SECONDS_TO_END = 5.0
 
 
 class GroupedJob(Protocol):
-    """What a worker runs: picklable, and in a group whose jobs are best run by the same worker."""
+    """A worker's job: picklable, and in a group whose jobs are best run by the same worker."""
 
     @property
     def group(self) -> Any:
@@ -89,9 +89,9 @@ class Finished(NamedTuple):
     """A job that is over.
 
     Attributes:
-      job: which.
-      result: what the runner returned; None where it raised or its process died.
-      error: the traceback, or what became of the process; empty where it went well.
+      job: the job.
+      result: of the runner; None where it raised or its process died.
+      error: the traceback, or the end of the process; empty where it went well.
     """
 
     job: Any
@@ -112,10 +112,10 @@ def run_jobs(
     takes its effect here, after the processes have ended, and never in the midst of the loop over the iterator.
 
     Args:
-      jobs: what to run; started in about this order, those of a group by one worker where that keeps nobody idle.
+      jobs: started in about this order, those of a group by one worker where that keeps nobody idle.
       build_runner: picklable; see `BuildRunner`.
-      num_workers: how many processes, at most.
-      log_file: what workers print, Python's warnings and TensorFlow's messages included; appended to.
+      num_workers: most processes at a time.
+      log_file: for the output of workers, Python's warnings and TensorFlow's messages included; appended to.
     """
     waiting = list(jobs)
     workers: list[_Worker] = []
@@ -142,7 +142,7 @@ def run_jobs(
 
 
 def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -> Any:
-    """The next job for a worker: of its own group, of one that nobody is at, or any."""
+    """Takes the next job for a worker: of its own group, of one that nobody is at, or any."""
     busy = {other.group for other in workers if other is not worker and other.job is not None}
     places = range(len(waiting))
     own = (place for place in places if waiting[place].group == worker.group)
@@ -151,7 +151,7 @@ def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -
 
 
 def _wait(workers: Sequence["_Worker"], stop: StopSignals) -> list["_Worker"]:
-    """Workers that have finished a job, or died over one; perhaps none where a signal has arrived."""
+    """Waits for workers that have finished a job, or died over one; perhaps none where a signal has arrived."""
     busy = [worker for worker in workers if worker.job is not None]
     ready = connection.wait([stop.descriptor, *(worker.pipe for worker in busy)])
     return [worker for worker in busy if worker.pipe in ready]
@@ -221,7 +221,7 @@ def _end_with_parent() -> None:
 
 
 def _serve(pipe: Connection, build_runner: BuildRunner, log_file: str) -> None:
-    """A worker's whole life: takes jobs from the pipe until it is closed."""
+    """Takes jobs from the pipe until it is closed: a worker's whole life."""
     # Ctrl-C reaches all processes of the terminal; the parent ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Computes epsilons anew, from the events of the ledgers on record, beside what reports and exports state."""
+"""Computes epsilons anew from the events of the ledgers on record, and compares reports and exports with them."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ class Recomputed(NamedTuple):
     """Epsilons of releases, each at the delta of its budget, infinite where no bound holds.
 
     Attributes:
-      releases: what was computed from.
+      releases: the releases on record.
       own: of each release, by scope; empty of releases without a ledger.
       composed: of all releases together, by scope, at its delta.
       deltas: by scope: the largest of its budgets; where only budgets hold, with theirs on top.
@@ -40,7 +40,7 @@ class Recomputed(NamedTuple):
     why_no_bound: str
 
     def of(self, run_id: str | None, name: str) -> int | None:
-        """The place of a run among the releases: by its id or, of runs without one, the newest of its name."""
+        """Returns the place of a run among the releases: by its id or, of runs without one, the newest of its name."""
         places = [
             place
             for place, release in enumerate(self.releases)
@@ -51,7 +51,7 @@ class Recomputed(NamedTuple):
 
 @worked_out_anew()
 def recompute(releases: Sequence[Release]) -> Recomputed:
-    """Composes what is on record, by dp-accounting and from nothing but the events: nothing is taken from disk.
+    """Composes the releases on record, by dp-accounting and from nothing but the events: nothing is taken from disk.
 
     Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_parts`.
     Assumes: the same; the releases are about the same records.
@@ -80,7 +80,7 @@ def recompute(releases: Sequence[Release]) -> Recomputed:
 
 
 def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
-    """The scopes of a release that have spent more than their budgets."""
+    """Lists the scopes of a release that have spent more than their budgets."""
     if release.ledger is None or release.non_private:
         return []
     budgets = release.ledger.budgets
@@ -88,12 +88,12 @@ def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
 
 
 def is_at_most(value: float, bound: float) -> bool:
-    """Whether a number is at most another, but for the rounding of other versions of NumPy and SciPy."""
+    """Checks that a number is at most another, but for the rounding of other versions of NumPy and SciPy."""
     return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
 
 
 def _spent(ledger: Ledger, scope: str, known: dict[Any, Any]) -> float:
-    """What a ledger's events add up to, computed once where scopes have released the same."""
+    """Adds up a ledger's events, computed once where scopes have released the same."""
     key = ("events", _key(ledger, scope))
     if key not in known:
         known[key] = ledger.epsilon(scope).best
@@ -101,7 +101,7 @@ def _spent(ledger: Ledger, scope: str, known: dict[Any, Any]) -> float:
 
 
 def _together(ledgers: Sequence[Ledger], scope: str, known: dict[Any, Any]) -> tuple[float, float]:
-    """Epsilon and delta as of `compose_parts`, computed once where scopes have released the same."""
+    """Returns epsilon and delta as of `compose_parts`, computed once where scopes have released the same."""
     parts = [ledger for ledger in ledgers if scope in ledger.budgets]
     key = tuple(_key(ledger, scope) for ledger in parts)
     if key not in known:
@@ -120,7 +120,7 @@ def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Fi
 
     Args:
       output: the experiment's folder.
-      recomputed: what all that is on record adds up to; None where that is not known, so that nothing is compared.
+      recomputed: epsilons of all releases on record; None where the record cannot be read, so that nothing is compared.
     """
     path = output / SUMMARY_FILE
     if path.exists():
@@ -133,7 +133,7 @@ def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Fi
 
 
 def export_versions(output: Path) -> Iterator[Path]:
-    """Folders of the published versions of all models that were exported from an experiment's folder."""
+    """Yields folders of the published versions of all models that were exported from an experiment's folder."""
     base_paths = sorted(path for path in (output / EXPORT_FOLDER).glob("*") if layout.is_plain_directory(path))
     for base_path in base_paths:
         yield from layout.published_versions(base_path).values()
@@ -295,7 +295,7 @@ def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple
 def _stated(
     output: Path, card: Mapping[str, Any], report: Mapping[str, Any], scopes: Sequence[str]
 ) -> dict[str | None, float | None]:
-    """What a privacy report states, by scope of the ledger; under None what is stated of all scopes."""
+    """Returns the epsilons of a privacy report, by scope of the ledger; under None a statement on all scopes."""
     if "silos" not in report:
         key = "epsilon" if report.get("unit") == "user" else "epsilon_at_most"
         return {None: report.get(key)}
@@ -306,6 +306,6 @@ def _stated(
         hashed = ClientIdHash.load(output / CLIENT_ID_KEY)
         if hashed.fingerprint == card.get("client_id_key"):
             return {scope: trained[hashed(scope)] for scope in scopes if hashed(scope) in trained}
-    # Without the key it is not known whose is which, and what each is at most holds of all.
+    # Without the key it is not known whose is which, and the largest holds of all.
     epsilons = [epsilon for epsilon in trained.values() if epsilon is not None]
     return {None: max(epsilons)} if len(epsilons) == len(trained) and epsilons else {}

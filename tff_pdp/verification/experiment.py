@@ -51,7 +51,7 @@ def verify(place: Path) -> Iterator[Finding]:
 
 
 def runs_of(output: Path) -> list[Path]:
-    """The folders of an experiment's runs.
+    """Lists the folders of an experiment's runs.
 
     Raises:
       ConfigError: there are none.
@@ -86,7 +86,7 @@ def _check_copies(runs: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _check_epsilons(output: Path, recomputed: Recomputed, *, only: str | None) -> Iterator[Finding]:
-    """Says what each run, or one alone, has spent by its events, and what everything on record has spent together."""
+    """States the cost of each run, or of one alone, by its events, and of everything on record together."""
     for release, epsilons in zip(recomputed.releases, recomputed.own, strict=True):
         path = output / (EARLIER if release.run == PERSONALIZE else release.run)
         if only is not None and release.run != only:
@@ -116,7 +116,7 @@ def _spent(release: Release, epsilons: Mapping[str, float]) -> str:
     ledger = release.ledger
     if release.non_private or ledger is None:
         return f"no bound, as {release.non_private or 'there is no ledger'}"
-    # What was spent with the one number that came out is no bound of what others would have led to.
+    # The cost with the one number that came out is no bound of the cost with other numbers.
     chosen = [scope for scope in epsilons if ledger.follows_from_a_choice(scope)]
     values = sorted({**epsilons, **{scope: ledger.budgets[scope].epsilon for scope in chosen}}.values())
     bare = [value for value in values if math.isinf(value)]
@@ -129,7 +129,7 @@ def _spent(release: Release, epsilons: Mapping[str, float]) -> str:
 
 
 def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
-    """Checks what runs were made from."""
+    """Checks the inputs of runs."""
     path = output / RELEASES_FILE
     if path.exists() or any(_releases_statistics(config_of(folder)) for folder in runs):
         yield checked(path, lambda: _statistics(path))
@@ -141,7 +141,7 @@ def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _releases_statistics(config: Mapping[str, Any]) -> bool:
-    """Whether silos of a run have released statistics before training, which were paid for once."""
+    """Checks if silos of a run have released statistics before training, which were paid for once."""
     privacy = config.get("privacy", {})
     kinds = [(privacy.get(name) or {}).get("kind") for name in ("num_examples", "feature_scaling")]
     return "noised" in kinds or "dp_moments" in kinds
@@ -164,6 +164,6 @@ def _dataset(clients: Path) -> tuple[Status, str]:
 
 
 def _leftovers(output: Path) -> Iterator[Finding]:
-    """What killed commands left of runs that were replaced: on record, but with keys and states."""
+    """Lists what killed commands left of runs that were replaced: on record, but with keys and states."""
     for path in sorted(output.glob(".*.removed")):
         yield Finding(path, Status.STOPPED, "left of a run that was replaced, with its key; the next train removes it")

@@ -1,4 +1,4 @@
-"""Checks the files of one run: digests, chains, and whether they belong together; and says what was found of each."""
+"""Checks the files of one run: digests, chains, and whether the files belong together."""
 
 import enum
 import json
@@ -27,14 +27,12 @@ from tff_pdp.training.run_folder import (
 
 
 class Status(enum.StrEnum):
-    """How a thing is.
+    """The condition of a thing.
 
-    OK: as it was written.
-    STOPPED: a process that was stopped left it so. Nothing of what was spent is lost, and the next command that writes
-      there mends it.
-    OLD: of an earlier version, which kept no digest: read and counted, but damage would not show.
-    ABSENT: not here, so not checked; nothing says that it has to be here.
-    PROBLEM: damaged, missing, or not what something else says.
+    OK: as it was written. STOPPED: a process that was stopped left it so. Nothing of the spending is lost, and the next
+    command that writes there mends it. OLD: of an earlier version, which kept no digest: read and counted, but damage
+    would not show. ABSENT: not here, so not checked; nothing says that it has to be here. PROBLEM: damaged, missing, or
+    not as something else says.
     """
 
     OK = "ok"
@@ -45,12 +43,12 @@ class Status(enum.StrEnum):
 
 
 class Finding(NamedTuple):
-    """What was found of one thing.
+    """The finding of one check.
 
     Attributes:
       path: of the file or folder.
-      status: how the thing is.
-      text: what was found, in one line.
+      status: its condition.
+      text: the finding, in one line.
     """
 
     path: Path
@@ -58,7 +56,7 @@ class Finding(NamedTuple):
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         return {"path": str(self.path), "status": self.status.value, "text": self.text}
 
 
@@ -66,8 +64,8 @@ def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Findin
     """Checks one thing.
 
     Args:
-      path: what is named where the check finds a problem.
-      check: returns what was found, and how the thing is unless all is well; raises where there is a problem.
+      path: named in the finding of a problem.
+      check: returns a text, and the condition unless all is well; raises where there is a problem.
     """
     try:
         found = check()
@@ -83,7 +81,7 @@ def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Findin
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, or was."""
+    """Checks if a folder is that of a run, or was."""
     return any((folder / part).exists() for part in (CHARGES_FILE, CHECKPOINTS, SEARCH))
 
 
@@ -98,7 +96,7 @@ def check_run(folder: Path) -> Iterator[Finding]:
     is_sealed = charges is not None and charges.is_sealed
     if is_sealed:
         yield checked(folder, lambda: _sealed(folder))
-        # Of others, files may be gone.
+        # Files of others may be gone.
         saved = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
     if not saved and charges is not None and charges.through_round and not is_sealed:
         text = f"there is no checkpoint of a run with {charges.through_round} rounds on record: restore it from a copy"
@@ -119,7 +117,7 @@ def check_run(folder: Path) -> Iterator[Finding]:
 
 
 def journal_state(path: Path) -> tuple[Status, str]:
-    """How a journal is: its chain and its end.
+    """Checks the chain and the end of a journal.
 
     Raises:
       DataError: a line is damaged or missing, or the head is.
@@ -181,7 +179,7 @@ def _checkpoint(folder: Path, path: Path, charges: Charges | None, is_newest: bo
 
 
 def _check_counts(path: Path, stored: StoredCheckpoint, charges: Charges, *, is_newest: bool) -> None:
-    """Compares what a checkpoint says was spent with what is on record."""
+    """Compares the spending in a checkpoint with the spending on record."""
     own, on_record = _counts(stored.ledger), _counts(charges.ledger)
     if (stored.ledger is None) != (charges.ledger is None):
         raise DataError(f"{path} and {CHARGES_FILE} disagree on whether the run has a ledger: restore both from a copy")
@@ -192,7 +190,7 @@ def _check_counts(path: Path, stored: StoredCheckpoint, charges: Charges, *, is_
 
 
 def _counts(ledger: Ledger | None) -> Counter[Any]:
-    """How often each release is in a ledger."""
+    """Counts each release in a ledger."""
     entries = () if ledger is None else ledger.entries
     found: Counter[Any] = Counter()
     for entry in entries:
@@ -232,7 +230,7 @@ def _is_search(folder: Path) -> bool:
 
 
 def _needs_store(folder: Path) -> bool:
-    """Whether the newest checkpoint leaves users' states to a store."""
+    """Checks if the newest checkpoint leaves users' states to a store."""
     try:
         stored = checkpoint_files.newest(folder / CHECKPOINTS, with_arrays=False)
     except DataError:
@@ -260,20 +258,20 @@ def _store(folder: Path) -> tuple[Status, str]:
 
 
 def _leftovers(folder: Path) -> Iterator[Finding]:
-    """What killed commands left beside the files that count."""
+    """Lists what killed commands left beside the files that count."""
     parts = [folder, folder / CHECKPOINTS, folder / SEARCH]
     for path in sorted(path for part in parts if part.is_dir() for path in part.glob(".*")):
         yield Finding(path, Status.STOPPED, "left by a command that was stopped; the next one removes it")
 
 
 def planned_rounds(folder: Path) -> int | None:
-    """How many rounds a run was to have; None where that cannot be read."""
+    """Reads the planned number of a run's rounds; None where it cannot be read."""
     rounds = config_of(folder).get("training", {}).get("rounds")
     return rounds if isinstance(rounds, int) else None
 
 
 def config_of(folder: Path) -> Mapping[str, Any]:
-    """What a run was started with, as far as it can be read."""
+    """Reads the settings of a run, as far as they can be read."""
     try:
         return read_started_with(folder)
     except (DataError, ConfigError):

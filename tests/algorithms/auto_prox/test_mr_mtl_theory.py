@@ -6,23 +6,14 @@ from scipy import optimize
 
 from tests.privacy.accounting.anchor_support import CALIBRATED
 from tests.rounding import as_printed, gamma, half_a_digit
-from tff_pdp.algorithms.auto_prox.theory import (
-    cost_of_privacy,
-    errors_of_silos,
-    fed_avg_error,
-    gain_over_fed_avg,
-    gain_over_local_training,
-    local_variance,
-    mr_mtl_error,
-    optimal_error,
-    optimal_prox_weight,
-    optimal_prox_weights_of_silos,
-)
+from tff_pdp.algorithms.auto_prox.theory import optimal_prox_weights_of_silos
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier
 
 SILOS, EXAMPLES, DATA_VARIANCE = 20, 200, 0.4**2
 UNEVEN = (0.1, 0.2, 0.4, 0.8, 1.6)
+# So strong a pull leaves 1e-12 of a silo's own model: FedAvg.
+FED_AVG = 1e12
 
 
 # Sums over silos, and the dozen operations of each form.
@@ -31,10 +22,6 @@ FLOAT64 = gamma(3 * SILOS + 12, np.float64)
 # hides that errors rise. Near the minimum an error's second derivative is from 7e-5 (at lambda = 320) to 2 of itself.
 XATOL = 1e-5
 PLACE = XATOL + math.sqrt(2 * FLOAT64 / 7e-5)
-
-
-def least(function):
-    return optimize.minimize_scalar(function, bounds=(-8, 12), method="bounded", options={"xatol": XATOL})
 
 
 def as_printed_of(noise_multiplier, figure):
@@ -65,37 +52,21 @@ def quadratic_form_error(silo, prox_weight, variances, silo_variance):
 )
 def test_mean_estimation_anchors(noise_multiplier, variance, silo_deviation, weight, best, fed_avg):
     clip_norm, spread = 1.0, silo_deviation**2
-    local = local_variance(DATA_VARIANCE, (float(noise_multiplier) * clip_norm) ** 2, EXAMPLES)
+    local = DATA_VARIANCE / EXAMPLES + (float(noise_multiplier) * clip_norm / EXAMPLES) ** 2
     assert local == as_printed_of(noise_multiplier, variance)
-    assert optimal_prox_weight(local, spread) == as_printed_of(noise_multiplier, weight)
-    assert optimal_error(local, spread, SILOS) == as_printed_of(noise_multiplier, best)
-    assert fed_avg_error(local, spread, SILOS) == as_printed_of(noise_multiplier, fed_avg)
-    # The paper's own form.
-    paper = local * (local + SILOS * spread) / (SILOS * (local + spread))
-    assert optimal_error(local, spread, SILOS) == pytest.approx(paper, rel=FLOAT64)
-    for other, gain in ((variance, gain_over_local_training), (fed_avg, gain_over_fed_avg)):
-        difference, bound = float(other) - float(best), 0.0
-        for figure in (other, best):
-            bound += as_printed_of(noise_multiplier, figure).abs
-        assert gain(local, spread, SILOS) == pytest.approx(difference, abs=bound)
+    variances = np.full(SILOS, local)
+    found = optimal_prox_weights_of_silos(variances, spread)
+    assert list(found) == [as_printed_of(noise_multiplier, weight)] * SILOS
+    error = quadratic_form_error(0, found[0], variances, spread)
+    assert error == as_printed_of(noise_multiplier, best)
+    # The paper's own forms.
+    assert found[0] == pytest.approx(local / spread, rel=FLOAT64)
+    assert error == pytest.approx(local * (local + SILOS * spread) / (SILOS * (local + spread)), rel=FLOAT64)
+    assert quadratic_form_error(0, FED_AVG, variances, spread) == as_printed_of(noise_multiplier, fed_avg)
 
 
 def test_the_noise_of_the_anchors_is_the_calibrated_one():
     assert calibrate_noise_multiplier(0.25, 1e-5, 1.0, 1) == as_printed("13.2855", CALIBRATED)
-
-
-@pytest.mark.parametrize("variance, silo_variance, silos", [(0.3, 0.05, 2), (0.02, 0.5, 7), (1.0, 1.0, 30)])
-def test_equal_silos_against_brute_force(variance, silo_variance, silos):
-    def brute_force(weight):
-        return quadratic_form_error(0, weight, [variance] * silos, silo_variance)
-
-    for weight in (0.0, 0.3, 1.0, 4.0, 1e9):
-        assert mr_mtl_error(weight, variance, silo_variance, silos) == pytest.approx(brute_force(weight), rel=FLOAT64)
-    found = least(lambda log: brute_force(math.exp(log)))
-    assert optimal_prox_weight(variance, silo_variance) == pytest.approx(math.exp(found.x), rel=PLACE)
-    assert optimal_error(variance, silo_variance, silos) == pytest.approx(found.fun, rel=PLACE**2)
-    assert mr_mtl_error(0.0, variance, silo_variance, silos) == pytest.approx(variance)
-    assert mr_mtl_error(np.inf, variance, silo_variance, silos) == fed_avg_error(variance, silo_variance, silos)
 
 
 def test_silos_of_their_own_variance_anchor():
@@ -103,38 +74,27 @@ def test_silos_of_their_own_variance_anchor():
     assert list(weights) == [as_printed(text) for text in ("0.2632", "0.5634", "1.3115", "3.902", "320.00")]
 
 
-def test_silos_of_their_own_variance_against_brute_force():
-    silo_variance = 0.25
-    weights = optimal_prox_weights_of_silos(UNEVEN, silo_variance)
-    errors = errors_of_silos(weights, UNEVEN, silo_variance)
-    for silo in range(len(UNEVEN)):
-
-        def brute_force(log_weight, silo=silo):
-            return quadratic_form_error(silo, math.exp(log_weight), UNEVEN, silo_variance)
-
-        found = least(brute_force)
-        assert errors[silo] == pytest.approx(found.fun, rel=PLACE**2)
-        assert weights[silo] == pytest.approx(math.exp(found.x), rel=PLACE)
-        for weight in (0.0, 0.7, 5.0):
-            expected = quadratic_form_error(silo, weight, UNEVEN, silo_variance)
-            assert errors_of_silos(weight, UNEVEN, silo_variance)[silo] == pytest.approx(expected, rel=FLOAT64)
+@pytest.mark.parametrize(
+    ("variances", "silo_variance"), [(UNEVEN, 0.25), ((0.3,) * 2, 0.05), ((0.02,) * 7, 0.5), ((1.0,) * 30, 1.0)]
+)
+def test_no_other_weight_has_a_smaller_error(variances, silo_variance):
+    weights = optimal_prox_weights_of_silos(variances, silo_variance)
+    for silo, weight in enumerate(weights):
+        found = optimize.minimize_scalar(
+            lambda log_weight, silo=silo: quadratic_form_error(silo, math.exp(log_weight), variances, silo_variance),
+            bounds=(-8, 12),
+            method="bounded",
+            options={"xatol": XATOL},
+        )
+        assert weight == pytest.approx(math.exp(found.x), rel=PLACE)
+        assert quadratic_form_error(silo, weight, variances, silo_variance) == pytest.approx(found.fun, rel=PLACE**2)
 
 
 def test_a_far_noisier_silo_takes_the_average():
     # Both by hand: 0.25 + (0.1 - 2) / 2 < 0, and exactly 0 at 0.6.
     np.testing.assert_array_equal(optimal_prox_weights_of_silos([0.1, 2.0], 0.25), [0.1 / 1.2, np.inf])
     np.testing.assert_array_equal(optimal_prox_weights_of_silos([[0.125, 0.625]], [0.25])[:, 1], [np.inf])
-    errors = errors_of_silos(np.inf, [0.1, 2.0], 0.25)
-    # A lambda of 1e12 leaves 1e-12 of the own model.
-    expected = [quadratic_form_error(silo, 1e12, [0.1, 2.0], 0.25) for silo in range(2)]
-    assert errors == pytest.approx(expected, rel=1e-11)
-    assert errors[1] < errors_of_silos(100.0, [0.1, 2.0], 0.25)[1]
-
-
-def test_equal_silos_are_a_special_case():
-    variances = np.full(6, 0.3)
-    np.testing.assert_allclose(optimal_prox_weights_of_silos(variances, 0.2), optimal_prox_weight(0.3, 0.2))
-    np.testing.assert_allclose(errors_of_silos(0.8, variances, 0.2), mr_mtl_error(0.8, 0.3, 0.2, 6))
+    assert quadratic_form_error(1, FED_AVG, [0.1, 2.0], 0.25) < quadratic_form_error(1, 100.0, [0.1, 2.0], 0.25)
 
 
 def test_simulated_silos_have_these_errors():
@@ -145,42 +105,24 @@ def test_simulated_silos_have_these_errors():
     personal = (local + weights * local.mean(axis=1, keepdims=True)) / (1 + weights)
     squares = (personal - centres) ** 2
     standard_errors = squares.std(axis=0) / math.sqrt(draws)
-    assert (np.abs(squares.mean(axis=0) - errors_of_silos(weights, UNEVEN, silo_variance)) < 4 * standard_errors).all()
+    errors = [quadratic_form_error(silo, weight, UNEVEN, silo_variance) for silo, weight in enumerate(weights)]
+    assert (np.abs(squares.mean(axis=0) - errors) < 4 * standard_errors).all()
 
 
-def test_the_cost_of_privacy_is_what_noise_adds():
-    weights = np.array([0.0, 0.5, 3.0, np.inf])
-    private, public = local_variance(0.16, [[0.0], [150.0]], 200), local_variance(0.16, 0.0, 200)
-    cost = cost_of_privacy(weights, [[0.0], [150.0]], 200, SILOS)
-    added = mr_mtl_error(weights, private, 0.01, SILOS) - mr_mtl_error(weights, public, 0.01, SILOS)
-    np.testing.assert_allclose(cost, added, atol=FLOAT64 * private.max())
-    # From all of the noise with local training to its K-th part with FedAvg.
-    assert cost[1, 0] == pytest.approx(150 / 200**2)
-    assert cost[1, -1] == pytest.approx(150 / 200**2 / SILOS)
-
-
-def test_silos_without_any_difference_or_noise():
-    assert optimal_prox_weight(0.5, 0.0) == np.inf
-    assert optimal_error(0.5, 0.0, 10) == pytest.approx(0.05)
-    assert optimal_error(0.0, 0.5, 10) == 0.0
-    assert gain_over_fed_avg(0.0, 0.0, 10) == gain_over_local_training(0.0, 0.0, 10) == 0.0
+def test_silos_without_any_difference_take_the_average():
+    np.testing.assert_array_equal(optimal_prox_weights_of_silos([0.5, 0.5], 0.0), [np.inf, np.inf])
 
 
 @pytest.mark.parametrize(
-    "call, named",
+    "variances, silo_variance, named",
     [
-        (lambda: local_variance(0.1, 0.0, 0), "num_examples"),
-        (lambda: local_variance(-0.1, 0.0, 5), "data_variance"),
-        (lambda: local_variance(0.1, math.nan, 5), "noise_variance"),
-        (lambda: mr_mtl_error(-1.0, 0.1, 0.1, 5), "prox_weight"),
-        (lambda: mr_mtl_error(1.0, 0.1, math.inf, 5), "silo_variance"),
-        (lambda: fed_avg_error(0.1, 0.1, 0), "num_silos"),
-        (lambda: optimal_prox_weight(-0.1, 0.1), "local_variance"),
-        (lambda: optimal_prox_weights_of_silos([0.1], 0.1), "fewer than two silos"),
-        (lambda: optimal_prox_weights_of_silos(0.1, 0.1), "fewer than two silos"),
-        (lambda: errors_of_silos(math.nan, [0.1, 0.2], 0.1), "prox_weights"),
+        ([-0.1, 0.1], 0.1, "local_variances"),
+        ([math.nan, 0.1], 0.1, "local_variances"),
+        ([0.1, 0.1], math.inf, "silo_variance"),
+        ([0.1], 0.1, "fewer than two silos"),
+        (0.1, 0.1, "fewer than two silos"),
     ],
 )
-def test_values_out_of_range(call, named):
+def test_values_out_of_range(variances, silo_variance, named):
     with pytest.raises(ConfigError, match=named):
-        call()
+        optimal_prox_weights_of_silos(variances, silo_variance)

@@ -20,6 +20,7 @@ from beam_pipelines.dataset.accounting import Counts, add_up
 from beam_pipelines.dataset.job import DatasetJob
 from beam_pipelines.dataset.staging import INDEX_FOLDER
 from beam_pipelines.engine.stages import Stage, TaskContext
+from tests.data.written_clients import as_stored
 from tff_pdp.data.example_codec import decode_examples, record_layouts
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER
 from tff_pdp.settings import read_settings
@@ -140,11 +141,11 @@ def read_rows(folder: Path, job: DatasetJob) -> dict[str, Row]:
         shard = next((folder / SHARD_FOLDER).glob(f"part-{index.stem}-*")).read_bytes()
         for extent in pyarrow.parquet.read_table(index).to_pylist():
             records = shard[extent["offset"] : extent["offset"] + extent["nbytes"]]
-            xs, ys = decode_examples(job.features, records, "shard", as_stored=True)
+            xs, ys = decode_examples(job.features, records, "shard")
             # Labels of one byte, so that all records are as long.
             layout = record_layouts(job.features)[0]
             assert len(records) == layout.length * extent["num_examples"]
-            for number, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            for number, (x, y) in enumerate(zip(as_stored(job.features, xs), ys, strict=True)):
                 name = records[number * layout.length :][layout.example_id].decode()
                 assert name not in rows
                 rows[name] = Row(extent["client_id"], extent["split"], x.tobytes(), int(y))

@@ -122,10 +122,10 @@ def test_calls_are_shared_among_processes_and_results_are_in_order(monkeypatch):
     calls = [functools.partial(calibrate_noise_multiplier, epsilon, 1e-4, 0.125, 30) for epsilon in BUDGETS]
     with worked_out_anew():
         expected = side_by_side(calls)
-    started, other = [], kept_module._Other
+    started, start = [], kept_module._started
     monkeypatch.setattr(kept_module, "_SECONDS_TO_START", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(kept_module, "_Other", lambda given: started.append(len(given)) or other(given))
+    monkeypatch.setattr(kept_module, "_started", lambda given: started.append(len(given)) or start(given))
     assert side_by_side(calls) == expected and started == [2]
     assert expected == sorted(expected, reverse=True)
 

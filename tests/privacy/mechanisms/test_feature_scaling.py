@@ -6,7 +6,7 @@ import pytest
 from tests.rounding import gamma, standard_errors
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
-from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, paper_private_standardisation
+from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation, Scalings
 from tff_pdp.privacy.mechanisms.silo_statistics import SiloStatistics, StatisticsSettings, release_silo_statistics
 from tff_pdp.settings import read_settings
 
@@ -88,13 +88,14 @@ def test_private_scalings_do_not_look_at_the_examples():
 def test_the_papers_variant_standardises_exactly():
     x = np.random.default_rng(0).normal([3, -20, 0], [0.5, 10, 1], size=(200, 3)).astype(np.float32)
     x[:, 2] = 0.1
-    result = paper_private_standardisation(x).apply(x).astype(np.float64)
+    scaling = PaperPrivateStandardisation().scaling(NOTHING, x)
+    result = scaling.apply(x).astype(np.float64)
     # Of a mean that is six deviations away, and of numbers that are up to four away from it.
     bound = SCALED * (6 + 4)
     assert result.mean(axis=0) == pytest.approx([0, 0, 0], abs=bound)
     # A constant feature keeps its scale, though its deviation rounds to something above zero.
     assert result.std(axis=0) == pytest.approx([1, 1, 0], abs=bound)
-    assert paper_private_standardisation(x).scale[2] == 1.0
+    assert scaling.scale[2] == 1.0
 
 
 def test_in_the_papers_variant_one_record_changes_every_other_row():
@@ -111,7 +112,7 @@ def test_in_the_papers_variant_one_record_changes_every_other_row():
 
 def test_errors_of_the_data():
     with pytest.raises(DataError, match="without training examples"):
-        paper_private_standardisation(X[:0])
+        PaperPrivateStandardisation().scaling(NOTHING, X[:0])
     config = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}
     for statistics in (NOTHING, SiloStatistics(3, mean=(1.0,), stddev=(1.0,))):
         with pytest.raises(DataError, match="lack moments of 1 x 2 features"):

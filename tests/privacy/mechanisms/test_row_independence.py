@@ -17,7 +17,7 @@ from tff_pdp.models import layers
 from tff_pdp.models.base import Model
 from tff_pdp.models.convolutional import build_cnn, build_lenet
 from tff_pdp.models.dense import build_linear, build_mlp
-from tff_pdp.models.example_gradients import Held, OuterProducts, TableRows
+from tff_pdp.models.example_gradients import Held, OuterProducts
 from tff_pdp.models.resnet import build_resnet20
 from tff_pdp.privacy.mechanisms import per_example
 
@@ -51,11 +51,6 @@ def conv(height, size_in, size_out, strides=1, padding="VALID"):
     return build({"a/kernel": (3, 3, size_in, size_out), "a/bias": (size_out,)}, (height, height, size_in), predict)
 
 
-def predict_text(weights, x):
-    embedded = layers.embedding(weights, "a", tf.cast(tf.clip_by_value(tf.abs(4.0 * x), 0.0, 19.0), tf.int32))
-    return tf.reduce_max(tf.nn.tanh(embedded), axis=1)
-
-
 def predict_normed(weights, x):
     normed = layers.group_norm(weights, "a", x, groups=4)
     return tf.reduce_max(tf.nn.tanh(normed), axis=[1, 2])[:, :NUM_CLASSES]
@@ -75,7 +70,6 @@ LAYERS = {
     "conv VALID, strides 2": (Held, conv(9, 3, 16, strides=2)),
     "conv SAME, strides 2": (Held, conv(9, 3, 16, strides=2, padding="SAME")),
     "conv, Gram form": (OuterProducts, conv(3, 8, 32, padding="SAME")),
-    "embedding": (TableRows, build({"a/table": (20, NUM_CLASSES)}, (7,), predict_text)),
     "group norm": (Held, build({"a/scale": (16,), "a/bias": (16,)}, (6, 6, 16), predict_normed)),
     "not in closed form": (Held, build({"kernel": (9, NUM_CLASSES)}, (9,), predict_by_name)),
 }
@@ -103,8 +97,6 @@ def contributions(model, form, weights, x, y, row):
         match of_weight:
             case OuterProducts():
                 found |= {f"inputs of {name}": of_weight.inputs, f"cotangents of {name}": of_weight.cotangent}
-            case TableRows():
-                found |= {f"rows of {name}": of_weight.rows, f"gradients of {name}": of_weight.values}
             case Held():
                 found |= {f"gradient {i} of {name}": value for i, value in enumerate(of_weight.values)}
     one = factors * tf.one_hot(row, tf.shape(factors)[0], dtype=tf.float64)
@@ -261,7 +253,6 @@ def test_a_row_keeps_its_bits_in_a_stack_of_clients(case):
         "dense over positions, direct form",
         "conv SAME",
         "conv, Gram form",
-        "embedding",
         "group norm",
         "not in closed form",
         "mlp",

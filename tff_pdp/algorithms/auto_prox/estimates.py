@@ -1,4 +1,4 @@
-"""Estimates curvature, gradient variance and force from windows of rounds: all that MR-MTL's automatic lambda knows.
+"""Estimates curvature, gradient variance and force from windows of rounds, for MR-MTL's automatic lambda.
 
 The state, its notation and the model behind the estimates are those of `tff_pdp.algorithms.auto_prox.lambdas`.
 `SiloParameters` are the public parameters that lambda is set from.
@@ -16,7 +16,7 @@ from tff_pdp.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SiloParameters:
-    """What is public of all silos' training; arrays are `[silos]`, all in one order of silos.
+    """Public facts of all silos' training; arrays are `[silos]`, all in one order of silos.
 
     Guarantee: nothing here is computed from data other than the numbers of examples.
     Assumes: these are public, or released with noise, as in `tff_pdp.privacy.plans.plan.PrivacyPlan.num_examples`.
@@ -29,7 +29,7 @@ class SiloParameters:
       clip_norm: C.
       noise_multiplier: z.
       sampling_rate: q, in (0, 1].
-      expected_batch_size: B, what a step's noised sum is divided by.
+      expected_batch_size: B, the divisor of a step's noised sum.
 
     Raises:
       ConfigError: there is a single silo, or a value is out of range, as a noise multiplier of 0 is.
@@ -48,12 +48,10 @@ class SiloParameters:
         size = len(self.local_steps)
         if size < 2:
             raise ConfigError("prox_weight: auto compares silos, and there is only one: give prox_weight a number")
-        for field in ("local_steps", "num_examples"):
-            object.__setattr__(self, field, np.asarray(getattr(self, field), np.int64))
-        for field in ("clip_norm", "noise_multiplier", "sampling_rate", "expected_batch_size"):
-            object.__setattr__(self, field, np.asarray(getattr(self, field), np.float64))
         for field in dataclasses.fields(self)[2:]:
-            value = getattr(self, field.name)
+            dtype = np.int64 if field.name in ("local_steps", "num_examples") else np.float64
+            value = np.asarray(getattr(self, field.name), dtype)
+            object.__setattr__(self, field.name, value)
             if value.shape != (size,) or not np.all((value > 0) & np.isfinite(value)):
                 raise ConfigError(
                     f"prox_weight: auto needs a positive and finite {field.name} for each of the {size} silos, not "
@@ -64,7 +62,7 @@ class SiloParameters:
 
     @property
     def num_silos(self) -> int:
-        """How many silos there are."""
+        """Number of silos."""
         return len(self.local_steps)
 
     @property
@@ -73,20 +71,20 @@ class SiloParameters:
         return (self.noise_multiplier * self.clip_norm / self.expected_batch_size) ** 2
 
     def sampling_variance(self, num_weights: int) -> np.ndarray:
-        """Likewise what Poisson sampling adds, for clipped gradients of total variance C^2."""
+        """Returns the variance that Poisson sampling adds likewise, for clipped gradients of total variance C^2."""
         return (1 - self.sampling_rate) * self.clip_norm**2 / (self.expected_batch_size * num_weights)
 
     def example_variance(self, num_weights: int) -> np.ndarray:
-        """Variance of one weight of a silo's mean gradient over draws of all its examples, for the same gradients."""
+        """Returns the variance of one weight of a silo's mean gradient over draws of its examples, likewise."""
         return self.clip_norm**2 / (self.num_examples * num_weights)
 
 
 State = Mapping[str, Any]
 
-_KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # What earlier windows count in the next one.
+_KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # Shares of earlier windows in the next one.
 # The mean curvature's prior, mean and standard deviation, in units of 1 / (learning rate * local steps).
 _CURVATURE_PRIOR, _CURVATURE_PRIOR_STDDEV = 0.05, 0.3
-_VARIANCE_PRIOR = 1 / 3  # Of G / C^2; mean and standard deviation.
+_VARIANCE_PRIOR = 1 / 3  # Mean and standard deviation of G / C^2.
 # Relative error that the model of how noise moves pulls is taken to have, however many rounds are seen.
 _MODEL_ERROR = 0.05
 # Curvature, in means, that the offsets' share of the force is added back with; less than kappa errs towards FedAvg.
@@ -94,7 +92,7 @@ _MAX_ADDED_BACK = 3.0
 
 
 def kappa(num_weights: int) -> float:
-    """How many times the mean curvature the data pull with; one direction in so many is taken to be curved."""
+    """Returns how many times the mean curvature the data pull with; one direction in so many is taken to be curved."""
     return max(1.0, math.sqrt(num_weights) / 2)
 
 
@@ -117,7 +115,7 @@ def estimate_curvature_and_variance(state: State, parameters: SiloParameters, no
     found = [-(weight * (product + num_weights * _centred(shared))).sum(), (weight * square).sum()]
     state = {**state, "curvature": _KEEP_CURVATURE * state["curvature"] + found}
 
-    # What scatters around the regression is noise: that of DP, and that of which examples are in a batch.
+    # The scatter around the regression is noise: that of DP, and that of which examples are in a batch.
     curvature = curvature_from(state, parameters)
     pulls = window["pull_square"] - np.einsum("kd,kd->k", window["pull"], window["pull"]) / rounds
     freedom = (rounds - 1) * num_weights
@@ -170,7 +168,7 @@ def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) 
 
 
 def curvature_from(state: State, parameters: SiloParameters) -> float:
-    """The mean curvature h_mean as known so far: shrunk to its prior, and positive."""
+    """Returns the mean curvature h_mean as known so far: shrunk to its prior, and positive."""
     unit = 1 / (parameters.learning_rate * float(np.mean(parameters.local_steps)))
     prior, precision = _CURVATURE_PRIOR * unit, (_CURVATURE_PRIOR_STDDEV * unit) ** -2
     found, known = state["curvature"]
@@ -178,7 +176,7 @@ def curvature_from(state: State, parameters: SiloParameters) -> float:
 
 
 def gradient_variance_from(state: State) -> float:
-    """G / C^2 as known so far, in [0, 1]."""
+    """Returns G / C^2 as known so far, in [0, 1]."""
     precision = _VARIANCE_PRIOR**-2
     found, known, expected = state["variance"]
     if known > 0:
@@ -190,30 +188,30 @@ def gradient_variance_from(state: State) -> float:
 
 
 def noise_of_pull(state: State, parameters: SiloParameters, num_weights: int) -> np.ndarray:
-    """Variance of one weight of a round's pull, `[silos]`."""
+    """Returns the variance of one weight of a round's pull, `[silos]`."""
     sampling = gradient_variance_from(state) * parameters.sampling_variance(num_weights)
     return (parameters.dp_variance + sampling) * _noise_ratio(state, parameters)
 
 
 def _noise_ratio(state: State, parameters: SiloParameters) -> np.ndarray:
-    """Variance of a pull's noise over that of one step: less for many steps, and steps answer the noise before them."""
+    """Returns the variance of a pull's noise over that of one step: less for many steps, which answer earlier noise."""
     kept, steps = kept_in_step(state, parameters), parameters.local_steps
     answered = np.clip(kept - parameters.learning_rate * curvature_from(state, parameters), 0, 1)
     return geometric(answered**2, steps) / geometric(kept, steps) ** 2
 
 
 def kept_in_step(state: State, parameters: SiloParameters) -> np.ndarray:
-    """What the prox term leaves of an offset in one step."""
+    """Returns the share of an offset that the prox term leaves in one step."""
     return 1 - parameters.learning_rate * state["prox_weights"].astype(np.float64)
 
 
 def _centred(variances: np.ndarray) -> np.ndarray:
-    """Variances of independent values once their mean has been subtracted."""
+    """Returns variances of independent values once their mean has been subtracted."""
     return variances * (1 - 2 / len(variances)) + variances.mean() / len(variances)
 
 
 def geometric(ratio: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sums of `counts` powers of `ratio`, from the power 0."""
+    """Sums `counts` powers of `ratio`, from the power 0."""
     power = np.arange(int(counts.max()))[:, np.newaxis]
     return np.where(power < counts, ratio**power, 0.0).sum(axis=0)
 

@@ -19,7 +19,7 @@ from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientGroup, ClientValues, same_shapes
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.stacked import CannotStack
-from tff_pdp.engines.inprocess.steps import ClientStep
+from tff_pdp.engines.inprocess.steps import Step
 from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
@@ -138,7 +138,7 @@ class ClientWork:
       clients: clients' values by name, arranged for the mode.
     """
 
-    step: ClientStep
+    step: Step
     mode: Mode
     types: Mapping[str, Any]
     shared: Leaves

@@ -17,14 +17,7 @@ from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
 from tff_pdp.engines.inprocess.stacked import CannotStack
-from tff_pdp.engines.inprocess.steps import (
-    ClientStep,
-    Step,
-    Wiring,
-    build_client_step,
-    build_merge_step,
-    build_server_step,
-)
+from tff_pdp.engines.inprocess.steps import Step, Wiring, build_client_step, build_merge_step, build_server_step
 
 _logger = logging.getLogger(__name__)
 # Enough clients to tell the two apart; a first round with more is not much longer for it.
@@ -50,7 +43,7 @@ class LoadedProgram:
         self.program = lower(computation)
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
-        self._client_steps: dict[tuple[int, Mode], ClientStep] = {}
+        self._client_steps: dict[tuple[int, Mode], Step] = {}
         self._merge_steps: dict[int, Callable[[Leaves], Leaves]] = {}
         self._lanes = lanes
         self._needed_by_result = self._wiring.uses([self.program.result])
@@ -68,7 +61,7 @@ class LoadedProgram:
 
     @property
     def num_traced(self) -> int:
-        """How many TensorFlow functions have been traced for it."""
+        """Number of TensorFlow functions traced for it."""
         return len(self._server_steps) + len(self._client_steps) + len(self._merge_steps)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
@@ -177,7 +170,7 @@ class LoadedProgram:
             names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
             return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
         step = self._client_step(number, arrangement.mode)
-        shared = [leaf for name in step.shared for leaf in server[name]]
+        shared = [leaf for name in step.inputs for leaf in server[name]]
         work = ClientWork(step, arrangement.mode, self._wiring.types, shared, clients)
         outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in arrangement.lanes])
         merged = functools.reduce(functools.partial(self._merge, number), (outcome.sums for outcome in outcomes))
@@ -189,7 +182,7 @@ class LoadedProgram:
             self._merge_steps[number] = build_merge_step(self._wiring, number)
         return self._merge_steps[number]([*first, *second])
 
-    def _client_step(self, number: int, mode: Mode) -> ClientStep:
+    def _client_step(self, number: int, mode: Mode) -> Step:
         if (number, mode) not in self._client_steps:
             needed = self._needed_after_clients(number)
             try:

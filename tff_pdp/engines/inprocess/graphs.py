@@ -1,4 +1,4 @@
-"""TensorFlow graphs of a computation, imported into the TensorFlow function that is being traced."""
+"""Imports TensorFlow graphs of a computation into the TensorFlow function that is being traced."""
 
 import contextlib
 import contextvars

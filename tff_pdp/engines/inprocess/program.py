@@ -34,12 +34,7 @@ ON_CLIENTS = {
     "federated_value_at_clients",
     "federated_zip_at_clients",
 }
-ON_SERVER = {
-    "federated_apply",
-    "federated_eval_at_server",
-    "federated_value_at_server",
-    "federated_zip_at_server",
-}
+ON_SERVER = {"federated_apply", "federated_eval_at_server", "federated_value_at_server", "federated_zip_at_server"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Program:
       parameter: its parameter's name in statements, or None.
       parameter_type: of the whole parameter.
       arguments: the parameter's members.
-      levels: what to run, in this order.
+      levels: in the order they are run.
       result: expression of the result.
       result_type: of the result, with placements.
     """

@@ -1,4 +1,4 @@
-"""Graphs written for one client, called for a stack of clients."""
+"""Calls graphs that were written for one client on a stack of clients."""
 
 import dataclasses
 import re
@@ -89,7 +89,7 @@ def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class _RuleWiring:
-    """How the inputs and outputs of a graph are connected to the one function it calls.
+    """The connections of a graph's inputs and outputs with the one function it calls.
 
     Attributes:
       sources: for each argument of the function, the graph's input that it is.

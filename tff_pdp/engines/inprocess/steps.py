@@ -1,4 +1,4 @@
-"""The TensorFlow functions of one level of a program: the server's step, and a client's step in two forms."""
+"""Traces the TensorFlow functions of one level of a program: the server's step, and a client's step in two forms."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -69,15 +69,22 @@ class Wiring:
 class Step:
     """A traced function over flat leaves.
 
+    The server's function takes values, sums and last the number of clients, int32; it returns values, and the sums
+    that clients start from. The function of one client, or of a stack of clients, takes first the number of clients,
+    then the server's values, the clients' own values and the sums so far; it returns the clients' new values and the
+    new sums.
+
     Attributes:
-      inputs: names of the values it takes, in this order.
+      inputs: names of the server's values it takes, in this order.
       outputs: names of the values it returns, in this order.
       function: takes and returns flat leaves.
+      own: names of the clients' values it takes, in this order.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     function: Callable[[Leaves], Leaves]
+    own: tuple[str, ...] = ()
 
 
 def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Callable[[Leaves], Leaves]:
@@ -97,11 +104,7 @@ def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Ca
 
 
 def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) -> Step:
-    """Traces the server's part of a level.
-
-    The step takes the sums left by the clients of the level before, finishes them, and ends with the values that the
-    sums of this level start from. Its last input is the number of clients, int32.
-    """
+    """Traces the server's part of a level: finishes the sums of the level before, and starts those of this level."""
     program = wiring.program
     level = program.levels[number]
     before: tuple[Statement, ...] = program.levels[number - 1].aggregations if number else ()
@@ -134,21 +137,7 @@ def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) 
     return Step(inputs, outputs, trace(step, [*input_specs, *sum_specs, tf.TensorSpec([], tf.int32)]))
 
 
-@dataclasses.dataclass(frozen=True)
-class ClientStep:
-    """A traced function for one client, or for a stack of clients.
-
-    It takes the number of clients, int32, `shared` values, the clients' own, and the sums so far; it returns the
-    clients' new values and the new sums.
-    """
-
-    shared: tuple[str, ...]
-    own: tuple[str, ...]
-    outputs: tuple[str, ...]
-    function: Callable[[Leaves], Leaves]
-
-
-def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], *, stacked: bool) -> ClientStep:
+def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], *, stacked: bool) -> Step:
     """Traces the clients' part of a level, for one client or for a stack of clients.
 
     Raises:
@@ -190,7 +179,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
                 results += aggregations.add_one(statement, sums, evaluator)
         return results
 
-    return ClientStep(shared, own, outputs, trace(step, specs))
+    return Step(shared, outputs, trace(step, specs), own)
 
 
 def build_merge_step(wiring: Wiring, number: int) -> Callable[[Leaves], Leaves]:

@@ -1,4 +1,4 @@
-"""Works out the epsilon that a run's steps cost, and back from a budget the noise it needs.
+"""Computes the epsilon of a run's steps, and back from a budget the noise that it asks for.
 
 A `dp_accounting.DpEvent` says what was released (for instance 500 Poisson-sampled Gaussian sums). Three bounds turn it
 into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss distributions (PLD) and, for Gaussian sums
@@ -198,11 +198,7 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def calibrate_noise_multiplier(
-    epsilon: float,
-    delta: float,
-    sampling_rate: float,
-    steps: int,
-    fixed_events: Iterable[dp_accounting.DpEvent] = (),
+    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
     """Finds the smallest noise multiplier (to about 2e-5 relative) whose planned steps stay within the budget.
 
@@ -441,18 +437,13 @@ def _epsilon(parts: list[tuple[CustomDpEvent, int]], delta: float, discretisatio
         composed = loss.self_compose(count)
         total = composed if total is None else total.compose(composed)
 
-    def first_fitting(halves: np.ndarray) -> int | None:
+    low, high = 0.0, math.log(delta / _SMALLEST_PLD_DELTA)
+    # Four times, each in a sixty-third of the range before.
+    for _ in range(4):
+        halves = np.linspace(low, high, 64)
         fits = np.asarray(total.get_delta_for_epsilon(halves)) * (1 + np.exp(halves)) <= delta
-        return int(np.argmax(fits)) if fits.any() else None
-
-    halves = np.linspace(0.0, math.log(delta / _SMALLEST_PLD_DELTA), 64)
-    # Three times, each in a sixty-third of the range before.
-    for _ in range(3):
-        first = first_fitting(halves)
-        if first is None:
+        if not fits.any():
             return None
-        if first == 0:
-            break
-        halves = np.linspace(halves[first - 1], halves[first], 64)
-    first = first_fitting(halves)
-    return None if first is None else 2 * float(halves[first])
+        first = int(np.argmax(fits))
+        low, high = halves[max(first - 1, 0)], halves[first]
+    return 2 * float(high)

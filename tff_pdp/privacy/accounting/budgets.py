@@ -87,7 +87,7 @@ class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
 
     Attributes:
       components: the Gaussians, whose shares sum to 1.
-      minimum: what draws below it count as.
+      minimum: the value of draws that are below it.
     """
 
     components: Annotated[tuple[Component, ...], Meta(min_length=1)]

@@ -69,7 +69,7 @@ def grid_distance(values: int, log_mass: float) -> float:
     """Bounds the logarithm of the ratio of computed and ideal laws, but for a mass of `exp(-log_mass)`.
 
     Args:
-      values: how many are drawn.
+      values: number of values that are drawn.
       log_mass: positive.
 
     >>> grid_distance(10**6, 30.0) < 2e-4

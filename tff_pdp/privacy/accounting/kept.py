@@ -1,4 +1,4 @@
-"""Keeps what accountants worked out on disk, for later processes, and works out the costs of many silos side by side.
+"""Keeps results of accountants on disk, for later processes, and computes the costs of many silos side by side.
 
 A bound on epsilon takes up to a second, and the search for a silo's noise asks for ten of them. All are functions of
 public arguments, and every command of a run asks for the same ones again.
@@ -111,7 +111,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     num_processes = min(len(os.sched_getaffinity(0)), len(left))
     seconds = (time.monotonic() - started) * len(left)
     if _is_used.get() and num_processes > 1 and seconds * (1 - 1 / num_processes) > _SECONDS_TO_START:
-        others = [_Other(left[place::num_processes]) for place in range(1, num_processes)]
+        others = [_started(left[place::num_processes]) for place in range(1, num_processes)]
         try:
             for call in left[::num_processes]:
                 call()
@@ -121,24 +121,20 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     return results + [call() for call in left]
 
 
-class _Other:
-    """A process that makes some calls, for their results on disk; this process repeats those that fail."""
-
-    def __init__(self, calls: Sequence[Callable[[], Any]]):
-        # Not by `multiprocessing`, which runs a user's script again, unless that is written for it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            pickle.dump(list(calls), stdin)
-
-    def wait(self) -> None:
-        self._process.wait()
+def _started(calls: Sequence[Callable[[], Any]]) -> subprocess.Popen[bytes]:
+    """Starts a process that makes some calls, for their results on disk; this process repeats those that fail."""
+    # Not by `multiprocessing`, which runs a user's script again, unless that is written for it.
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        pickle.dump(list(calls), stdin)
+    return process
 
 
 def _work() -> None:

@@ -71,7 +71,7 @@ class Ledger:
 
     @property
     def num_events(self) -> int:
-        """How many events are recorded, in all scopes."""
+        """Number of events recorded, in all scopes."""
         return sum(entry.count for entry in self._entries)
 
     def precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
@@ -81,7 +81,7 @@ class Ledger:
 
         Args:
           scope: owner of the data.
-          further: how many of each event.
+          further: count of each event.
 
         Raises:
           BudgetError: the releases would overspend, or no accountant supports them under the ledger's adjacency.

@@ -1,4 +1,4 @@
-"""Private choice of hyper-parameters: run a secret, random number of times and release only the best run.
+"""Accounts for a private choice of hyper-parameters: a secret, random number of runs, of which the best is released.
 
 To release the best of a fixed number of runs can cost as much as to release them all. Where the number is random and
 kept secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
@@ -121,7 +121,7 @@ def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) ->
 
     Args:
       run_event: one run, its score included.
-      runs: how many.
+      runs: distribution of their number.
     """
     return dp_event.RepeatAndSelectDpEvent(run_event, float(runs.mean), float(runs.shape))
 
@@ -181,7 +181,7 @@ def calibrate_repeated_runs(
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums of one run.
-      runs: how many runs.
+      runs: distribution of the number of runs.
       run_events: other releases of each run, such as its score on private data.
       pivot_events: other releases of one more run of as many steps with the same noise, which is released as a whole
         (for instance to a server, so that the search has something to go by); None where there is no such run.

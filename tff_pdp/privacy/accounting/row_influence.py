@@ -1,4 +1,4 @@
-"""Bounds what noisy sums over batches of rows cost a person, or a pair of people, whose data are in several rows.
+"""Bounds the cost of noisy sums over batches of rows to a person, or a pair of people, in several rows.
 
 Both events bound the Renyi divergence between noisy sums of two data sets with the same number of rows, at most S of
 which differ in any way. Proof: batches are drawn by position and independently of the rows, so each set of positions

@@ -1,4 +1,4 @@
-"""ChaCha20 as operations of TensorFlow on many blocks at once: a cryptographic generator inside of graphs.
+"""Computes ChaCha20 by TensorFlow on many blocks at once: a cryptographic generator inside of graphs.
 
 Computations run in engines that know nothing but TensorFlow's own operations, which have no cryptographic generator. So
 the cipher is written with additions, shifts and exclusive ors of uint32, all of which have kernels on CPUs and GPUs and
@@ -23,7 +23,7 @@ _CONSTANTS = np.frombuffer(b"expand 16-byte k", "<u4").astype(np.uint32)
 
 
 def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) -> tf.Tensor:
-    """The first words of each seed's key stream, uint32 `[seeds, size]`, in the order in which a cipher writes them.
+    """Draws the first words of each seed's key stream, uint32 `[seeds, size]`, in the order in which a cipher has them.
 
     Guarantee: row k is the key stream of ChaCha20 with the 128 bits of seed k as its key, the 64 bits of `nonce`, and a
       counter of 64 bits that begins at zero; all numbers are little-endian. It depends on nothing else.
@@ -46,39 +46,37 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) 
 
 
 def block_words(rows: Rows) -> tf.Tensor:
-    """ChaCha20's block function: uint32 `[16, ...]`, the words of each block.
+    """Computes ChaCha20's block function: uint32 `[16, ...]`, the words of each block.
 
     Args:
       rows: four times uint32 `[4, ...]`, the words of each block's state; behind the first axis they broadcast.
     """
-
     # The first double round is outside of the loop, whose variables then have the shape that rows broadcast to.
-    def is_begun(number: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-        return number < _DOUBLE_ROUNDS
-
-    def double_round(number: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return number + 1, *_double_round(state)
-
-    _, *mixed = tf.while_loop(is_begun, double_round, (tf.constant(1), *_double_round(rows)), parallel_iterations=1)
+    _, *mixed = tf.while_loop(
+        lambda number, *_: number < _DOUBLE_ROUNDS,
+        lambda number, *state: (number + 1, *_double_round(state)),
+        (tf.constant(1), *_double_round(rows)),
+        parallel_iterations=1,
+    )
     return tf.concat([before + after for before, after in zip(rows, mixed, strict=True)], axis=0)
 
 
 def _halves(numbers: tf.Tensor) -> tf.Tensor:
-    """Both halves of int64 `[...]`, the lower one first: uint32 `[..., 2]`."""
+    """Splits int64 `[...]` into halves, the lower one first: uint32 `[..., 2]`."""
     # As a bitcast, for which vectorized_map has no converter.
     shifted = tf.stack([numbers, tf.bitwise.right_shift(numbers, tf.constant(32, tf.int64))], axis=-1)
     return tf.cast(tf.bitwise.bitwise_and(shifted, tf.constant(2**32 - 1, tf.int64)), tf.uint32)
 
 
 def _double_round(rows: Rows) -> Rows:
-    """A round on columns, and one on diagonals, which are columns once rows have been turned."""
+    """Does a round on columns, and one on diagonals, which are columns once rows have been turned."""
     a, b, c, d = _quarter_rounds(*rows)
     a, b, c, d = _quarter_rounds(a, _turn(b, 1), _turn(c, 2), _turn(d, 3))
     return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
 
 
 def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> Rows:
-    """Quarter rounds of all four columns."""
+    """Does quarter rounds of all four columns."""
     a = a + b
     d = _rotate(tf.bitwise.bitwise_xor(d, a), 16)
     c = c + d

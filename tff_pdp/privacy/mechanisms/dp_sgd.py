@@ -1,4 +1,7 @@
-"""Example-level DP-SGD as a gradient estimator (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016)."""
+"""Builds example-level DP-SGD as a gradient estimator.
+
+Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016.
+"""
 
 import collections
 import dataclasses
@@ -31,7 +34,7 @@ _SMALL_MODEL = 4096
 
 
 class DpSgdDraws(NamedTuple):
-    """What one client's round draws at random.
+    """Random draws of one client's round.
 
     Attributes:
       batches: of every step.
@@ -109,7 +112,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         noise = draws.noise[index] if is_small else draw_gaussians(draws.noise, num_parameters, index + 1, generator)
         factor = step * tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
         noised = (_compiled_release if are_compiled(num_parameters) else _release)(total, noise, stddev, step, factor)
-        # Of all weights clip and noise were; what is not asked for is not used.
+        # Clip and noise were of all weights; those not asked for are not used.
         return collections.OrderedDict((name, noised[name]) for name in trainable or noised)
 
     return GradientEstimator(

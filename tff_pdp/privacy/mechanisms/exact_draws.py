@@ -1,4 +1,4 @@
-"""Draws of the host from a secret key: exact laws, made of bits by whole numbers; and sums that are noised with them.
+"""Draws from a secret key on the host, with exact laws, made of bits by whole numbers; and adds such noise to sums.
 
 The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: whoever tells them from coin tosses has broken a
 standard hash function. Nothing here is rounded on its way to a result, so there is nothing for an accountant to add.
@@ -146,10 +146,10 @@ class ExactDraws:
         return np.concatenate(found)
 
     def _tails(self, number: int, probability: float, most: int) -> np.ndarray:
-        """How many tails come before a coin's first head, `number` times: int64, at most `most`.
+        """Counts the tails before a coin's first head, `number` times: int64, at most `most`.
 
-        With U uniform it is floor(x), x = log(1 - U) / log(1 - p). A word is the beginning of U; where it does not
-        decide the floor by itself, for all that float64 may round, U gets more words and more precision.
+        With U uniform the count is floor(x), x = log(1 - U) / log(1 - p). A word is the beginning of U; where a word
+        does not decide the floor by itself, for all that float64 may round, U gets more words and more precision.
         """
         words = self.words(number)
         uniform = words.astype(np.float64) * 2.0**-_WORD_BITS
@@ -233,7 +233,7 @@ class ExactDraws:
         infinitely many digits of G only those are drawn that a comparison or the result asks for.
 
         Args:
-          size: how many.
+          size: number of draws.
           fraction_bits: at most 50.
         """
         return np.fromiter((self._gaussian_floor(fraction_bits) for _ in range(size)), np.int64, size)
@@ -252,14 +252,14 @@ class ExactDraws:
                 return size if self._word() >> (_WORD_BITS - 1) else -size - 1
 
     def _is_half_exponential(self) -> bool:
-        """True with probability exp(-1/2), as `bernoulli_exp` draws it."""
+        """Returns True with probability exp(-1/2), as `bernoulli_exp` draws it."""
         tries = 1
         while self.below(2 * tries) == 0:
             tries += 1
         return tries % 2 == 1
 
     def _keeps_fraction(self, whole: int, fraction: list[int]) -> bool:
-        """True with probability exp(-x (2k + x) / (2k + 2)), k being `whole` and x `fraction`: Karney's algorithm B."""
+        """Returns True with probability exp(-x (2k + x) / (2k + 2)), k `whole`, x `fraction`: Karney's algorithm B."""
         smallest, is_even = fraction, True
         while True:
             other = [self._word()]

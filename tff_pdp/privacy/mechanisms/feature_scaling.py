@@ -1,4 +1,4 @@
-"""Features brought to a common scale: `x' = (x + shift) * scale`, by constants that are public or paid for."""
+"""Brings features to a common scale, `x' = (x + shift) * scale`, by constants that are public or paid for."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,11 +17,6 @@ _SMALLEST_WIDTH = 1e-30
 
 # Numbers, or lists whose shape broadcasts to that of an example.
 Constants = Finite | tuple[Any, ...]
-
-WHY_PRIVATE_STANDARDISATION_IS_NOT_PRIVATE = (
-    "features were standardised with the exact mean and standard deviation of each silo's training records: removing "
-    "one record changes every other row of its silo, so no (epsilon, delta) holds"
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,9 +44,6 @@ class Scaler(Settings):
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling | None:
         """Returns the scaling of every silo where it is known without data; None elsewhere.
-
-        Args:
-          input_shape: of one example.
 
         Raises:
           ConfigError: a constant does not suit the shape, or is out of range.
@@ -120,8 +112,9 @@ class PublicBounds(Scaler, tag_field="kind", tag="public_bounds"):
     upper: Constants
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling:
-        """Returns the scaling that takes the bounds to -1 and 1."""
-        return bounds_scaling(self.lower, self.upper, input_shape)
+        """Returns the scaling that takes the bounds to -1 and 1; what lies outside them stays outside."""
+        lower, upper = _bounds(self.lower, self.upper, input_shape)
+        return public_scaling(-(lower + upper) / 2, 2 / (upper - lower), input_shape)
 
 
 class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
@@ -146,18 +139,43 @@ class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
         """Returns the scaling to mean 0 and standard deviation 1 by what the silo has released."""
-        return moments_scaling(statistics, x_train.shape[1:])
+        shape, mean, stddev = x_train.shape[1:], statistics.mean, statistics.stddev
+        if mean is None or stddev is None or len(mean) != np.prod(shape, dtype=int):
+            raise DataError(
+                f"The silo's stored statistics lack moments of {' x '.join(map(str, shape))} features: they come "
+                "from another data set or configuration."
+            )
+        shift, scale = -np.reshape(mean, shape), 1 / np.reshape(stddev, shape)
+        return FeatureScaling(shift.astype(np.float32), scale.astype(np.float32))
 
 
 class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_standardisation"):
     """Scales by the exact mean and standard deviation of each silo, as a paper does: nothing can be claimed then."""
 
-    why_not_private: ClassVar[str] = WHY_PRIVATE_STANDARDISATION_IS_NOT_PRIVATE
+    why_not_private: ClassVar[str] = (
+        "features were standardised with the exact mean and standard deviation of each silo's training records: "
+        "removing one record changes every other row of its silo, so no (epsilon, delta) holds"
+    )
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
-        """Returns the scaling by the silo's own examples; no guarantee, see `paper_private_standardisation`."""
+        """Returns the scaling to mean 0 and standard deviation 1 by the exact moments of a silo's training examples.
+
+        No guarantee: claim `none`. With one record more or less the mean moves, and with it every row of the silo, so
+        that neighbouring data sets differ in all rows, while clipping and noise hide a difference in one. The constants
+        are also part of whatever is served, and were released without noise. For comparison with published figures.
+
+        A feature that does not vary keeps its scale.
+
+        Source: the published code of Liu et al., "On privacy and personalization in cross-silo federated learning",
+        NeurIPS 2022, which prepares each silo's data so.
+        """
         del statistics
-        return paper_private_standardisation(x_train)
+        if not len(x_train):
+            raise DataError("A silo without training examples cannot standardise its features by them.")
+        x = x_train.astype(np.float64)
+        # Not the deviation itself: rounding leaves a constant feature with a tiny one.
+        stddev = np.where(np.ptp(x, axis=0) == 0, 1.0, x.std(axis=0))
+        return FeatureScaling((-x.mean(axis=0)).astype(np.float32), (1 / stddev).astype(np.float32))
 
 
 ScalingsWithoutRelease = Unscaled | PublicConstants | PublicBounds | PaperPrivateStandardisation
@@ -174,58 +192,6 @@ def public_scaling(shift: Any, scale: Any, input_shape: Sequence[int]) -> Featur
     if not scale.all():
         raise ConfigError(f"{_KEY}.scale is 0 for a feature; leave features out of the data set instead.")
     return FeatureScaling(shift.astype(np.float32), scale.astype(np.float32))
-
-
-def bounds_scaling(lower: Any, upper: Any, input_shape: Sequence[int]) -> FeatureScaling:
-    """Builds the scaling that takes public bounds to -1 and 1; what lies outside them stays outside.
-
-    Raises:
-      ConfigError: a lower bound is not below its upper bound, one is not finite, or a shape does not fit.
-    """
-    lower, upper = _bounds(lower, upper, input_shape)
-    return public_scaling(-(lower + upper) / 2, 2 / (upper - lower), input_shape)
-
-
-def moments_scaling(statistics: SiloStatistics, input_shape: Sequence[int]) -> FeatureScaling:
-    """Builds the scaling to mean 0 and standard deviation 1 by a silo's released statistics.
-
-    Raises:
-      DataError: the statistics have no moments, or those of another number of features.
-    """
-    if statistics.mean is None or statistics.stddev is None or len(statistics.mean) != np.prod(input_shape, dtype=int):
-        raise DataError(
-            f"The silo's stored statistics lack moments of {' x '.join(map(str, input_shape))} features: they come "
-            "from another data set or configuration."
-        )
-    mean, stddev = (np.reshape(values, input_shape) for values in (statistics.mean, statistics.stddev))
-    return FeatureScaling((-mean).astype(np.float32), (1 / stddev).astype(np.float32))
-
-
-def paper_private_standardisation(x_train: np.ndarray) -> FeatureScaling:
-    """Builds the scaling by the exact mean and standard deviation of a silo's training examples.
-
-    No guarantee: claim `none`. With one record more or less the mean moves, and with it every row of the silo, so that
-    neighbouring data sets differ in all rows, while clipping and noise hide a difference in one. The constants are also
-    part of whatever is served, and were released without noise. For comparison with published figures only.
-
-    Args:
-      x_train: `[n, *input_shape]`.
-
-    Returns:
-      A scaling to mean 0 and standard deviation 1; a feature that does not vary keeps its scale.
-
-    Raises:
-      DataError: there are no examples.
-
-    Source: the published code of Liu et al., "On privacy and personalization in cross-silo federated learning", NeurIPS
-    2022, which prepares each silo's data so.
-    """
-    if not len(x_train):
-        raise DataError("A silo without training examples cannot standardise its features by them.")
-    x = x_train.astype(np.float64)
-    # Not the deviation itself: rounding leaves a constant feature with a tiny one.
-    stddev = np.where(np.ptp(x, axis=0) == 0, 1.0, x.std(axis=0))
-    return FeatureScaling((-x.mean(axis=0)).astype(np.float32), (1 / stddev).astype(np.float32))
 
 
 def _bounds(lower: Any, upper: Any, input_shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

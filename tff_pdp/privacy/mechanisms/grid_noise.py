@@ -31,8 +31,9 @@ _EXPONENT = 0x7FF0000000000000
 def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
     """Chooses the grid's step, a power of two: float64 scalar.
 
-    It is public: a function of the arguments, which are. With an infinite clip norm nothing is protected, and the step
-    is so small that rounding changes no float32 number. Of a clip norm that is NaN it is infinite, and makes all NaN.
+    The step is public: a function of the arguments, which are. With an infinite clip norm nothing is protected, and the
+    step is so small that rounding changes no float32 number. A clip norm that is NaN gives an infinite step, which
+    makes all NaN.
 
     Args:
       clip_norm: L2 bound on what one record adds to the sum.

@@ -1,4 +1,4 @@
-"""Sums of clipped per-example gradients, from per-example norms that are found without per-example gradients.
+"""Sums clipped per-example gradients, by per-example norms that are found without per-example gradients.
 
 One forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). From those
 cotangents and the layers' inputs come each example's norm, layer by layer in closed form, and then, with the clip
@@ -93,24 +93,9 @@ def clipped_sum(
         clip_norm = tf.where(tf.math.is_inf(clip_norm), clip_norm, clip_norm * left)
     factors = tf.cast(included, tf.float64) * _clip_factors(norms, clip_norm)
     return collections.OrderedDict(
-        (
-            name,
-            gradients[name].weighted_sum(factors) if name in gradients else tf.zeros(tf.shape(value), tf.float64),
-        )
+        (name, gradients[name].weighted_sum(factors) if name in gradients else tf.zeros(tf.shape(value), tf.float64))
         for name, value in weights.items()
     )
-
-
-def per_example_norms(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns the L2 norm over all weights of each example's gradient: float64 `[batch]`; arguments as `clipped_sum`.
-
-    Guarantee: it is at least the norm of what `clipped_sum` would sum without a clip, or not finite.
-    Assumes: as the module.
-    """
-    num_examples = tf.shape(y)[0]
-    x, y = _in_blocks(x), _in_blocks(y)
-    _, norms = _gradients_and_norms(model, weights, x, y, None)
-    return norms[:num_examples]
 
 
 def sum_error(num_examples: Any, positions: int = 1) -> Any:
@@ -130,7 +115,7 @@ def sum_error(num_examples: Any, positions: int = 1) -> Any:
 def _gradients_and_norms(
     model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights | None
 ) -> tuple[dict[str, ExampleGradients], tf.Tensor]:
-    """Each example's gradients by the weights it has any for, and their norms, never too small: float64 `[batch]`."""
+    """Returns each example's gradients by weight, where there are any, and upper bounds on norms: float64 `[batch]`."""
     pull = pull or {}
     backward = _backward_to_layers(model, weights, x, y)
     if backward is None:
@@ -149,7 +134,7 @@ def _gradients_and_norms(
 
 
 def _clip_factors(norms: tf.Tensor, clip_norm: tf.Tensor) -> tf.Tensor:
-    """What each gradient is multiplied by: float64, zero where its norm is not finite and clipped."""
+    """Returns each gradient's factor: float64, zero where its norm is not finite and clipped."""
     unclipped = tf.logical_or(norms <= clip_norm, tf.math.is_inf(clip_norm))
     clipped = tf.where(tf.math.is_finite(norms), clip_norm / norms, tf.zeros([], tf.float64))
     return tf.where(unclipped, tf.ones([], tf.float64), clipped)
@@ -164,7 +149,7 @@ class _Backward:
     cotangents: list[tf.Tensor]
 
     def gradients(self, pull: Weights) -> dict[str, ExampleGradients]:
-        """Of the weights that layers use."""
+        """Returns each example's gradients by the weights that layers use."""
         found: dict[str, ExampleGradients] = {}
         for use, cotangent in zip(self.uses, self.cotangents, strict=True):
             pulls = [pull.get(name) for name in use.names]
@@ -196,7 +181,7 @@ def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tens
 
 
 def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
-    """Weights of layers whose rows cannot be the examples: there is a fixed number of them, unlike of the losses."""
+    """Lists weights of layers whose rows cannot be the examples: their number is fixed, unlike that of the losses."""
     if losses.shape[0] is not None:
         return []
     return [name for use in uses if use.output.shape[0] is not None for name in use.names]
@@ -205,7 +190,7 @@ def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
 def _by_mapping(
     model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights
 ) -> dict[str, ExampleGradients]:
-    """Of any model: holds the gradients of all examples by all weights."""
+    """Holds the gradients of all examples by all weights, of any model."""
     tensors = {name: tf.convert_to_tensor(value) for name, value in weights.items()}
 
     def gradient(example: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -223,10 +208,10 @@ def _by_mapping(
 
 
 def _in_blocks(values: tf.Tensor) -> tf.Tensor:
-    """`values [batch, ...]` and rows of zeros up to the end of a block, of which there is at least one.
+    """Pads `values [batch, ...]` with rows of zeros up to the end of a block, at least one block.
 
-    So what an example contributes does not depend on how many others there are, and where among them it stands. And
-    oneDNN's convolutions give an empty batch a wrong shape. What is in whole blocks already is not copied.
+    An example's part of the sum then depends neither on the number of others nor on its place among them. And oneDNN's
+    convolutions give an empty batch a wrong shape. Values in whole blocks are not copied.
     """
     num_rows = tf.shape(values)[0]
     num_blocks = tf.maximum(tf.math.floordiv(num_rows + ROWS_OF_A_BLOCK - 1, ROWS_OF_A_BLOCK), 1)

@@ -1,4 +1,4 @@
-"""Random bits for several clients at once, and Gaussians made from them.
+"""Draws random bits for several clients at once, and makes Gaussians from them.
 
 A client's bits depend on its own seed alone: the same on every engine, alone or in a stack of clients. There are two
 generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers: As
@@ -29,7 +29,7 @@ _PLACE_BITS = 40
 _WORDS_OF_A_PAIR = 6
 # Steps on fewer values at once are not compiled.
 _MANY = 4096
-# Of longer pairs nothing is said but how many there are.
+# Nothing is said of longer pairs but how many there are.
 _LARGEST_CHECKED, _NEAR_AN_END, _CHECKED_EACH = 10.6, 180, 7
 _PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
@@ -68,10 +68,7 @@ def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generat
         return tf.stack([_philox(key, counter, size) for key, counter in zip(keys, counters, strict=True)])
 
     blocks = tf.map_fn(
-        draw_block,
-        words,
-        fn_output_signature=tf.TensorSpec([_UNROLLED, None], tf.uint32),
-        parallel_iterations=1,
+        draw_block, words, fn_output_signature=tf.TensorSpec([_UNROLLED, None], tf.uint32), parallel_iterations=1
     )
     return tf.reshape(blocks, [-1, size])[:num_clients]
 
@@ -89,7 +86,7 @@ def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Ten
 
 
 def bits_for_gaussians(size: int) -> int:
-    """How many 32-bit words `gaussians` takes to make `size` of them."""
+    """Returns the number of 32-bit words of which `gaussians` makes `size` draws."""
     return _WORDS_OF_A_PAIR * math.ceil(size / 2)
 
 
@@ -146,7 +143,7 @@ def are_compiled(size: int) -> bool:
 
 @functools.cache
 def check_pairs(compiled: bool) -> None:
-    """Checks, once in a process, that pairs of Gaussians are as close to ideal ones as `gaussians` says.
+    """Compares pairs of Gaussians with ideal ones, once in a process: they have to be as close as `gaussians` says.
 
     Flags of XLA for fast mathematics, which environment variables and files may hold, give up IEEE 754: draws may then
     be anything, or far less exact than is charged for.
@@ -155,7 +152,7 @@ def check_pairs(compiled: bool) -> None:
       compiled: whether as XLA compiles pairs, or as TensorFlow computes them.
 
     Raises:
-      EngineError: they are not.
+      EngineError: the pairs are not as close.
     """
     # Digits like any, and of the first pairs some that are near either end: ever fewer of their first digits are.
     digits = hashlib.shake_256(b"pairs that are checked").digest(4 * _WORDS_OF_A_PAIR * _MANY // 2)
@@ -184,7 +181,7 @@ def check_pairs(compiled: bool) -> None:
 
 def _check_exact(found: np.ndarray, words: np.ndarray) -> None:
     """Checks pairs, float64 `[pairs, 2]`, against those of their words, uint32 `[6, pairs]`."""
-    # Of each lane of a vector some.
+    # Some of each lane of a vector.
     for number in (*range(_NEAR_AN_END), *range(_NEAR_AN_END, len(found), _CHECKED_EACH)):
         exact = exact_pair(words[:, number].tolist())
         length = math.hypot(*map(float, exact))
@@ -200,11 +197,7 @@ def _check_exact(found: np.ndarray, words: np.ndarray) -> None:
 
 
 def exact_pair(words: Sequence[int]) -> tuple[decimal.Decimal, decimal.Decimal]:
-    """Computes the ideal pair of the digits in six words, to forty digits of its own.
-
-    Args:
-      words: of 32 bits each.
-    """
+    """Computes the ideal pair of the digits in six words, to forty digits of its own."""
     first, second, third, fourth, high, low = words
     with decimal.localcontext(prec=50):
         half = decimal.Decimal("0.5")
@@ -223,7 +216,7 @@ def exact_pair(words: Sequence[int]) -> tuple[decimal.Decimal, decimal.Decimal]:
 
 
 def _sum_of_powers(angle: decimal.Decimal, first: int) -> decimal.Decimal:
-    """The sine, from the first power on, or the cosine, from the zeroth on."""
+    """Computes the sine, from the first power on, or the cosine, from the zeroth on."""
     term = total = angle if first else decimal.Decimal(1)
     for power in range(first + 1, 45, 2):
         term *= -angle * angle / (power * (power + 1))
@@ -232,7 +225,7 @@ def _sum_of_powers(angle: decimal.Decimal, first: int) -> decimal.Decimal:
 
 
 def _pairs(bits: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Both values of each pair, of which `bits` has the words."""
+    """Makes both values of each pair, of whose words `bits` consists."""
     if compiled:
         # A loop of its own for the radius: in one, it would be worked out for both of the parts.
         return _compiled_parts(bits, _compiled_radius(bits))
@@ -241,7 +234,7 @@ def _pairs(bits: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _words(bits: tf.Tensor) -> list[tf.Tensor]:
-    """All pairs' first words, all their second words, and so on, as float64: GPUs do not split lists of integers."""
+    """Returns all first words, all second words, and so on, as float64: GPUs do not split lists of integers."""
     return tf.split(tf.cast(bits, tf.float64), _WORDS_OF_A_PAIR, axis=-1)
 
 
@@ -259,7 +252,7 @@ def _compiled_parts(bits: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def _radius(words: Sequence[tf.Tensor], log: _Function) -> tf.Tensor:
-    """Lengths of pairs, roots of twice an exponential variable, from the digits of a uniform number."""
+    """Makes lengths of pairs, roots of twice an exponential variable, from the digits of a uniform number."""
     first, second, third, fourth, *_ = words
     # The first bit says which end of (0, 1) is the nearer one: the distance from there keeps all its digits. The half
     # of a last digit keeps it off zero.
@@ -267,7 +260,7 @@ def _radius(words: Sequence[tf.Tensor], log: _Function) -> tf.Tensor:
     high, following = (tf.where(is_upper, (2.0**32 - 1) - word, word) for word in (first, second))
     distance = (high + following * 2.0**-32) * 2.0**-32 + (third + (fourth + 0.5) * 2.0**-32) * 2.0**-96
     uniform = tf.where(is_upper, 1.0 - distance, distance)
-    # What that rounds away is known exactly, and so short that it is the change of the logarithm times the number.
+    # The part rounded away is known exactly, and so short that it is the change of the logarithm times the number.
     lost = tf.where(is_upper, distance - (1.0 - uniform), tf.zeros_like(distance))
     return tf.sqrt(2.0 * (lost / uniform - log(uniform)))
 
@@ -275,7 +268,7 @@ def _radius(words: Sequence[tf.Tensor], log: _Function) -> tf.Tensor:
 def _parts(
     words: Sequence[tf.Tensor], radius: tf.Tensor, sin: _Function, cos: _Function
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Both values of pairs, from the digits of their angles and from their lengths."""
+    """Makes both values of pairs, from the digits of their angles and from their lengths."""
     *_, high, low = words
     # Two bits say which quarter of the circle it is, the others how far it is from the quarter's middle.
     quarter = tf.floor(high * 2.0**-30)
@@ -297,19 +290,19 @@ _ROOT_OF_A_HALF = 0x3FE6A09E667F3BCD
 
 
 def _sin(angles: tf.Tensor) -> tf.Tensor:
-    """The sine of float64 angles up to pi / 4."""
+    """Computes the sine of float64 angles up to pi / 4."""
     square = angles * angles
     return angles + angles * square * _polynomial(_SINE, square)
 
 
 def _cos(angles: tf.Tensor) -> tf.Tensor:
-    """The cosine of float64 angles up to pi / 4."""
+    """Computes the cosine of float64 angles up to pi / 4."""
     square = angles * angles
     return 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
 
 
 def _log(values: tf.Tensor) -> tf.Tensor:
-    """The logarithm of float64 values from 2**-200 to 1."""
+    """Computes the logarithm of float64 values from 2**-200 to 1."""
     # As a fraction times 2**exponent, with a fraction between the roots of a half and of two: from the digits that say
     # which float64 it is.
     shifted = tf.bitcast(values, tf.int64) + ((1023 << 52) - _ROOT_OF_A_HALF)
@@ -327,7 +320,7 @@ def _log(values: tf.Tensor) -> tf.Tensor:
 
 
 def _polynomial(coefficients: Sequence[float], argument: tf.Tensor) -> tf.Tensor:
-    """The sum of coefficients times powers from zero up, by Horner's rule."""
+    """Sums coefficients times powers from zero up, by Horner's rule."""
     total = tf.constant(coefficients[-1], tf.float64)
     for coefficient in coefficients[-2::-1]:
         total = total * argument + coefficient

@@ -1,4 +1,4 @@
-"""Sampling schemes; `tff_pdp.privacy.plans.plan` couples each with the accounting event that is recorded for it."""
+"""Draws batches; a plan (`tff_pdp.privacy.plans.plan`) couples each sampler with the event that is recorded for it."""
 
 from typing import Any, NamedTuple
 

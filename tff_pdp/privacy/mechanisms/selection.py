@@ -1,4 +1,4 @@
-"""Private selection: which of several public models fits a client's data best, by the exponential mechanism."""
+"""Selects privately which of several public models fits a client's data best, by the exponential mechanism."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tff_pdp.privacy.mechanisms.random_bits import draw_bits
 
 # Far from the places of a round's batches and noise (`tff_pdp.privacy.mechanisms.dp_sgd`).
 _PLACE = 2**22
-# What `selected` is where nothing is selected.
+# The number of the candidate where none is selected.
 NOTHING = -1
 # Whole steps of the largest loss that an example of a regression counts with.
 LOSS_STEPS = 2**20
@@ -29,32 +29,27 @@ def build_selector(model: Model, loss_bound: float, generator: Generator = "phil
     A candidate's score is the number of examples it gets wrong or, for a regression, the sum of their losses, each
     clipped to `[0, loss_bound]` and rounded down to whole steps of `loss_bound / LOSS_STEPS`. A score is a whole number
     and is added up exactly, so that one example changes it by at most the sensitivity, of 1 or of LOSS_STEPS, whatever
-    the order and the size of the others. Each candidate draws an exponential time, longer by the factor
-    `exp(epsilon * score / sensitivity)`, and the first is selected: the exponential mechanism. An example more makes no
-    score smaller, so half the noise of the general mechanism gives the same guarantee: a candidate's log odds against
-    any other change by the difference of two changes in `[0, sensitivity]`.
+    the order and the size of the others. Each candidate draws an exponential time, longer by the factor `exp(epsilon *
+    score / sensitivity)`, and the first is selected: the exponential mechanism. An example more makes no score smaller,
+    so half the noise of the general mechanism gives the same guarantee: a candidate's log odds against any other change
+    by the difference of two changes in `[0, sensitivity]`.
 
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and within that the bounded-range
       mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that `first_of`
       bounds. A client with epsilon 0 gets `NOTHING`, and its data are not looked at.
-    Assumes: the candidates are public, or private already; seeds are secret and new in each round; the generator's
-      bits stand in for random ones. What a model's metrics say of an example does not depend, to the bit, on the other
-      rows or on their number.
+    Assumes: the candidates are public, or private already; seeds are secret and new in each round; the generator's bits
+      stand in for random ones. A model's metrics of an example do not depend, to the bit, on the other rows or on their
+      number.
 
     Source: McSherry and Talwar, FOCS 2007; Dong, Durfee and Rogers, "Optimal differential privacy composition for
     exponential mechanisms", 2020, on the range of the losses and on monotonic scores; Liu et al., NeurIPS 2022,
     appendix B.3, with the number of errors for their rate, so that nothing is divided by a private count.
-
-    Args:
-      model: measures the examples.
-      loss_bound: for a regression.
-      generator: of random bits.
     """
     sensitivity = 1 if model.num_classes else LOSS_STEPS
 
     def misfit(weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         metrics = model.example_metrics(weights, x, y)
-        # What is no number counts as the largest.
+        # NaN counts as the largest.
         if model.num_classes:
             return tf.where(metrics["accuracy"] >= 0.5, tf.zeros([], tf.int64), 1)
         loss = tf.cast(metrics["loss"], tf.float64)
@@ -80,9 +75,7 @@ def build_selector(model: Model, loss_bound: float, generator: Generator = "phil
         def of_client(values: Any) -> tf.Tensor:
             x, y, size, epsilon, seed = values
             return tf.cond(
-                epsilon > 0,
-                lambda: select_one(candidates, x, y, size, epsilon, seed),
-                lambda: tf.constant(NOTHING),
+                epsilon > 0, lambda: select_one(candidates, x, y, size, epsilon, seed), lambda: tf.constant(NOTHING)
             )
 
         return tf.map_fn(

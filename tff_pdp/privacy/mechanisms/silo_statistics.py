@@ -1,4 +1,4 @@
-"""Releases statistics of a silo's records once, before training, bought from its budget: their number, and their scale.
+"""Releases statistics of a silo's records, bought from its budget once, before training: their number, and their scale.
 
 A statistic is released with noise, and then stored and reused: releasing it again would cost again.
 """
@@ -27,7 +27,7 @@ ReasonedEvent = tuple[dp_accounting.DpEvent, str]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MomentSettings:
-    """How the mean and standard deviation of each feature are released. All of it is public.
+    """Settings of the release of each feature's mean and standard deviation. All of it is public.
 
     Attributes:
       lower: float64 `[*input_shape]`, smallest value a feature is counted with.
@@ -75,7 +75,7 @@ class NoisedNumber(Settings, tag_field="kind", tag="noised"):
     """Releases silos' numbers of training examples with noise.
 
     Attributes:
-      epsilon: what the number costs.
+      epsilon: cost of the number.
     """
 
     epsilon: Positive  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -86,13 +86,13 @@ NumExamples = PublicNumber | NoisedNumber
 
 @dataclasses.dataclass(frozen=True)
 class SiloStatistics:
-    """What one silo has released.
+    """Statistics that one silo has released.
 
     Attributes:
       num_examples: number of training examples, at least 1: noised, or the true one where it is public.
       mean: of each feature, in C order; None where moments were not asked for.
       stddev: of each feature, positive.
-      events: what was released and what for, to be entered in the silo's ledger once.
+      events: releases and their purposes, to be entered in the silo's ledger once.
     """
 
     num_examples: int
@@ -101,7 +101,7 @@ class SiloStatistics:
     events: tuple[ReasonedEvent, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The statistics as plain data for JSON; `from_dict` restores them exactly."""
+        """Returns the statistics as plain data for JSON; `from_dict` restores them exactly."""
         return {
             "num_examples": self.num_examples,
             "mean": None if self.mean is None else list(self.mean),
@@ -128,10 +128,10 @@ class SiloStatistics:
 
 
 def planned_events(settings: StatisticsSettings) -> tuple[ReasonedEvent, ...]:
-    """What `release_silo_statistics` releases and what for, known before it does.
+    """Returns the releases of `release_silo_statistics` and their purposes, known before it runs.
 
-    Guarantee: covers the whole of the statistics, under ADD_OR_REMOVE_ONE adjacency, together with what is done with
-    them later, training whose sampling rate and noise depend on the released number of examples included.
+    Guarantee: covers the whole of the statistics, under ADD_OR_REMOVE_ONE adjacency, together with all later use of
+    them, training whose sampling rate and noise depend on the released number of examples included.
     Assumes: the settings are public and fixed without looking at the data; see `release_silo_statistics`.
     """
     events: list[ReasonedEvent] = []
@@ -172,7 +172,7 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
     """
     num_examples = max(1, len(x))
     if settings.count_epsilon is not None:
-        # What is done with the noised number, to raise it to one included, costs nothing more.
+        # Any use of the noised number, to raise it to one included, costs nothing more.
         num_examples = max(1, len(x) + draws.discrete_laplace(1 / Fraction(settings.count_epsilon)))
     mean = stddev = None
     if settings.moments is not None:
@@ -189,19 +189,14 @@ def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
     u^2 + (u^2 - 1)^2 is at most 1, at u = 0 and u = 1. Without the 1 it would be 2.
     """
     steps = np.zeros((2, *settings.lower.shape), object)
-    for start in range(0, len(x), _ROWS):
-        steps = steps + whole_steps(_record_moments(x[start : start + _ROWS], settings), settings.stddev)
-    return steps
-
-
-def _record_moments(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
-    """Each record's (u, u^2 - 1): float64 `[n, 2, *input_shape]`."""
     half_range = (settings.upper - settings.lower) / 2
-    with np.errstate(over="ignore"):
-        u = (x.astype(np.float64) - (settings.lower + settings.upper) / 2) / half_range
-    # A missing value counts as the middle: it must not turn the sum into one that tells of it.
-    u = np.clip(np.nan_to_num(u, nan=0.0), -1, 1)
-    return np.stack([u, u**2 - 1], axis=1)
+    for start in range(0, len(x), _ROWS):
+        with np.errstate(over="ignore"):
+            u = (x[start : start + _ROWS].astype(np.float64) - (settings.lower + settings.upper) / 2) / half_range
+        # A missing value counts as the middle: it must not turn the sum into one that tells of it.
+        u = np.clip(np.nan_to_num(u, nan=0.0), -1, 1)
+        steps = steps + whole_steps(np.stack([u, u**2 - 1], axis=1), settings.stddev)
+    return steps
 
 
 def _release_moments(

@@ -30,21 +30,23 @@ class UserSum:
     generator: Generator = "philox"
 
 
-class FixedClip(Settings, tag_field="kind", tag="fixed_clip"):
+class _SumNoise(Settings):
+    def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
+        """Returns the noise multiplier of the sum, or of every node of a tree: the mechanism's own."""
+        return mechanism.noise_multiplier
+
+
+class FixedClip(_SumNoise, tag_field="kind", tag="fixed_clip"):
     """Gaussian noise on the sum of updates that are clipped to a given norm: DP-FedAvg (McMahan et al., ICLR 2018)."""
 
     def build_query(
         self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
     ) -> "tensorflow_privacy.DPQuery":
-        """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
+        """Builds the query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
         del num_values
         from tff_pdp.privacy.mechanisms.user_queries import SeededGaussianSumQuery
 
         return SeededGaussianSumQuery(mechanism.clip_norm, _stddev(mechanism), seeds[0], generator)
-
-    def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """That of the sum: the mechanism's own."""
-        return mechanism.noise_multiplier
 
 
 class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
@@ -64,7 +66,7 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     def build_query(
         self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
     ) -> "tensorflow_privacy.DPQuery":
-        """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret.
+        """Builds the query of a mechanism; `seeds` are int64 `[2, 2]`, secret.
 
         Raises:
           BudgetError: the noise on the count is too little for the mechanism's noise multiplier.
@@ -85,7 +87,7 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
         )
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """That of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
+        """Returns that of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
 
         Raises:
           BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above 1e5.
@@ -107,7 +109,7 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
         return (total**-2 - (2 * count_stddev) ** -2) ** -0.5
 
 
-class TreeNoise(Settings, tag_field="kind", tag="tree"):
+class TreeNoise(_SumNoise, tag_field="kind", tag="tree"):
     """DP-FTRL: noise of a binary tree on the running sum, which needs no random cohorts (Kairouz et al., ICML 2021).
 
     Every user takes part once in an epoch of rounds, in any order; each epoch has a tree of its own.
@@ -116,7 +118,7 @@ class TreeNoise(Settings, tag_field="kind", tag="tree"):
     def build_query(
         self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
     ) -> "tensorflow_privacy.DPQuery":
-        """The query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
+        """Builds the query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
         from tff_pdp.privacy.mechanisms.user_queries import TreeSumQuery
 
         return TreeSumQuery(
@@ -128,16 +130,12 @@ class TreeNoise(Settings, tag_field="kind", tag="tree"):
             generator,
         )
 
-    def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """That of the sum: of every node of the tree."""
-        return mechanism.noise_multiplier
-
 
 UserNoise = FixedClip | AdaptiveClip | TreeNoise
 
 
 def rounds_per_epoch(share: float) -> int:
-    """Rounds in which every user takes part once, where each takes that share of them.
+    """Returns the rounds in which every user takes part once, where each round takes that share of them.
 
     >>> rounds_per_epoch(0.25), rounds_per_epoch(0.3)
     (4, 4)

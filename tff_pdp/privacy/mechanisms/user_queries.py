@@ -20,7 +20,6 @@ from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_in_steps, who
 from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 
-# Clip norms that float32 represents in full, and noise and squares of such lengths as well.
 # More than what float64 may add to a record's norm when the record is scaled, and than what float32 takes from a noise
 # multiplier.
 _ROUNDING = 2.0**-20
@@ -67,7 +66,7 @@ class SeededGaussianState(NamedTuple):
 
 
 class SumParams(NamedTuple):
-    """What a record is made ready with.
+    """Parameters by which a record is prepared.
 
     Attributes:
       l2_norm_clip: float32 scalar.
@@ -95,7 +94,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         self._generator: Generator = generator
 
     def initial_global_state(self) -> SeededGaussianState:
-        """The state before the first sum."""
+        """Returns the state before the first sum."""
         return SeededGaussianState(
             tf.cast(self._l2_norm_clip, tf.float32),
             tf.cast(self._stddev, tf.float32),
@@ -104,11 +103,11 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         )
 
     def derive_sample_params(self, global_state: Any) -> SumParams:
-        """The clip norm and the grid."""
+        """Returns the clip norm and the grid."""
         return SumParams(global_state.l2_norm_clip, grid_step(global_state.l2_norm_clip, global_state.stddev))
 
     def initial_sample_state(self, template: Any = None) -> tf.Tensor:
-        """A sum of no records: float64 zeros."""
+        """Returns a sum of no records: float64 zeros."""
         return tf.zeros(template.shape, tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -117,7 +116,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return whole_steps_within(clipped, params.step), norm
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: SeededGaussianState) -> tuple[Any, Any, Any]:
-        """The noised sum, float32, the state after it, and the event of the release."""
+        """Returns the noised sum, float32, the state after it, and the event of the release."""
         event = dp_accounting.GaussianDpEvent(global_state.stddev / global_state.l2_norm_clip)
         step = self.derive_sample_params(global_state).step
         noise = self.noise(global_state, global_state.draws, sample_state.shape)
@@ -125,7 +124,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
     def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-        """Noise of one place of the seed in whole steps, float64; zeros where the standard deviation is zero."""
+        """Draws noise of one place of the seed in whole steps, float64; zeros where the standard deviation is zero."""
         size = max(shape.num_elements() or 1, 1)
         draws = draw_gaussians(global_state.seed, size, place, self._generator)
         step = self.derive_sample_params(global_state).step
@@ -144,8 +143,7 @@ class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
     def _construct_below_estimate_query(self, below_estimate_stddev, expected_num_records):
         # Counts are shifted by one half, which is then the most that one record can change.
         return tensorflow_privacy.NormalizedQuery(
-            _SeededCountQuery(0.5, below_estimate_stddev, self._seed, self._generator),
-            denominator=expected_num_records,
+            _SeededCountQuery(0.5, below_estimate_stddev, self._seed, self._generator), denominator=expected_num_records
         )
 
 
@@ -183,30 +181,17 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
         generator: Generator = "philox",
     ):
         """Makes a query; arguments as the library's, seeds for the sum and for the count, and their generator."""
-        super().__init__(
-            initial_l2_norm_clip,
-            noise_multiplier,
-            target_unclipped_quantile,
-            learning_rate,
-            clipped_count_stddev,
-            expected_num_records,
-        )
+        of_quantile = target_unclipped_quantile, learning_rate, clipped_count_stddev, expected_num_records
+        super().__init__(initial_l2_norm_clip, noise_multiplier, *of_quantile)
         self._quantile_estimator_query = SeededQuantileEstimatorQuery(
-            initial_l2_norm_clip,
-            target_unclipped_quantile,
-            learning_rate,
-            clipped_count_stddev,
-            expected_num_records,
-            True,
-            seed=seeds[1],
-            generator=generator,
+            initial_l2_norm_clip, *of_quantile, True, seed=seeds[1], generator=generator
         )
         self._sum_query = SeededGaussianSumQuery(
             initial_l2_norm_clip, noise_multiplier * initial_l2_norm_clip, seeds[0], generator
         )
 
     def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
-        """The noised sum, the state with the next clip norm, and the event of the release."""
+        """Returns the noised sum, the state with the next clip norm, and the event of the release."""
         result, state, event = super().get_noised_result(sample_state, global_state)
         # In the end, steps of one direction would lead out of float32, and so to sums without noise.
         clip_norm = tf.clip_by_value(state.sum_state.l2_norm_clip, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
@@ -279,7 +264,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         self._num_values, self._rounds_per_tree = num_values, rounds_per_tree
 
     def initial_global_state(self) -> TreeState:
-        """The state before the first sum."""
+        """Returns the state before the first sum."""
         return TreeState(
             *super().initial_global_state(),
             rounds=tf.constant(0),
@@ -288,7 +273,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         )
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: TreeState) -> tuple[Any, Any, Any]:
-        """The noised sum, float32, the state after it, and an empty event: trees are charged as a whole."""
+        """Returns the noised sum, float32, the state after it, and an empty event: trees are charged as a whole."""
         state, step = global_state, self.derive_sample_params(global_state).step
 
         def node(draws: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,6 @@ Rows are made of the graph, and one person is in several of them: node- and edge
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,20 +14,11 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, next_float32
 from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import rounds_within_budget
-from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poisson_rows_event
 from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings
-from tff_pdp.privacy.plans.silo_example import (
-    SiloExamplePlan,
-    check_delta,
-    check_for_silos,
-    check_some_silo_trains,
-    silo_mechanism,
-    silo_noise,
-    silo_sampling_rate,
-)
+from tff_pdp.privacy.plans.silo_example import PlannedSilo, SiloExamplePlan, calibrated_silos, check_for_silos
 from tff_pdp.settings import Positive
 
 if TYPE_CHECKING:
@@ -45,21 +35,17 @@ class ContactGraphPlan(SiloExamplePlan):
     Guarantee: with claim `formal-conditional`, everything that leaves silo k, and its personal model, is (epsilon_k,
       delta_k)-DP for the people of silo k (`node`) or for each pair's contacts (`edge`), where the ledger built here
       bounds epsilon_k.
-    Assumes: what `row_influence` promises of the rows, and what `claim_reason` says. What one person's disease does to
-      others' states is not a contact nor one's own value: neighbouring graphs have the same states of all others.
+    Assumes: what `row_influence` promises of the rows, and what `claim_reason` says. The effect of one person's disease
+      on others' states is no contact nor one's own value: neighbouring graphs have the same states of all others.
     """
 
     def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
-        """The event of one gradient computation in a silo."""
+        """Builds the event of one gradient computation in a silo."""
         assert self.row_influence is not None
         mechanism = self.mechanisms[client_id]
-        changed = changed_rows(self.row_influence, self.num_examples[client_id])
+        # S rows differ between neighbouring graphs, or all where there are fewer.
+        changed = min(self.row_influence.num_rows, self.num_examples[client_id])
         return poisson_rows_event(mechanism.sampling_rate, mechanism.noise_multiplier, changed, 1)
-
-
-def changed_rows(row_influence: RowInfluence, num_rows: int) -> int:
-    """How many rows of a silo differ between neighbouring graphs: S, and of fewer rows all."""
-    return min(row_influence.num_rows, num_rows)
 
 
 _NOT_PROTECTED = {
@@ -143,52 +129,23 @@ class ContactGraph(PlanSettings):
                 raise ConfigError(
                     f"privacy.kind contact_graph: {what} is for one row, and a person is in several: leave it out"
                 )
-        budgets = self.budgets_of(sorted(training.num_examples))
-        sampling_rates, drawn_noise, calls = {}, {}, []
-        for client_id, budget in budgets.items():
-            size = training.num_examples[client_id]
-            check_delta(client_id, budget, size)
-            sampling_rates[client_id] = silo_sampling_rate(self.batch_size, size)
-            drawn_noise.update(silo_noise(training, client_id))
-            arguments = self, training, client_id, budget, sampling_rates[client_id], influence
-            calls.append(functools.partial(_noise_and_last_round, *arguments))
-        mechanisms, last_rounds = {}, {}
-        for client_id, (noise_multiplier, last_round) in zip(budgets, side_by_side(calls), strict=True):
-            last_rounds[client_id] = last_round
-            mechanisms[client_id] = silo_mechanism(
-                self.clip_norm, noise_multiplier, sampling_rates[client_id], training.num_examples[client_id]
-            )
-        check_some_silo_trains(self.noise_multiplier, last_rounds)
         claim, reason = _claim(self, training, influence)
         return ContactGraphPlan(
             unit=influence.unit,
             adjacency=Adjacency(influence.adjacency),
             claim=claim,
             claim_reason=reason,
-            mechanisms=mechanisms,
-            budgets=budgets,
-            num_examples=dict(training.num_examples),
-            gradients_per_round=dict(training.gradients_per_round),
-            rounds=training.rounds,
-            last_rounds=last_rounds,
-            drawn_noise=drawn_noise,
-            generator=self.generator,
             row_influence=influence,
+            **calibrated_silos(self, training, _noise_and_last_round),
         )
 
 
-def _noise_and_last_round(
-    settings: ContactGraph,
-    training: PlannedTraining,
-    client_id: str,
-    budget: SiloBudget,
-    sampling_rate: float,
-    influence: RowInfluence,
-) -> tuple[float, int]:
-    """The noise a budget asks for over all rounds or, where the noise is given, the round at which it is spent."""
-    steps, adjacency = training.gradients_per_round[client_id], Adjacency(influence.adjacency)
-    changed = changed_rows(influence, training.num_examples[client_id])
-    drawn_noise = list(silo_noise(training, client_id).values())
+def _noise_and_last_round(settings: ContactGraph, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
+    """Returns the noise a budget asks for over all rounds, or given noise and the round at which it is spent."""
+    steps, (client_id, budget, sampling_rate, drawn_noise) = training.gradients_per_round[silo.client_id], silo
+    influence = training.row_influence
+    assert influence is not None
+    adjacency, changed = Adjacency(influence.adjacency), min(influence.num_rows, training.num_examples[client_id])
     if settings.noise_multiplier is not None:
         noise_multiplier = next_float32(settings.noise_multiplier)
         event = poisson_rows_event(sampling_rate, noise_multiplier, changed, steps)

@@ -54,7 +54,7 @@ class PlanSettings(Settings):
         of a contact graph, inside their silo; `user`, each client as a whole, from what the server releases; `none`,
         nothing, for a comparison; or a plan from outside, by `module:name`.
       batch_size: expected size of a Poisson batch; of users' plain batches, their size.
-      feature_scaling: what features are shifted and scaled by.
+      feature_scaling: source of the features' shifts and scales.
       generator: of random bits inside computations: `philox`, which is fast and no cryptographic generator, so that
         claims are conditional on it; or `chacha20`, which is one.
       registry: folder, an absolute path, of the registry that all runs on the same records are counted in, over all
@@ -85,10 +85,6 @@ class PlanSettings(Settings):
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
         """Checks that a method may be trained under this plan.
 
-        Args:
-          algorithm: the method.
-          weighting: how clients count in a mean.
-
         Raises:
           ConfigError: the plan does not allow the method.
         """
@@ -96,9 +92,6 @@ class PlanSettings(Settings):
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people or examples of which a data set's rows are made.
-
-        Args:
-          row_influence: of the data set.
 
         Raises:
           ConfigError: the plan protects something else; the message names the plan that does.
@@ -253,10 +246,10 @@ class PrivacyPlan(abc.ABC):
     def cohort(
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
-        """Draws the clients of a round, counted from 1: places in `client_ids`, int64, ascending.
+        """Draws the clients of a round: places in `client_ids`, int64, ascending.
 
         Args:
-          round_number: which.
+          round_number: from 1.
           client_ids: all clients.
           generator: of a number, draws with a secret key of its own.
         """
@@ -295,9 +288,6 @@ class PrivacyPlan(abc.ABC):
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
         """Returns all silos' public parameters, which hooks of methods are made from.
-
-        Args:
-          hparams: by name, of every silo.
 
         Raises:
           ConfigError: clients are no silos, or one leaves before the last round.
@@ -385,7 +375,7 @@ class PrivacyPlan(abc.ABC):
         """Returns a ledger, or a copy with the distance of one more whole training's noise, if it is not in there yet.
 
         Args:
-          ledger: what has been spent.
+          ledger: the spending so far.
           attempt: how often rounds will have been drawn anew.
 
         Raises:

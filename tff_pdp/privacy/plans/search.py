@@ -1,9 +1,9 @@
-"""A private search for hyper-parameters as a silo runs it: what is drawn at random, and the event that covers it.
+"""Describes a private search for hyper-parameters as a silo runs it: its random draws, and the event that covers it.
 
 Federated training releases updates all along, so repeating it would release every repetition. Instead one *pivot run*
 with public hyper-parameters is trained and released as usual. Then each silo alone, and in secret, repeats its own part
-of the training against what the server sent during the pivot run, each time with other hyper-parameters, and releases
-the best of these runs.
+of the training against the server's messages of the pivot run, each time with other hyper-parameters, and releases the
+best of these runs.
 
 Source: Liu, "On Privacy and Personalization in Cross-Silo Federated Learning" (thesis), section 1.7 and appendix E.3;
 Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022.
@@ -26,13 +26,13 @@ _SHAPES = {"geometric": GEOMETRIC, "logarithmic": LOGARITHMIC, "poisson": POISSO
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What every silo searches and how; all of it public.
+    """The search of every silo; all of it public.
 
     Guarantee: `event` covers the selected model, its hyper-parameters and its noisy score, for a record of the training
       examples and for one of the validation examples: either comes or goes in a run or in its score.
     Assumes: every run, with any candidate, is covered by the run event; candidates and numbers of runs are drawn by the
-      methods here, from keys that are secret; nothing but the selected run leaves the silo, and not how
-      long the search took. A score changes by at most `sensitivity` with one validation example.
+      methods here, from keys that are secret; nothing but the selected run leaves the silo, and not how long the search
+      took. A score changes by at most `sensitivity` with one validation example.
 
     Attributes:
       candidates: hyper-parameters by name, for each combination that is tried.
@@ -59,19 +59,19 @@ class Search:
         return dp_accounting.GaussianDpEvent(self.score_noise_multiplier)
 
     def event(self, run_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """The event of one silo's repetitions, from that of the training in one of them."""
+        """Builds the event of one silo's repetitions, from that of the training in one of them."""
         return search_event(dp_accounting.ComposedDpEvent([run_event, self.score_event]), self.runs)
 
     def draw_number_of_runs(self, draws: ExactDraws) -> int:
-        """How many runs one silo makes: at least 1, but perhaps 0 if Poisson."""
+        """Draws how many runs one silo makes: at least 1, but perhaps 0 if Poisson."""
         return self.runs.draw(draws.below) if isinstance(self.runs, NumberOfRuns) else self.runs
 
     def draw_candidate(self, run: int, draws: ExactDraws) -> Mapping[str, float]:
-        """What one silo tries in a run, counted from 1: any candidate with equal probability, whatever came before."""
+        """Draws a silo's candidate in a run, counted from 1: any with equal probability, whatever came before."""
         return self.candidates[run - 1 if self.is_fixed else draws.below(len(self.candidates))]
 
     def noised(self, scores: np.ndarray, draws: ExactDraws) -> float:
-        """The sum of examples' scores as runs are compared by it; what it tells is covered by `score_event`.
+        """Adds up examples' scores with noise, as runs are compared; `score_event` covers the result.
 
         Args:
           scores: float64 `[n]`, one for each validation example, each at most `sensitivity` from zero.

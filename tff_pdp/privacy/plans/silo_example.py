@@ -5,7 +5,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import dp_accounting
 import numpy as np
@@ -21,7 +21,6 @@ from tff_pdp.privacy.accounting.accountants import (
 from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import paper_noise_multiplier, rounds_within_budget
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
-from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
@@ -30,7 +29,6 @@ from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan, drawn_noise_event
-from tff_pdp.privacy.plans.search import Search
 from tff_pdp.settings import Positive, Share
 
 if TYPE_CHECKING:
@@ -78,18 +76,18 @@ class SiloExamplePlan(PrivacyPlan):
         return build_dp_sgd(model, self.sampler, self.generator)
 
     def scope_of(self, client_id: str) -> str:
-        """A silo is a scope of its own."""
+        """Returns the silo itself."""
         return client_id
 
     def cohort(
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
-        """Every silo whose budget is not spent yet."""
+        """Returns every silo whose budget is not spent yet."""
         del generator
         return np.flatnonzero([self.takes_part(client_id, round_number) for client_id in client_ids])
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Every silo's `SiloMechanism`, field by field."""
+        """Returns every silo's `SiloMechanism`, field by field."""
         return {
             field.name: np.array([getattr(self.mechanisms[client_id], field.name) for client_id in client_ids])
             for field in dataclasses.fields(SiloMechanism)
@@ -98,26 +96,26 @@ class SiloExamplePlan(PrivacyPlan):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """What silos count: their numbers of examples over the mean of those that take part."""
+        """Returns silos' numbers of examples over the mean of those that take part."""
         del cap
         sizes = np.array([num_examples[client_id] for client_id in client_ids], np.float64)
         present = [num_examples[one] for one in num_examples if self.takes_part(one, round_number)]
         return sizes / np.mean(present) if present else sizes
 
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
-        """The claim for one silo: none where it trains without noise."""
+        """Returns the claim for one silo: none where it trains without noise."""
         if self.claim != "none" and self.mechanisms[client_id].noise_multiplier == 0:
             return "none", "the silo trained without noise"
         return self.claim, self.claim_reason
 
     def clients_without_noise(self) -> list[str]:
-        """Silos that train without noise under a plan that claims something."""
+        """Lists silos that train without noise under a plan that claims something."""
         if self.claim == "none":
             return []
         return [client_id for client_id, one in self.mechanisms.items() if one.noise_multiplier == 0]
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
-        """What reports say of a silo's mechanism: number of examples, noise, sampling rate, last round."""
+        """Returns a silo's number of examples, noise, sampling rate and last round."""
         mechanism = self.mechanisms[client_id]
         return {
             "num_train": self.num_examples[client_id],
@@ -132,48 +130,40 @@ class SiloExamplePlan(PrivacyPlan):
         return max(self.gradients_per_round.values()) * self.rounds
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """Gives what a method's hook is made of: public parameters of all silos.
-
-        Raises:
-          ConfigError: a silo leaves before the last round.
-        """
+        """Returns all silos' public parameters; refuses silos that leave before the last round."""
         from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 
         if any(last < self.rounds for last in self.last_rounds.values()):
             raise ConfigError("prox_weight: auto needs every silo in every round: leave out privacy.noise_multiplier")
-        mechanisms = list(self.mechanisms.values())
         return SiloParameters(
             learning_rate=float(hparams["learning_rate"][0]),
             rounds=self.rounds,
             local_steps=hparams["local_steps"],
             num_examples=np.array(list(self.num_examples.values())),
-            clip_norm=np.array([mechanism.clip_norm for mechanism in mechanisms]),
-            noise_multiplier=np.array([mechanism.noise_multiplier for mechanism in mechanisms]),
-            sampling_rate=np.array([mechanism.sampling_rate for mechanism in mechanisms]),
-            expected_batch_size=np.array([mechanism.expected_batch_size for mechanism in mechanisms]),
+            **self.client_mechanism(list(self.mechanisms)),
         )
 
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
-        """The epsilon that may be claimed of a silo: what is spent.
+        """Returns the epsilon that may be claimed of a silo: the spent one.
 
-        Where numbers of examples are releases, what follows depends on what came out, and what is spent with the one
-        number says nothing of the others: only the budget, kept for each of them, holds.
+        Where numbers of examples are releases, all later releases depend on the number that came out, and their cost
+        says nothing of other numbers: only the budget, kept for each number, holds.
         """
         if self.num_examples_are_noised:
             return EpsilonBounds(rdp=None, pld=None, best=self.budgets[client_id].epsilon)
         return super().guaranteed_epsilon(ledger, client_id)
 
     def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
-        """The event of one gradient computation in a silo."""
+        """Builds the event of one gradient computation in a silo."""
         mechanism = self.mechanisms[client_id]
         return poisson_gaussian_event(mechanism.sampling_rate, mechanism.noise_multiplier, 1)
 
     def selection_event(self, client_id: str) -> dp_accounting.DpEvent:
-        """The event of one private selection in a silo."""
+        """Builds the event of one private selection in a silo."""
         return ExponentialMechanismDpEvent(self.selection_epsilons[client_id])
 
     def search_event(self, client_id: str) -> dp_accounting.DpEvent:
-        """The event of all that a silo repeats in a search.
+        """Builds the event of a silo's repetitions in a search.
 
         Raises:
           ConfigError: the plan has no search.
@@ -183,22 +173,17 @@ class SiloExamplePlan(PrivacyPlan):
         return hashable(self.search.event(self.training_event(client_id)))
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
-        """What a silo's selection in a round is run with: 0 for none, infinite for an exact one."""
+        """Returns epsilon of a silo's selection in a round: 0 for none, infinite for an exact one."""
         if round_number > self.selection_rounds:
             return 0.0
         return self.selection_epsilons.get(client_id, math.inf)
 
     def takes_part(self, client_id: str, round_number: int) -> bool:
-        """Whether a silo takes part in a round, counted from 1; known before training."""
+        """Checks if a silo takes part in a round, counted from 1; known before training."""
         return round_number <= self.last_rounds[client_id]
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters a search for every silo, the pivot run's rounds included, before any of it runs.
-
-        Raises:
-          BudgetError: a silo would overspend.
-          ConfigError: the plan has no search.
-        """
+        """Enters a search for every silo, the pivot run's rounds included, before any of it runs."""
         self.charge_drawn_noise(ledger)
         for client_id in self.budgets:
             ledger.append(client_id, self.search_event(client_id), 1, SEARCH)
@@ -207,7 +192,7 @@ class SiloExamplePlan(PrivacyPlan):
                 self.charge_round(ledger, round_number)
 
     def training_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """All gradients and selections up to a silo's last round."""
+        """Counts gradients and selections up to a silo's last round."""
         rounds = self.last_rounds[client_id]
         counts = Counter({self.gradient_event(client_id): rounds * self.gradients_per_round[client_id]})
         if self.selection_rounds:
@@ -215,7 +200,7 @@ class SiloExamplePlan(PrivacyPlan):
         return counts
 
     def planned_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """The search, where there is one, and the training, unless the search goes without."""
+        """Counts the search, where there is one, and the training, unless the search goes without."""
         if self.search is None:
             return self.training_counts(client_id)
         planned = Counter({self.search_event(client_id): 1})
@@ -224,7 +209,7 @@ class SiloExamplePlan(PrivacyPlan):
         return planned
 
     def charges(self, client_id: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """Gradients and, in the first rounds, a selection; nothing once a silo has left."""
+        """Lists gradients and, in the first rounds, a selection; nothing once a silo has left."""
         if not self.takes_part(client_id, round_number):
             return []
         charges = [(self.gradient_event(client_id), self.gradients_per_round[client_id], GRADIENTS)]
@@ -308,9 +293,6 @@ class SiloExample(SiloSettings):
 
         The sampling rate of silo k is `min(1, batch_size / n_k)`.
 
-        Args:
-          training: what the silos release, and how often.
-
         Raises:
           ConfigError: a budget is missing, a parameter does not suit the training, or examples are not independent.
           BudgetError: a silo's budget cannot be met.
@@ -321,70 +303,99 @@ class SiloExample(SiloSettings):
                 "tuning.search sets the noise so that the whole search fits into the budgets: leave out "
                 "privacy.noise_multiplier and privacy.noise_calibration"
             )
-        budgets = self.budgets_of(sorted(training.num_examples))
-        sampling_rates, selection_epsilons, drawn_noise, calls = {}, {}, {}, []
-        for client_id, budget in budgets.items():
-            size = training.num_examples[client_id]
-            sampling_rates[client_id] = silo_sampling_rate(self.batch_size, size)
-            check_delta(client_id, budget, size)
-            released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
-            selections = None
-            if training.selection_rounds:
-                selection_epsilons[client_id] = float(np.float32(self.selection_share * budget.epsilon))
-                selections = ExponentialMechanismDpEvent(selection_epsilons[client_id]), training.selection_rounds
-            steps = training.gradients_per_round[client_id]
-            drawn_noise.update(silo_noise(training, client_id))
-            released_before += [drawn_noise[client_id]] if client_id in drawn_noise else []
-            arguments = (
-                client_id,
-                budget,
-                sampling_rates[client_id],
-                steps,
-                training.rounds,
-                released_before,
-                selections,
-            )
-            if training.search is None:
-                calls.append(functools.partial(_noise_and_last_round, self, *arguments))
-            else:
-                calls.append(functools.partial(_noise_of_search, training.search, *arguments))
-        mechanisms, last_rounds = {}, {}
-        for client_id, (noise_multiplier, last_round) in zip(budgets, side_by_side(calls), strict=True):
-            last_rounds[client_id] = last_round
-            mechanisms[client_id] = silo_mechanism(
-                self.clip_norm, noise_multiplier, sampling_rates[client_id], training.num_examples[client_id]
-            )
-        check_some_silo_trains(self.noise_multiplier, last_rounds)
+        noise = _noise_and_last_round if training.search is None else _noise_of_search
+        silos = calibrated_silos(self, training, noise)
+        epsilons = {client_id: self.selection_epsilon(budget) for client_id, budget in silos["budgets"].items()}
         claim, reason = _claim(self, training)
         return SiloExamplePlan(
             unit="silo_example",
             adjacency=Adjacency.ADD_OR_REMOVE_ONE,
             claim=claim,
             claim_reason=reason,
-            mechanisms=mechanisms,
-            budgets=budgets,
-            num_examples=dict(training.num_examples),
-            gradients_per_round=dict(training.gradients_per_round),
-            rounds=training.rounds,
-            last_rounds=last_rounds,
             selection_rounds=training.selection_rounds,
-            selection_epsilons=selection_epsilons,
+            selection_epsilons=epsilons if training.selection_rounds else {},
             fixed_events=training.fixed_events,
-            drawn_noise=drawn_noise,
-            generator=self.generator,
             sampler=self.sampler,
             num_examples_are_noised=training.num_examples_are_noised,
             search=training.search,
+            **silos,
         )
 
+    def selection_epsilon(self, budget: SiloBudget) -> float:
+        """Returns epsilon of one private selection, on the grid of float32."""
+        return float(np.float32(self.selection_share * budget.epsilon))
 
-def silo_noise(training: PlannedTraining, client_id: str) -> dict[str, GridNoiseDpEvent]:
-    """By client id, the noise that is drawn for a silo's gradients, in all runs of a search; empty where none is."""
+
+class PlannedSilo(NamedTuple):
+    """A silo for which noise is calibrated.
+
+    Attributes:
+      client_id: its name.
+      budget: its budget.
+      sampling_rate: q, the probability that an example is in a batch.
+      released_before: its releases besides rounds, the distance of drawn noise included.
+    """
+
+    client_id: str
+    budget: SiloBudget
+    sampling_rate: float
+    released_before: list[dp_accounting.DpEvent]
+
+
+def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_round: Callable) -> dict[str, Any]:
+    """Calibrates every silo's noise to its own budget.
+
+    Args:
+      settings: with batch size, clip norm, noise multiplier, budgets and generator.
+      training: the silos' releases, and how often.
+      noise_and_last_round: `(settings, training, silo) -> noise multiplier, last round`; can be pickled.
+
+    Returns:
+      Fields of `SiloExamplePlan` by name.
+
+    Raises:
+      ConfigError: a budget is missing, or a delta means nothing.
+      BudgetError: a budget cannot be met, or none pays for a round.
+    """
+    silos, drawn_noise = [], {}
+    for client_id, budget in settings.budgets_of(sorted(training.num_examples)).items():
+        size = training.num_examples[client_id]
+        check_delta(client_id, budget, size)
+        released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
+        if values := _noise_values(training, client_id):
+            drawn_noise[client_id] = drawn_noise_event(values)
+            released_before.append(drawn_noise[client_id])
+        silos.append(PlannedSilo(client_id, budget, silo_sampling_rate(settings.batch_size, size), released_before))
+    calls = [functools.partial(noise_and_last_round, settings, training, silo) for silo in silos]
+    mechanisms, last_rounds = {}, {}
+    for silo, (noise_multiplier, last_round) in zip(silos, side_by_side(calls), strict=True):
+        last_rounds[silo.client_id] = last_round
+        mechanisms[silo.client_id] = silo_mechanism(
+            settings.clip_norm, noise_multiplier, silo.sampling_rate, training.num_examples[silo.client_id]
+        )
+    if not any(last_rounds.values()):
+        raise BudgetError(
+            f"No silo's budget pays for a single round with privacy.noise_multiplier {settings.noise_multiplier:g}: "
+            "give more noise, or larger budgets"
+        )
+    return {
+        "mechanisms": mechanisms,
+        "budgets": {silo.client_id: silo.budget for silo in silos},
+        "num_examples": dict(training.num_examples),
+        "gradients_per_round": dict(training.gradients_per_round),
+        "rounds": training.rounds,
+        "last_rounds": last_rounds,
+        "drawn_noise": drawn_noise,
+        "generator": settings.generator,
+    }
+
+
+def _noise_values(training: PlannedTraining, client_id: str) -> int:
+    """Counts the values of noise that are drawn for a silo's gradients, in all runs of a search."""
     runs = 1 if training.search is None else 1 + most_runs(training.search.runs)
     # Noise is drawn in pairs, the last of which may be for one value.
     values = 2 * math.ceil(training.num_parameters / 2) * training.gradients_per_round[client_id]
-    values *= training.rounds * runs
-    return {client_id: drawn_noise_event(values)} if values else {}
+    return values * training.rounds * runs
 
 
 def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
@@ -397,19 +408,6 @@ def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
         raise ConfigError(
             f"privacy.budgets: delta {budget.delta:g} of silo {client_id!r} is not below 1 / {num_examples}, its "
             "number of training examples: publishing one record at random would pass"
-        )
-
-
-def check_some_silo_trains(noise_multiplier: float | None, last_rounds: Mapping[str, int]) -> None:
-    """Checks that with a given noise multiplier not all silos leave before the first round.
-
-    Raises:
-      BudgetError: they do.
-    """
-    if not any(last_rounds.values()):
-        raise BudgetError(
-            f"No silo's budget pays for a single round with privacy.noise_multiplier {noise_multiplier:g}: give "
-            "more noise, or larger budgets"
         )
 
 
@@ -429,69 +427,61 @@ def _claim(settings: SiloExample, training: PlannedTraining) -> tuple[Claim, str
 
 
 def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:
-    """The mechanism of a silo of so many examples, whose sums are divided by the expected size of a batch."""
+    """Returns the mechanism of a silo of so many examples, whose sums are divided by the expected size of a batch."""
     return SiloMechanism(clip_norm, noise_multiplier, sampling_rate, expected_batch_size=sampling_rate * size)
 
 
 def silo_sampling_rate(batch_size: int, num_examples: int) -> float:
-    """The probability at which a silo's examples are drawn, for batches of some expected size."""
+    """Returns the probability at which a silo's examples are drawn, for batches of some expected size."""
     # Onto the grid of the sampler, which compares 23 random bits with the rate, and upwards.
     return min(1.0, math.ceil(batch_size / num_examples * 2**23) / 2**23)
 
 
-def _noise_and_last_round(
-    settings: SiloExample,
-    client_id: str,
-    budget: SiloBudget,
-    sampling_rate: float,
-    steps: int,
-    rounds: int,
-    released_before: list[dp_accounting.DpEvent],
-    selections: tuple[dp_accounting.DpEvent, int] | None,
-) -> tuple[float, int]:
-    """The noise a budget asks for over all rounds or, where the noise is given, the round at which it is spent."""
+def _noise_and_last_round(settings: SiloExample, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
+    """Returns the noise a budget asks for over all rounds, or given noise and the round at which it is spent."""
+    steps, (client_id, budget, sampling_rate, released_before) = training.gradients_per_round[silo.client_id], silo
+    selections = _selections(settings, training, budget)
     if settings.noise_multiplier is not None:
         noise_multiplier = next_float32(settings.noise_multiplier)
         event = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
-        return noise_multiplier, rounds_within_budget(budget, event, released_before, rounds, first=selections)
+        first = (selections[0].event, selections[0].count) if selections else None
+        return noise_multiplier, rounds_within_budget(budget, event, released_before, training.rounds, first=first)
     try:
         calibrated = CALIBRATIONS[settings.noise_calibration](
-            budget.epsilon, budget.delta, sampling_rate, rounds * steps, [*released_before, *_all(selections)]
+            budget.epsilon, budget.delta, sampling_rate, training.rounds * steps, [*released_before, *selections]
         )
     except BudgetError as error:
         raise BudgetError(f"silo {client_id!r}: {error}") from None
-    return next_float32(calibrated), rounds
+    return next_float32(calibrated), training.rounds
 
 
-def _all(selections: tuple[dp_accounting.DpEvent, int] | None) -> list[dp_accounting.DpEvent]:
-    return [dp_accounting.SelfComposedDpEvent(*selections)] if selections else []
+def _selections(
+    settings: SiloExample, training: PlannedTraining, budget: SiloBudget
+) -> list[dp_accounting.SelfComposedDpEvent]:
+    """Lists all private selections of a silo as one event, or none."""
+    event = ExponentialMechanismDpEvent(settings.selection_epsilon(budget))
+    rounds = training.selection_rounds
+    return [dp_accounting.SelfComposedDpEvent(event, rounds)] if rounds else []
 
 
-def _noise_of_search(
-    search: Search,
-    client_id: str,
-    budget: SiloBudget,
-    sampling_rate: float,
-    steps: int,
-    rounds: int,
-    released_before: list[dp_accounting.DpEvent],
-    selections: tuple[dp_accounting.DpEvent, int] | None,
-) -> tuple[float, int]:
-    """The noise a budget asks for over the pivot run and all repetitions."""
+def _noise_of_search(settings: SiloExample, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
+    """Returns the noise a budget asks for over the pivot run and all repetitions, and the last round."""
+    search, selections = training.search, _selections(settings, training, silo.budget)
+    assert search is not None
     try:
         calibrated = calibrate_repeated_runs(
-            budget.epsilon,
-            budget.delta,
-            sampling_rate,
-            rounds * steps,
+            silo.budget.epsilon,
+            silo.budget.delta,
+            silo.sampling_rate,
+            training.rounds * training.gradients_per_round[silo.client_id],
             search.runs,
-            run_events=[*_all(selections), search.score_event],
-            pivot_events=_all(selections) if search.has_pivot else None,
-            fixed_events=released_before,
+            run_events=[*selections, search.score_event],
+            pivot_events=selections if search.has_pivot else None,
+            fixed_events=silo.released_before,
         )
     except BudgetError as error:
         raise BudgetError(
-            f"silo {client_id!r}: {error} For a search these events include the score of every run: raise "
+            f"silo {silo.client_id!r}: {error} For a search these events include the score of every run: raise "
             "tuning.search.score_noise_multiplier, or lower mean_runs."
         ) from None
-    return next_float32(calibrated), rounds
+    return next_float32(calibrated), training.rounds

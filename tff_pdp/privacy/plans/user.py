@@ -58,9 +58,9 @@ class UserPlan(PrivacyPlan):
     """Protects one user: all examples, and all rounds that the user takes part in.
 
     Guarantee: with claim `formal` or `formal-conditional`, all that the server releases, the shared model of every
-      round included, is (epsilon, delta)-DP for any one user, where the ledger built here bounds epsilon. What is
-      computed from it and from one user's own data, such as that user's personal model, is so for all other users
-      (joint DP); for the user whose data are in it, it is not.
+      round included, is (epsilon, delta)-DP for any one user, where the ledger built here bounds epsilon. Results
+      computed from it and from one user's own data, such as that user's personal model, are so for all other users
+      (joint DP); for the user whose data are in it, they are not.
     Assumes: the server is trusted with users' clipped updates and with who takes part; and what `claim_reason` says.
 
     Attributes:
@@ -69,8 +69,8 @@ class UserPlan(PrivacyPlan):
       noise: kind of noise and clip.
       num_users: of the population, for which the sampling rate was set.
       is_constant: whether that number is a public constant; otherwise it is the number of users in the data.
-      num_released: how many values a user releases in a round.
-      num_noised: how many of them the noise changes anything by.
+      num_released: number of values a user releases in a round.
+      num_noised: number of these values that the noise changes.
       noise_on_own_support: whether users add shares of the noise by themselves, each only where the own update is not
         zero, as a paper does; that protects nobody.
     """
@@ -93,7 +93,7 @@ class UserPlan(PrivacyPlan):
         return build_minibatch(model, self.batch_size)
 
     def server_sum(self) -> UserSum:
-        """How the server adds up what users release."""
+        """Describes the server's sum of users' releases."""
         return UserSum(self.noise, self.mechanism.sampling_rate, self.generator)
 
     def start(self, server_state: Any, seeds: np.ndarray) -> Any:
@@ -122,7 +122,7 @@ class UserPlan(PrivacyPlan):
         return process.next_of_nobody(server_state, [], [], [])
 
     def release_values(self, *, is_weighted: bool) -> dict[str, float]:
-        """The clip norm, where users clip what they release, and a user's share of the noise, where they add it."""
+        """Returns the clip norm, where users clip by themselves, and a user's share of the noise, where they add it."""
         if not (is_weighted or self.noise_on_own_support):
             return {}
         clip_norm = {"clip_norm": self.mechanism.clip_norm}
@@ -131,16 +131,16 @@ class UserPlan(PrivacyPlan):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """What users count: their numbers of examples over the cap, and at most one."""
+        """Returns users' numbers of examples over the cap, and at most one."""
         del round_number
         return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
 
     def planned_epsilon(self) -> float:
-        """Epsilon of a whole planned training; zero where nothing is released, with noise or without."""
+        """Bounds epsilon of a whole planned training; zero where nothing is released, with noise or without."""
         return super().planned_epsilon() if self.num_released else 0.0
 
     def costs(self, epsilons: Mapping[str, float]) -> UserCosts:
-        """What the training cost every user; `epsilons` are budget and spending by the names of `UserCosts`."""
+        """Returns the training's cost to every user; `epsilons` are budget and spending by the names of `UserCosts`."""
         return UserCosts(
             noise_multiplier=self.mechanism.noise_multiplier,
             num_noised=self.num_noised,
@@ -149,7 +149,7 @@ class UserPlan(PrivacyPlan):
         )
 
     def sums(self, *, weight_cap: int | None, own_support: tuple[str, ...]) -> UserSums:
-        """How what users release is drawn, clipped, summed and noised; arguments as the fields of `UserSums`."""
+        """Describes how releases are drawn, clipped, summed and noised; arguments as the fields of `UserSums`."""
         mechanism, noise = self.mechanism, self.noise
         is_adaptive = isinstance(noise, AdaptiveClip)
         return UserSums(
@@ -170,21 +170,21 @@ class UserPlan(PrivacyPlan):
 
     @property
     def noise_facts(self) -> dict[str, float]:
-        """What tables of results say of the noise, by name."""
+        """Facts of the noise for tables of results, by name."""
         return {"noise_multiplier": self.mechanism.noise_multiplier, "noise_to_signal": self.noise_to_signal}
 
     def scope_of(self, client_id: str) -> str:
-        """All users together: what is released is about any of them."""
+        """Returns all users together: a release is about any of them."""
         del client_id
         return USERS
 
     def cohort(
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
-        """Who takes part: every user independently with the sampling rate or, with trees, once in an epoch.
+        """Draws every user independently with the sampling rate or, with trees, once in an epoch.
 
-        It may be nobody. The rate is honoured as the float64 it is. Drawing takes no longer with more users, except for
-        trees.
+        The cohort may be empty. The rate is honoured as the float64 it is. Drawing takes no longer with more users,
+        except for trees.
         """
         if not self.num_released:
             # Nothing leaves anyone, so there is nothing to hide in a cohort.
@@ -197,7 +197,7 @@ class UserPlan(PrivacyPlan):
         return generator(round_number).heads(len(client_ids), self.mechanism.sampling_rate)
 
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Every round's sum or, with trees, every epoch's."""
+        """Counts every round's sum or, with trees, every epoch's."""
         counts: Counter[dp_accounting.DpEvent] = Counter()
         for round_number in range(1, self.rounds + 1) if isinstance(self.noise, TreeNoise) else ():
             counts.update({event: count for event, count, _ in self.charges(scope, round_number)})
@@ -206,7 +206,7 @@ class UserPlan(PrivacyPlan):
         return counts
 
     def charges(self, scope: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """One noised sum; with trees all of an epoch's, before its first round."""
+        """Lists one noised sum; with trees all of an epoch's, before its first round."""
         del scope
         if not self.num_released:
             return []
@@ -219,7 +219,7 @@ class UserPlan(PrivacyPlan):
         return [(tree_event(self.mechanism.noise_multiplier, steps), 1, UPDATES)]
 
     def build_query(self, seeds: Any) -> "tensorflow_privacy.DPQuery":
-        """The query of the server's sums, and with it the state they start from; `seeds` are int64 `[2, 2]`, secret."""
+        """Builds the query of the server's sums, with the state they start from; `seeds` are int64 `[2, 2]`, secret."""
         mechanism = self.mechanism
         if self.noise_on_own_support:
             # Shares of the noise arrive in the records, which are clipped already.
@@ -242,7 +242,7 @@ class UserPlan(PrivacyPlan):
 
     @property
     def warning(self) -> str:
-        """What to say of the noise before training; empty where there is nothing to say."""
+        """A warning about the noise before training; empty where there is none."""
         ratio = self.noise_to_signal
         if ratio <= MOST_NOISE_TO_SIGNAL:
             return ""
@@ -261,14 +261,14 @@ class UserPlan(PrivacyPlan):
 
 
 def tree_event(noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
-    """The event of one tree's noised running sums, over so many rounds that no user takes part in twice."""
+    """Builds the event of one tree's noised running sums, over so many rounds that no user takes part in twice."""
     if noise_multiplier == 0:
         return dp_accounting.NonPrivateDpEvent()
     return dp_event.SingleEpochTreeAggregationDpEvent(float(noise_multiplier), int(steps))
 
 
 def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """Numbers of examples over a cap, and at most one: float64 `[clients]`."""
+    """Returns numbers of examples over a cap, and at most one: float64 `[clients]`."""
     return np.minimum(sizes / cap, 1.0)
 
 
@@ -280,7 +280,7 @@ class User(PlanSettings):
       num_users: N of the population, a public constant; without it, the number of clients in the data counts as public.
       clip_norm: C, L2 bound on all that a user releases in a round.
       budgets: epsilon and delta for all users.
-      user_noise: what is added to sums of updates.
+      user_noise: noise and clip of sums of updates.
     """
 
     budgets: OneForAll
@@ -303,9 +303,6 @@ class User(PlanSettings):
 
     def build(self, training: PlannedTraining) -> UserPlan:
         """Builds cohorts, clip and noise, calibrated to one budget for all users.
-
-        Args:
-          training: rounds, users, and how much each releases.
 
         Raises:
           ConfigError: a parameter is out of range, or training releases what a user-level plan does not cover.
@@ -380,7 +377,7 @@ def user_plan_without_noise(
         )
     if not isinstance(noise, FixedClip) and (training.noise_on_own_support or training.total_weight is not None):
         raise ConfigError("privacy.user_noise: a paper's variant clips before the server sees it; use kind fixed_clip")
-    # What a cohort is drawn with and what is accounted for are the same float64.
+    # Cohorts are drawn with the float64 that is accounted for.
     sampling_rate = users_per_round / population
     is_tree = isinstance(noise, TreeNoise)
     weight = population if training.total_weight is None else training.total_weight
@@ -430,9 +427,9 @@ def _noise_multiplier(plan: UserPlan, budget: SiloBudget) -> float:
 
 
 def _drawn_noise(plan: UserPlan, training: PlannedTraining) -> GridNoiseDpEvent:
-    """Noise of every round's sum, and of a count of norms; trees have fewer than two nodes a round.
+    """Counts the noise of every round's sum, and of a count of norms; trees have fewer than two nodes a round.
 
-    Each is drawn in pairs, the last of which may be for one value.
+    Noise is drawn in pairs, the last of which may be for one value.
     """
     sums = 2 if isinstance(plan.noise, TreeNoise) else 1
     return drawn_noise_event((sums * (training.num_released + 1) + 2) * plan.rounds)

@@ -9,28 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tff_pdp.errors import DataError
-from tff_pdp.training.client_store.layout import StateLayout
 from tff_pdp.training.client_store.shard import checksum, naming_store, state_label
-from tff_pdp.training.client_store.store import (
-    FORMAT_VERSION,
-    SELECT_CONTENTS,
-    SELECT_PROGRESS,
-    STORE_FILE,
-    WITHOUT_CHECKSUMS,
-    Contents,
-    Progress,
-    shard_path,
-)
+from tff_pdp.training.client_store.store import STORE_FILE, Contents, Progress, read_numbers, shard_path
 
 
 class Inspected(NamedTuple):
-    """What a store holds.
+    """Contents of a store.
 
     Attributes:
-      num_clients: how many clients the store is for.
+      num_clients: number of clients that the store is for.
       round_number: the round that counts.
       oldest_round: the oldest round that can be returned to.
-      num_states: how many states are kept, of all rounds.
+      num_states: number of states that are kept, of all rounds.
       num_left: how many states a round has left that was interrupted.
       was_interrupted: whether a transaction is still to be undone, which the next `ClientStore.open` does.
       is_old: whether the store, or a state, is of the format without places and rounds in checksums.
@@ -53,7 +43,7 @@ def inspect_store(folder: Path) -> Inspected:
     """
     path = folder / STORE_FILE
     with _reading(path) as (store, was_interrupted):
-        contents, progress, is_old = _read_numbers(store, path)
+        contents, progress, is_old = read_numbers(store, path)
     num_states, num_left = 0, 0
     for number in range(contents.num_shards):
         with _reading(shard_path(folder, number)) as (shard, was_undone):
@@ -83,36 +73,13 @@ def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
         stack.callback(connection.close)
         with open(path, "rb") as file:
             versions = file.read(20)[18:]
-        # Of the file, for writing and for reading: SQLite reads files that it could not write.
+        # Versions of the file for writing and for reading: SQLite reads files that it could not write.
         if versions != b"\1\1":
             raise sqlite3.DatabaseError("its header is damaged")
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)
         yield connection, is_interrupted
-
-
-def _read_numbers(store: sqlite3.Connection, path: Path) -> tuple[Contents, Progress, bool]:
-    (version,) = store.execute("SELECT format_version FROM store").fetchone() or (None,)
-    if version not in (WITHOUT_CHECKSUMS, FORMAT_VERSION):
-        raise DataError(f"{path}: client store of format {version}, this version reads {FORMAT_VERSION}")
-    is_old = version == WITHOUT_CHECKSUMS
-    try:
-        *fields, expected = store.execute(SELECT_CONTENTS).fetchone()
-        contents = Contents(*fields)
-        if (checksum(contents.default_state) if is_old else contents.checksum) != expected:
-            raise ValueError("the default state, or what is known of the store, is damaged")
-        if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
-            raise ValueError("the default state is none of its layout")
-        query = "SELECT round_number, oldest_round, NULL FROM progress" if is_old else SELECT_PROGRESS
-        *numbers, expected = store.execute(query).fetchone()
-        progress = Progress(*numbers)
-        if not is_old and progress.checksum != expected:
-            raise ValueError("the number of its round is damaged")
-    # NumPy parses some texts that might be dtypes as Python's.
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}: the client store is damaged ({error})") from None
-    return contents, progress, is_old
 
 
 def _check_states(

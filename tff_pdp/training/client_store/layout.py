@@ -1,4 +1,4 @@
-"""How the state of a client becomes a row of bytes, and rows become states again, bit for bit."""
+"""Makes rows of bytes of clients' states, and of rows states again, bit for bit."""
 
 import collections
 import dataclasses
@@ -37,10 +37,10 @@ class StateLayout:
 
     @classmethod
     def of_state(cls, state: Any) -> "StateLayout":
-        """The layout of one client's state.
+        """Returns the layout of one client's state.
 
         Raises:
-          TypeError: it is no nest of arrays of numbers or booleans; the message names the member.
+          TypeError: the state is no nest of arrays of numbers or booleans; the message names the member.
         """
         return cls(_describe(state, "state"))
 
@@ -54,12 +54,12 @@ class StateLayout:
         return cls(_from_plain(json.loads(text)))
 
     def to_json(self) -> str:
-        """The layout as a text."""
+        """Writes the layout as a text."""
         return json.dumps(_to_plain(self.structure))
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes one client's state has."""
+        """Number of bytes of one client's state."""
         return sum(leaf.num_bytes for leaf in _leaves(self.structure))
 
     def to_rows(self, columns: Any, num_clients: int) -> np.ndarray:
@@ -67,7 +67,7 @@ class StateLayout:
 
         Args:
           columns: a nest of arrays `[num_clients, ...]` in the structure of a state; keys in any order.
-          num_clients: how many.
+          num_clients: number of clients.
 
         Returns:
           uint8 `[num_clients, row_bytes]`.
@@ -81,10 +81,6 @@ class StateLayout:
             for leaf, column in _pairs(self.structure, columns, num_clients, "columns")
         ]
         return np.concatenate([np.empty([num_clients, 0], np.uint8), *parts], axis=1)
-
-    def to_row(self, state: Any) -> np.ndarray:
-        """Writes one client's state: uint8 `[row_bytes]`; raises as `to_rows` does."""
-        return self.to_rows(_with_client_axis(state), 1)[0]
 
     def to_columns(self, rows: np.ndarray) -> Any:
         """Reads what `to_rows` wrote: a nest of new arrays `[clients, ...]`."""
@@ -129,7 +125,7 @@ def _leaves(structure: Any) -> Iterator[_Leaf]:
 
 
 def _pairs(structure: Any, columns: Any, num_clients: int, where: str) -> Iterator[tuple[_Leaf, np.ndarray]]:
-    """The leaves of the structure, in its order, each with its column."""
+    """Yields the leaves of the structure, in its order, each with its column."""
     if isinstance(structure, _Leaf):
         if isinstance(columns, Mapping | list | tuple):
             raise TypeError(f"{where}: expected an array, not a {type(columns).__name__}")
@@ -149,9 +145,10 @@ def _pairs(structure: Any, columns: Any, num_clients: int, where: str) -> Iterat
         yield from _pairs(member, columns[key], num_clients, f"{where}/{key}")
 
 
-def _with_client_axis(state: Any) -> Any:
+def with_client_axis(state: Any) -> Any:
+    """Makes columns of one client's state."""
     if isinstance(state, Mapping):
-        return {key: _with_client_axis(member) for key, member in state.items()}
+        return {key: with_client_axis(member) for key, member in state.items()}
     return np.asarray(state)[np.newaxis]
 
 

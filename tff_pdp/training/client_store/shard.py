@@ -30,7 +30,7 @@ _SETTINGS = (
     "synchronous = FULL",
     # A large transaction is flushed once, at its end, and not whenever the cache is full.
     "cache_spill = OFF",
-    # What was deleted is no more secret than what lies beside it; some builds write zeros over it, at a high price.
+    # Deleted states are no more secret than those beside them; some builds write zeros over them, at a high price.
     "secure_delete = OFF",
 )
 
@@ -80,7 +80,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A connection, whose changes are on disk together when the block has ended well, and undone otherwise.
+        """Yields a connection, whose changes are on disk together when the block has ended well, and undone otherwise.
 
         Raises:
           DataError: SQLite failed: the file is damaged, open elsewhere, or the disk is full.
@@ -152,10 +152,10 @@ class Shard:
         Database.create(path, _SCHEMA).close()
 
     def read(self, places: Sequence[int], round_number: int) -> list[bytes | None]:
-        """The newest state of each client as of a round, None where none was written.
+        """Reads the newest state of each client as of a round, None where none was written.
 
         Raises:
-          DataError: a state is not what was written.
+          DataError: a state is not as it was written.
         """
         with self._database.transaction() as connection:
             found = [connection.execute(_NEWEST, (place, round_number)).fetchone() for place in places]
@@ -204,5 +204,5 @@ def checksum(content: bytes, label: bytes = b"") -> int:
 
 
 def state_label(place: int, round_number: int) -> bytes:
-    """What a state's checksum covers besides its bytes."""
+    """Returns what a state's checksum covers besides its bytes."""
     return f"{place} {round_number}".encode()

@@ -1,4 +1,4 @@
-"""Holds what clients keep from round to round, wherever it is kept.
+"""Keeps clients' states from round to round, in memory or in a store.
 
 Silos all take part in every round: their states stay where the engine computes, as `ClientValues`. From users only a
 cohort takes part: their states lie in a store, from which a round reads, and to which it writes, the cohort's alone.
@@ -21,11 +21,11 @@ class StateStore(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """How many there are."""
+        """Number of clients."""
         ...
 
     def read(self, places: Places) -> Any:
-        """The states of some clients, in this order: a nest of arrays with a first axis of clients."""
+        """Reads the states of some clients, in this order: a nest of arrays with a first axis of clients."""
         ...
 
     def write(self, round_number: int, places: Places, columns: Any) -> None:
@@ -42,12 +42,12 @@ class MemoryStore:
         self._columns = tf.nest.map_structure(lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, 0), default)
 
     def read(self, places: Places) -> Any:
-        """As `StateStore.read`."""
+        """Returns copies of some clients' states."""
         chosen = np.asarray(places, np.int64)
         return tf.nest.map_structure(lambda column: column[chosen], self._columns)
 
     def write(self, round_number: int, places: Places, columns: Any) -> None:
-        """As `StateStore.write`."""
+        """Replaces some clients' states."""
         del round_number
         chosen = np.asarray(places, np.int64)
 
@@ -61,12 +61,12 @@ ClientStates = Sequence[Any] | StateStore
 
 
 def is_store(states: ClientStates) -> bool:
-    """Whether states are kept in a store, and a round takes a cohort's from it."""
+    """Checks if states are kept in a store, and a round takes a cohort's from it."""
     return not isinstance(states, Sequence)
 
 
 def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]:
-    """The states of some clients, in this order, as computations take them."""
+    """Returns the states of some clients, in this order, as computations take them."""
     if is_store(states):
         return from_columns(state_type, states.read(places), len(places))
     if np.array_equal(places, np.arange(len(states))):
@@ -76,7 +76,7 @@ def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]
 
 
 def replace_states(states: Any, round_number: int, places: Places, new: Sequence[Any]) -> ClientStates:
-    """The states after a round, with those of some clients replaced."""
+    """Returns the states after a round, with those of some clients replaced."""
     if is_store(states):
         states.write(round_number, places, to_columns(new))
         return states
@@ -95,20 +95,20 @@ def close_states(states: ClientStates) -> None:
 
 
 def places_in_parts(num_clients: int, size: int) -> Iterator[np.ndarray]:
-    """All places, some at a time."""
+    """Yields all places, some at a time."""
     for start in range(0, num_clients, size):
         yield np.arange(start, min(start + size, num_clients))
 
 
 def from_columns(member_type: Any, columns: Any, size: int) -> Sequence[Any]:
-    """Values of so many clients, of columns that may hold no tensor at all."""
+    """Makes values of so many clients of columns, which may hold no tensor at all."""
     if tf.nest.flatten(columns) and size:
         return ClientValues.from_columns(member_type, columns)
     return [columns] * size
 
 
 def to_columns(values: Sequence[Any]) -> Any:
-    """The inverse of `from_columns`."""
+    """Makes columns of clients' values, as `from_columns` takes them."""
     if isinstance(values, ClientValues) and len(values.groups[0].leaves):
         return values.columns()
     return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)

@@ -1,4 +1,4 @@
-"""States of many clients on disk, of whom a small cohort takes part in each round.
+"""Keeps states of many clients on disk, of whom a small cohort takes part in each round.
 
 SQLite keeps the states, so that crashes, torn writes and free space are the concern of a library with decades of use:
 one database per shard, to which clients belong by their place modulo the number of shards, and beside them one that
@@ -21,14 +21,14 @@ import numpy as np
 
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync
-from tff_pdp.training.client_store.layout import StateLayout
+from tff_pdp.training.client_store.layout import StateLayout, with_client_axis
 from tff_pdp.training.client_store.shard import Database, Shard, checksum
 
 Places = Sequence[int] | np.ndarray
 
 FORMAT_VERSION = 2
 # Format 1, which becomes the present one when it is opened.
-WITHOUT_CHECKSUMS = 1
+_WITHOUT_CHECKSUMS = 1
 STORE_FILE = "store.sqlite"
 _SCHEMA = """
 CREATE TABLE store (format_version INTEGER, num_clients INTEGER, num_shards INTEGER, layout TEXT,
@@ -36,13 +36,12 @@ CREATE TABLE store (format_version INTEGER, num_clients INTEGER, num_shards INTE
 CREATE TABLE progress (round_number INTEGER, oldest_round INTEGER, checksum INTEGER);
 INSERT INTO progress VALUES (0, 0, NULL);
 """
-SELECT_PROGRESS = "SELECT round_number, oldest_round, checksum FROM progress"
 _UPDATE_PROGRESS = "UPDATE progress SET round_number = ?, oldest_round = ?, checksum = ?"
-SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, checksum FROM store"
+_SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, checksum FROM store"
 
 
 class Contents(NamedTuple):
-    """What never changes."""
+    """Facts of a store that never change."""
 
     num_clients: int
     num_shards: int
@@ -51,7 +50,7 @@ class Contents(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """As it is stored beside them."""
+        """The checksum that is stored beside them."""
         description = [FORMAT_VERSION, self.num_clients, self.num_shards, self.layout]
         return checksum(self.default_state, json.dumps(description).encode())
 
@@ -64,7 +63,7 @@ class Progress(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """As it is stored beside them."""
+        """The checksum that is stored beside them."""
         return checksum(f"{self.round_number!r} {self.oldest_round!r}".encode())
 
 
@@ -84,8 +83,8 @@ class ClientStore:
     read. Files or disks that fail raise `DataError` from any method, with their name.
 
     Attributes:
-      folder: where the files are.
-      num_clients: how many clients there are.
+      folder: of the files.
+      num_clients: number of clients.
     """
 
     def __init__(self, folder: Path, store: Database, contents: Contents, shards: Sequence[Shard]):
@@ -126,7 +125,8 @@ class ClientStore:
         for number in range(num_shards):
             Shard.create(shard_path(staging, number))
         with contextlib.closing(Database.create(staging / STORE_FILE, _SCHEMA)) as store:
-            contents = Contents(num_clients, num_shards, layout.to_json(), layout.to_row(default).tobytes())
+            default_state = layout.to_rows(with_client_axis(default), 1).tobytes()
+            contents = Contents(num_clients, num_shards, layout.to_json(), default_state)
             with store.transaction() as connection:
                 row = (FORMAT_VERSION, *contents, contents.checksum)
                 connection.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -148,7 +148,10 @@ class ClientStore:
             raise DataError(f"{folder}: there is no client store, or none that was finished ({STORE_FILE} is missing)")
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(contextlib.closing(Database(path)))
-            contents = _read_contents(store)
+            with store.transaction() as connection:
+                contents, progress, is_old = read_numbers(connection, path)
+                if is_old:
+                    _add_checksums(connection, contents, progress)
             shards = [
                 stack.enter_context(contextlib.closing(Shard(shard_path(folder, number))))
                 for number in range(contents.num_shards)
@@ -168,7 +171,7 @@ class ClientStore:
         """Reads the newest states of some clients.
 
         Args:
-          places: whose, in any order, also repeatedly.
+          places: of the clients, in any order, also repeatedly.
 
         Returns:
           Columns: the nest of a state, of new arrays `[len(places), ...]`, in the order of `places`.
@@ -192,7 +195,7 @@ class ClientStore:
 
         Args:
           round_number: larger than that of the store; rounds may be left out.
-          places: whose, each once.
+          places: of the clients, each once.
           columns: the nest of a state, of arrays `[len(places), ...]` in the order of `places`.
 
         Raises:
@@ -269,11 +272,7 @@ class ClientStore:
     def _progress(self) -> Progress:
         # Read each time: after a failure, the file alone knows whether the round counts.
         with self._store.transaction() as connection:
-            found = connection.execute(SELECT_PROGRESS).fetchone()
-        progress = found and Progress(*found[:2])
-        if not progress or progress.checksum != found[2]:
-            raise DataError(f"{self._store.path}: the number of its round is damaged")
-        return progress
+            return _read_progress(connection, self._store.path)
 
     def _set_progress(self, progress: Progress) -> None:
         with self._store.transaction() as connection:
@@ -285,7 +284,7 @@ class ClientStore:
             shard.delete_after(round_number)
 
     def _indices(self, places: Places) -> np.ndarray:
-        """The places as int64 `[len(places)]`."""
+        """Returns the places as int64 `[len(places)]`."""
         indices = np.array([operator.index(place) for place in places], np.int64)
         outside = indices[(indices < 0) | (indices >= self.num_clients)]
         if len(outside):
@@ -293,43 +292,51 @@ class ClientStore:
         return indices
 
     def _by_shard(self, indices: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
-        """Every shard, with the positions in `indices` of the clients that belong to it."""
+        """Yields every shard, with the positions in `indices` of the clients that belong to it."""
         for number, shard in enumerate(self._shards):
             yield shard, np.flatnonzero(indices % len(self._shards) == number)
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """The file of a shard."""
+    """Returns the file of a shard."""
     return folder / f"shard_{number:03d}.sqlite"
 
 
-def _read_contents(store: Database) -> Contents:
-    with store.transaction() as connection:
-        version = connection.execute("SELECT format_version FROM store").fetchone()
-        if version not in ((WITHOUT_CHECKSUMS,), (FORMAT_VERSION,)):
-            found = version[0] if version else None
-            raise DataError(f"{store.path}: client store of format {found}, this version reads {FORMAT_VERSION}")
-        try:
-            *fields, expected = connection.execute(SELECT_CONTENTS).fetchone()
-            contents = Contents(*fields)
-            if version == (WITHOUT_CHECKSUMS,):
-                _add_checksums(connection, contents, expected)
-            elif contents.checksum != expected:
-                raise ValueError("its checksum is another")
-        # NumPy parses some texts that might be dtypes as Python's.
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise DataError(f"{store.path}: the client store is damaged ({error})") from None
-    return contents
+def read_numbers(connection: sqlite3.Connection, path: Path) -> tuple[Contents, Progress, bool]:
+    """Reads all but the states, and whether the store is of format 1.
+
+    Raises:
+      DataError: a number is damaged, or the store is of another format.
+    """
+    (version,) = connection.execute("SELECT format_version FROM store").fetchone() or (None,)
+    if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION):
+        raise DataError(f"{path}: client store of format {version}, this version reads {FORMAT_VERSION}")
+    is_old = version == _WITHOUT_CHECKSUMS
+    try:
+        *fields, expected = connection.execute(_SELECT_CONTENTS).fetchone()
+        contents = Contents(*fields)
+        if (checksum(contents.default_state) if is_old else contents.checksum) != expected:
+            raise ValueError("its checksum is another")
+        if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
+            raise ValueError("the default state is none of its layout")
+    # NumPy parses some texts that might be dtypes as Python's.
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}: the client store is damaged ({error})") from None
+    return contents, _read_progress(connection, path, is_old=is_old), is_old
 
 
-def _add_checksums(connection: sqlite3.Connection, contents: Contents, default_checksum: int) -> None:
+def _read_progress(connection: sqlite3.Connection, path: Path, *, is_old: bool = False) -> Progress:
+    found = connection.execute(f"SELECT round_number, oldest_round{'' if is_old else ', checksum'} FROM progress")
+    numbers = found.fetchone()
+    progress = numbers and Progress(*numbers[:2])
+    if not progress or (not is_old and progress.checksum != numbers[2]):
+        raise DataError(f"{path}: the number of its round is damaged")
+    return progress
+
+
+def _add_checksums(connection: sqlite3.Connection, contents: Contents, progress: Progress) -> None:
     """Makes a store of format 1 one of this format; its states keep the checksums that they have."""
-    if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
-        raise ValueError("the default state is none of its layout")
-    if checksum(contents.default_state) != default_checksum:
-        raise ValueError("the default state has changed")
     connection.execute("ALTER TABLE progress ADD COLUMN checksum INTEGER")
-    progress = Progress(*connection.execute("SELECT round_number, oldest_round FROM progress").fetchone())
     _update_progress(connection, progress)
     connection.execute("UPDATE store SET format_version = ?, checksum = ?", (FORMAT_VERSION, contents.checksum))
 

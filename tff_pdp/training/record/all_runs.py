@@ -1,7 +1,7 @@
-"""Counts all runs on the same records, over all folders, and says what they cost together.
+"""Counts all runs on the same records, over all folders, and composes their cost.
 
-`releases_on_record` finds the runs: those of an experiment's folder, and those that the registry knows. `compose` says
-what some clients' records have paid in them.
+`releases_on_record` finds the runs: those of an experiment's folder, and those that the registry knows. `compose`
+bounds what some clients' records have paid in them.
 """
 
 import contextlib
@@ -16,7 +16,8 @@ import numpy as np
 from tff_pdp.errors import DataError
 from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
 from tff_pdp.privacy.facts import claim_of_several
-from tff_pdp.registry.entries import Entry, Registry
+from tff_pdp.registry.entries import Registry
+from tff_pdp.registry.entry import Entry
 from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
@@ -38,10 +39,10 @@ class OnRecord(NamedTuple):
     """A release that may have been about the same records.
 
     Attributes:
-      release: what was spent.
+      release: its spending.
       folder: of the run, as text.
       records: name of the digests in the registry; empty where there are none.
-      record_set: what was declared of the records.
+      record_set: the declaration of the records.
       is_here: whether the release is in the folder of the experiment that asks.
     """
 
@@ -53,15 +54,15 @@ class OnRecord(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Whose cost is asked for.
+    """The clients whose cost is asked for.
 
     Attributes:
       records: name of the clients' digests in the registry.
-      record_set: what is declared of their records.
+      record_set: the declaration of their records.
       scopes: of the clients in ledgers, in the order of the digests; all users share one.
       are_users: whether the clients are users, who are the same wherever they have the same id.
-      is_unit_in_several: whether what is protected may be in several records, as users and people of contact graphs
-        are. All records of a scope then count as being in every run that one of them is in.
+      is_unit_in_several: whether the unit of protection may be in several records, as users and people of contact
+        graphs are. All records of a scope then count as being in every run that one of them is in.
     """
 
     records: str
@@ -89,11 +90,11 @@ class Composed:
 
     @property
     def releases(self) -> int:
-        """How many releases there are on record."""
+        """Number of releases on record."""
         return len(self.runs)
 
     def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
-        """Plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
+        """Returns plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
 
         Args:
           claim: the weakest of the releases', as far as these have one.
@@ -117,9 +118,9 @@ class AllRuns:
     """The cost of all runs on record, by scope.
 
     Attributes:
-      by_scope: what they cost each scope.
-      elsewhere: how many of the releases are in other folders.
-      notes: what was taken for granted, one sentence each.
+      by_scope: the cost to each scope.
+      elsewhere: number of these releases in other folders.
+      notes: assumptions that were made, one sentence each.
     """
 
     by_scope: Mapping[str, Composed]
@@ -129,16 +130,12 @@ class AllRuns:
     @property
     def worst(self) -> Composed:
         """The cost to the scope that paid most; at the largest delta, and of all runs."""
-        worst = max(self.by_scope.values(), key=lambda one: (one.why_no_bound != "", one.epsilon))
-        delta = max(one.delta for one in self.by_scope.values())
-        return dataclasses.replace(
-            worst, delta=delta, runs=frozenset().union(*(one.runs for one in self.by_scope.values()))
-        )
+        return _worst(self.by_scope.values())
 
     @property
     def runs(self) -> int:
-        """How many releases any of the records was in."""
-        return len(self.worst.runs)
+        """Number of releases that any of the records was in."""
+        return self.worst.releases
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
@@ -147,21 +144,16 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     Guarantee: each is there with at least what it has spent, once: a folder that was moved, deleted or restored from an
       older copy still counts with what the registry has of it.
 
-    Args:
-      registry: the registry.
-      output: the experiment's folder.
-
     Raises:
       DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
     """
     in_folder = find_releases(output)
     found: list[OnRecord] = []
     included: set[str] = set()
-    entered: set[str] = set()
     entries = registry.entries()
+    entered = {entry.run_id for entry in entries}
     copies = {entry.copy_head for entry in entries if entry.copy_head}
     for entry in entries:
-        entered.add(entry.run_id)
         own = [one for one in in_folder if one.release.run_id == entry.run_id]
         releases = [_entered(entry)] if entry.copy_head else _newest(entry, own, copies)
         included |= {entry.includes} if releases else set()
@@ -173,15 +165,15 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
 
 
 def _newest(entry: Entry, own: Sequence[Found], copies: Collection[str]) -> list[Release]:
-    """The most that a run has spent: as its own record says or, where that is not all of it, as the registry does.
+    """Finds the most that a run has spent, by its own record or, where that is not all of it, by the registry.
 
     Args:
       entry: of the run.
-      own: what the experiment's folder has of the run.
+      own: the run's releases in the experiment's folder.
       copies: where records of copies ended that have entries of their own.
     """
     there = without_beginnings([*own, *_stated_in_folder(entry)])
-    # Of a copy that has not been where the registry knows the run to have been, nothing is believed.
+    # Nothing is believed of a copy that has not been where the registry knows the run to have been.
     newest = [one for one in there if one.chains and entry.is_in(one.chains, one.release.size)]
     if not newest:
         newest = [Found(_entered(entry))]
@@ -192,20 +184,20 @@ def _newest(entry: Entry, own: Sequence[Found], copies: Collection[str]) -> list
 
 
 def _entered(entry: Entry) -> Release:
-    """Finds the records of a run that the registry has."""
+    """Returns the release that the registry has of a run."""
     cost = entry.upper
     return Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
 
 
 def _is_untold(release: Release, told: Collection[str], newest: Sequence[Found]) -> bool:
-    """Whether a release has something that is not in what counts of its run already."""
+    """Checks if a release has something that does not count for its run already."""
     if release.head:
         return release.head not in told
     return release.size > max(one.release.size for one in newest)
 
 
 def _stated_in_folder(entry: Entry) -> list[Found]:
-    """The statement of the folder that the run began in; none where that cannot be read, or is another run's."""
+    """Reads the release in the folder that the run began in; none where it cannot be read, or is another run's."""
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
@@ -214,17 +206,17 @@ def _stated_in_folder(entry: Entry) -> list[Found]:
 
 
 def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
-    """Says what releases cost clients together, counting those that were about any of the clients' records.
+    """Composes the cost of releases to clients, counting those that were about any of the clients' records.
 
     Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
       that is in one client of each data set, or has the same digest in several.
-    Assumes: `registry.matching.match` finds the records that are the same; as `compose_parts`. In one folder,
-      clients of one name are the same. Releases without digests are about the same records as clients of their name.
+    Assumes: `registry.matching.match` finds the records that are the same; as `compose_parts`. In one folder, clients
+      of one name are the same. Releases without digests are about the same records as clients of their name.
 
     Args:
       registry: that the names of digests are from.
       found: all releases, as of `releases_on_record`.
-      own: whose cost is asked for.
+      own: the clients.
 
     Raises:
       DataError: a file of digests is damaged; the message names the file.
@@ -238,7 +230,8 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
         if not one.records:
             parts.append(_ByName(number, one, own.are_users))
             continue
-        by_name = one.is_here or own.are_users or _is_of_users(one.release)
+        ledger = one.release.ledger
+        by_name = one.is_here or own.are_users or (ledger is not None and ledger.unit == _USER)
         place = (one.records, repr(one.record_set), by_name)
         other = registry.records(one.records)
         if place not in matches:
@@ -246,28 +239,22 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
             matches[place] = match(records, other, own_sets, other_sets, by_name=by_name)
         if matches[place].everyone:
             parts.append(_ByRecords(number, one, matches[place], _places(key.clients, one.release, other)))
+    clients_of: dict[str, list[int]] = {}
+    for place, scope in enumerate(own.scopes):
+        clients_of.setdefault(scope, []).append(place)
     by_scope = {}
-    for scope, clients in _clients_by_scope(own).items():
+    for scope, clients in clients_of.items():
         kinds = _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
-        by_scope[scope] = _composed(parts, scope, kinds)
+        by_scope[scope] = _worst([_of_kind(parts, scope, kind) for kind in kinds])
     runs = frozenset().union(*(one.runs for one in by_scope.values()))
     undecided = {part.number for part in parts if part.is_undecided} & runs
+    # Releases without digests in which no client of these names was.
+    others = [found[part.number] for part in parts if isinstance(part, _ByName) and part.number not in runs]
     return AllRuns(
         by_scope=by_scope,
         elsewhere=sum(not found[number].is_here for number in runs),
-        notes=_notes([found[number] for number in sorted(undecided)], _by_name_alone(parts, runs, found)),
+        notes=_notes([found[number] for number in sorted(undecided)], others),
     )
-
-
-def _is_of_users(release: Release) -> bool:
-    return release.ledger is not None and release.ledger.unit == _USER
-
-
-def _clients_by_scope(own: Own) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for place, scope in enumerate(own.scopes):
-        found.setdefault(scope, []).append(place)
-    return found
 
 
 class _Part:
@@ -286,7 +273,7 @@ class _Part:
         raise NotImplementedError
 
     def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
-        """The release's scopes that records of these kinds, of a scope, are in; None where they are in none."""
+        """Returns the release's scopes that records of these kinds, of a scope, are in; None where in none."""
         raise NotImplementedError
 
 
@@ -338,12 +325,12 @@ class _ByRecords(_Part):
 
 
 def _size(records: Records, client: int) -> int:
-    """How many records a client has; a client without any counts as one."""
+    """Counts the records of a client; a client without any counts as one."""
     return max(1, int(records.first[client + 1] - records.first[client]))
 
 
 def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
-    """By place of a client in the digests, its scope in the release's ledger."""
+    """Returns by place of a client in the digests its scope in the release's ledger."""
     if release.ledger is None or release.ledger.unit == _USER:
         return {}
     names = list(release.ledger.budgets)
@@ -351,12 +338,11 @@ def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
     return {place: by_client[one] for place, one in enumerate(other.clients.tolist()) if one in by_client}
 
 
-def _composed(parts: Sequence[_Part], scope: str, kinds: Iterable[Sequence[Sequence[int]]]) -> Composed:
-    """Composes for each kind of a scope's records all releases that the kind is in, and takes the largest figure."""
-    found = [_of_kind(parts, scope, kind) for kind in kinds]
-    runs = frozenset().union(*(one.runs for one in found))
-    worst = max(found, key=lambda one: (one.why_no_bound != "", one.epsilon))
-    return dataclasses.replace(worst, delta=max(one.delta for one in found), runs=runs)
+def _worst(costs: Collection[Composed]) -> Composed:
+    """Returns the largest of costs, at the largest delta, and of all their runs."""
+    worst = max(costs, key=lambda one: (one.why_no_bound != "", one.epsilon))
+    runs = frozenset().union(*(one.runs for one in costs))
+    return dataclasses.replace(worst, delta=max(one.delta for one in costs), runs=runs)
 
 
 def _kinds(
@@ -376,6 +362,7 @@ def _kinds(
 
 
 def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) -> Composed:
+    """Composes all releases that a kind of a scope's records is in."""
     touched = [
         (part, scopes)
         for part, groups in zip(parts, kind, strict=True)
@@ -396,30 +383,15 @@ def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) 
     return Composed(bounds.best, delta, runs, "" if math.isfinite(bounds.best) else bare)
 
 
-def _by_name_alone(parts: Sequence["_Part"], runs: Collection[int], found: Sequence[OnRecord]) -> list[OnRecord]:
-    """The releases without digests in which no client of these names was."""
-    return [found[part.number] for part in parts if isinstance(part, _ByName) and part.number not in runs]
-
-
 def _notes(undecided: Sequence[OnRecord], by_name_alone: Sequence[OnRecord]) -> tuple[str, ...]:
-    old = [one for one in undecided if not one.records]
-    other_form = [one for one in undecided if one.records]
-    notes = []
-    if old:
-        notes.append(
-            f"{_listed(old)}: on record without digests of records, and counted as being about the same records"
-        )
-    if by_name_alone:
-        notes.append(
-            f"{_listed(by_name_alone)}: on record without digests of records, and counted for clients of its own names "
-            "alone"
-        )
-    if other_form:
-        notes.append(
-            f"{_listed(other_form)}: on records made of the same raw files in another way, and counted as being about "
-            "the same records; data.record_set can say whether they are"
-        )
-    return tuple(notes)
+    without_digests = "on record without digests of records, and counted"
+    texts = {
+        f"{without_digests} as being about the same records": [one for one in undecided if not one.records],
+        f"{without_digests} for clients of its own names alone": by_name_alone,
+        "on records made of the same raw files in another way, and counted as being about the same records; "
+        "data.record_set can say whether they are": [one for one in undecided if one.records],
+    }
+    return tuple(f"{_listed(found)}: {text}" for text, found in texts.items() if found)
 
 
 def _listed(found: Sequence[OnRecord]) -> str:

@@ -1,4 +1,4 @@
-"""What the bits of a round depend on besides the run: a round that is repeated under another has other bits.
+"""Records what the bits of a round depend on besides the run: a round repeated under other conditions has other bits.
 
 Two releases with the same noise and other rounding of what is below it would show what the noise hides. So rounds are
 repeated with the same draws only where all of this is as it was.
@@ -31,7 +31,7 @@ _PROCESSOR = Path("/proc/cpuinfo")
 def arithmetic_of(
     engine: str, device: str, *, is_deterministic: bool, generator: Generator = "philox"
 ) -> dict[str, str | int]:
-    """What decides how sums are rounded here, as plain data.
+    """Returns what decides how sums are rounded here, as plain data.
 
     Args:
       engine: name of the engine.
@@ -60,7 +60,7 @@ def arithmetic_of(
 
 
 def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """The same where a run without a record was begun: its code was another.
+    """Returns the same where a run without a record was begun: its code was another.
 
     >>> of_first_version({"sources": "0123", "device": "cpu"})
     {'device': 'cpu'}
@@ -69,7 +69,7 @@ def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variables() -> dict[str, str]:
-    """The settings of libraries in the environment, with the content of files that they name."""
+    """Returns the settings of libraries in the environment, with the content of files that they name."""
     names = [name for name in sorted(os.environ) if name.startswith(_VARIABLES) and not name.startswith(_NOT_DECISIVE)]
     values = {name: os.environ[name] for name in names}
     files = {name: Path(value) for name, value in values.items() if value and not value.startswith("-")}
@@ -92,7 +92,7 @@ _SOURCES = _digest_of_sources()
 
 
 def _processor() -> str:
-    """Name and features of the processor, by which libraries choose their instructions."""
+    """Returns name and features of the processor, by which libraries choose their instructions."""
     try:
         lines = _PROCESSOR.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run has spent of its budget at most, on disk before it is spent.
+"""Records what a run has spent of its budget at most, on disk before it is spent.
 
 A run's `charges.jsonl` is a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
 
@@ -27,7 +27,7 @@ _KINDS = ("opened", "reserved", "chosen", "redrawn", "closed", "sealed")
 
 @dataclasses.dataclass(frozen=True)
 class RunIdentity:
-    """Whose charges these are: the line `opened`.
+    """The line `opened`: whose charges these are.
 
     Attributes:
       run_id: 32 hexadecimal digits, random.
@@ -47,7 +47,7 @@ class RunIdentity:
 
     @classmethod
     def new(cls, method: str, non_private: str | None, key_fingerprint: str, config_hash: str, earlier_head: str):
-        """The identity of a run that begins, under a new id."""
+        """Makes the identity of a run that begins, under a new id."""
         return cls(secrets.token_hex(16), method, non_private, key_fingerprint, config_hash, earlier_head)
 
 
@@ -58,8 +58,8 @@ class Attempt:
     Attributes:
       number: how often rounds had been drawn anew before; 0 for the first attempt.
       first_round: the first of them.
-      ledger: what had been spent before them; None without privacy.
-      arithmetic: by the last round of each reservation, what its bits depend on.
+      ledger: before these rounds; None without privacy.
+      arithmetic: by the last round of each reservation, as of `arithmetic_of`.
     """
 
     number: int
@@ -68,22 +68,22 @@ class Attempt:
     arithmetic: Mapping[int, Mapping[str, Any]]
 
     def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
-        """Whether rounds after some round, as far as they may have been run, would have the same bits again."""
+        """Checks if rounds after some round, as far as they may have been run, would have the same bits again."""
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
 
 @dataclasses.dataclass(frozen=True)
 class Charges:
-    """What is on record of a run.
+    """The charges on record of a run.
 
     Attributes:
       identity: whose run it is.
-      ledger: what the run has spent at most; None without privacy.
+      ledger: the most that the run has spent; None without privacy.
       through_round: the last round that may have been run; 0 where nothing has been released.
-      is_closed: whether the run ended cleanly, so that the ledger says what was spent to the last round.
+      is_closed: whether the run ended cleanly, so that the ledger is of the last round.
       is_sealed: whether the run's key and states are destroyed, or about to be.
-      attempt: how often rounds had to be drawn anew, with other noise.
+      attempt: the newest attempt; rounds may have had to be drawn anew, with other noise.
       choices: how clients are computed, by computation, where the engine has chosen.
       chains: of all lines.
     """
@@ -124,7 +124,7 @@ class Charges:
 
 
 def read_charges(folder: Path) -> Charges | None:
-    """Reads what is on record of the run in a folder, or returns None where no run has begun.
+    """Reads the charges of the run in a folder, or returns None where no run has begun.
 
     Guarantee: `ledger` is at least what the run has spent, whenever and however it was stopped: a line that was not
       written to its end had not been acted upon.
@@ -136,7 +136,7 @@ def read_charges(folder: Path) -> Charges | None:
 
 
 def run_id_of(folder: Path) -> str | None:
-    """The id of the run in a folder; None of a run of the first version, and where there is none."""
+    """Returns the id of the run in a folder; None of a run of the first version, and where there is no run."""
     charges = read_charges(folder)
     return None if charges is None else charges.run_id
 
@@ -168,7 +168,7 @@ class ChargesWriter:
 
     @property
     def charges(self) -> Charges | None:
-        """What is on record now; None before a run has begun."""
+        """The charges on record now; None before a run has begun."""
         return self._charges
 
     def open_run(self, identity: RunIdentity, ledger: Ledger | None) -> None:
@@ -183,14 +183,7 @@ class ChargesWriter:
         """
         if self._charges is not None:
             raise DataError(f"{self._path} has a run already")
-        self._append(
-            {
-                "kind": "opened",
-                "format_version": FORMAT_VERSION,
-                **dataclasses.asdict(identity),
-                "ledger": _text(ledger),
-            }
-        )
+        self._append("opened", ledger, format_version=FORMAT_VERSION, **dataclasses.asdict(identity))
 
     def reserve(self, through_round: int, ledger: Ledger | None, arithmetic: Mapping[str, Any]) -> None:
         """Puts rounds on record that are about to be run.
@@ -198,50 +191,31 @@ class ChargesWriter:
         Args:
           through_round: the last of them.
           ledger: as it will be after that round; None without privacy.
-          arithmetic: what the bits of a round depend on (`tff_pdp.training.record.arithmetic`).
+          arithmetic: the conditions that the bits of a round depend on (`tff_pdp.training.record.arithmetic`).
         """
-        self._append(
-            {
-                "kind": "reserved",
-                "through_round": through_round,
-                "ledger": _text(ledger),
-                "arithmetic": dict(arithmetic),
-            }
-        )
+        self._append("reserved", ledger, through_round=through_round, arithmetic=dict(arithmetic))
 
     def choose(self, choices: Mapping[str, str]) -> None:
         """Puts on record how clients are computed, before a result of it is used.
 
-        Args:
-          choices: by computation.
-
         Raises:
           DataError: no run has begun.
         """
-        if self._charges is None:
-            raise DataError(f"{self._path} has no run")
-        self._append({"kind": "chosen", "choices": dict(choices), "ledger": _text(self._charges.ledger)})
+        self._append("chosen", self._begun().ledger, choices=dict(choices))
 
     def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
         """Begins another attempt: rounds from `first_round` on are run with other noise, beside all on record.
 
         Args:
           first_round: the first of them.
-          ledger: what is on record, and what the attempt itself costs; None without privacy.
+          ledger: as on record, and with the cost of the attempt itself; None without privacy.
 
         Raises:
           DataError: no run has begun.
         """
-        if self._charges is None:
-            raise DataError(f"{self._path} has no run")
-        self._append(
-            {
-                "kind": "redrawn",
-                "first_round": first_round,
-                "ledger": _text(ledger),
-            }
-        )
-        return self._charges.attempt
+        self._begun()
+        self._append("redrawn", ledger, first_round=first_round)
+        return self._begun().attempt
 
     def close_run(self, through_round: int, ledger: Ledger | None) -> None:
         """Closes the record after the last round.
@@ -250,7 +224,7 @@ class ChargesWriter:
           through_round: that round.
           ledger: after that round; None without privacy.
         """
-        self._append({"kind": "closed", "through_round": through_round, "ledger": _text(ledger)})
+        self._append("closed", ledger, through_round=through_round)
 
     def seal_run(self) -> None:
         """Puts on record that the run's key and states are about to be destroyed: no line follows.
@@ -258,9 +232,7 @@ class ChargesWriter:
         Raises:
           DataError: no run has begun.
         """
-        if self._charges is None:
-            raise DataError(f"{self._path} has no run")
-        self._append({"kind": "sealed", "ledger": _text(self._charges.ledger)})
+        self._append("sealed", self._begun().ledger)
 
     def close(self) -> None:
         """Closes the file."""
@@ -272,23 +244,25 @@ class ChargesWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def _begun(self) -> Charges:
+        if self._charges is None:
+            raise DataError(f"{self._path} has no run")
+        return self._charges
+
+    def _append(self, kind: str, ledger: Ledger | None, **fields: Any) -> None:
         if self._charges is not None and self._charges.is_sealed:
             raise ConfigError(sealed_sentence(self._path.parent))
-        self._journal.append(line)
+        text = None if ledger is None else ledger.to_json()
+        self._journal.append({"kind": kind, "ledger": text, **fields})
         self._charges = _charges(self._path, self._journal.content)
 
 
 def sealed_sentence(folder: Path) -> str:
-    """Says what a sealed run can be used for."""
+    """Returns the sentence on what a sealed run can be used for."""
     return (
         f"{folder} was sealed: its key and states are gone, so that the run cannot be trained, tested or exported any "
         "more. Its ledger, its results and its exports remain"
     )
-
-
-def _text(ledger: Ledger | None) -> str | None:
-    return None if ledger is None else ledger.to_json()
 
 
 def _charges(path: Path, content: Content) -> Charges | None:
@@ -318,7 +292,7 @@ def _charges(path: Path, content: Content) -> Charges | None:
 
 
 def _newest_attempt(content: Content) -> Attempt:
-    """The lines from the last one that begins an attempt."""
+    """Reads the lines from the last one that begins an attempt."""
     begins = [place for place, line in enumerate(content.lines) if line["kind"] in ("opened", "redrawn")]
     first = content.lines[begins[-1]]
     return Attempt(

@@ -1,6 +1,6 @@
-"""The files of a checkpoint without its arrays: round, ledger and key, each checked against its digest.
+"""Reads and writes the files of a checkpoint without its arrays: round, ledger and key, each checked by its digest.
 
-`tff_pdp.training.checkpoint` writes and reads the whole; what is here needs no TensorFlow.
+`tff_pdp.training.checkpoint` writes and reads the whole; this module needs no TensorFlow.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ CONTENT_FILE, KEY_FILE, ARRAYS_FILE = "checkpoint.json", "run_key.json", "state.
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What lies beside a checkpoint, as it was when the checkpoint was saved.
+    """The state of the files beside a checkpoint when it was saved.
 
     Attributes:
       charges_head: head of the run's charges.
@@ -45,10 +45,10 @@ class StoredCheckpoint:
       folder: of the checkpoint.
       round_number: rounds completed.
       config_hash: of the settings the run was started with.
-      ledger: what has been spent; None without privacy.
+      ledger: of the rounds; None without privacy.
       run_key: the run's secret; None once it has been destroyed.
-      structure: which array is where.
-      surroundings: what lies beside it; None of checkpoints that do not say so.
+      structure: nested dicts and lists with the arrays' names.
+      surroundings: the files beside it; None of checkpoints that do not say so.
     """
 
     folder: Path
@@ -61,12 +61,12 @@ class StoredCheckpoint:
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest last."""
+    """Lists the checkpoints in a folder, the newest last."""
     return sorted(folder.glob("round_*"))
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a process left in a folder of checkpoints that was killed while it wrote or removed one."""
+    """Removes leftovers of a process that was killed while it wrote or removed a checkpoint."""
     for leftover in folder.glob(".round_*"):
         remove_tree(leftover)
 
@@ -142,7 +142,7 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
 
     Args:
       folder: of the checkpoint.
-      surroundings: what lies beside the checkpoint, with the head of the charges after the run was sealed.
+      surroundings: the files beside the checkpoint, with the head of the charges after the run was sealed.
 
     Raises:
       DataError: as `read_files`.
@@ -170,14 +170,14 @@ def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None
 
 
 def folder_name(round_number: int) -> str:
-    """The name of a round's checkpoint."""
+    """Returns the name of a round's checkpoint."""
     return f"round_{round_number:06d}"
 
 
 def _content(
     round_number: int, config_hash: str, ledger: Ledger | None, run_key: RunKey, surroundings: Surroundings
 ) -> dict[str, Any]:
-    """What a checkpoint says, sealed or not."""
+    """Returns the content of a checkpoint, sealed or not."""
     return {
         "round_number": round_number,
         "config_hash": config_hash,

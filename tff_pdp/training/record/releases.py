@@ -1,4 +1,4 @@
-"""Collects what was ever spent on an experiment's records: by its runs, by those they replaced, by fits of new clients.
+"""Collects all spending on an experiment's records: of its runs, of those they replaced, of fits of new clients.
 
 A run says in its own charges what it has spent at most. A run that is replaced, and each fit, enters the record of
 earlier releases in the experiment's folder, a journal. Runs and records of the first version are read as they are.
@@ -19,13 +19,13 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard
 from tff_pdp.journal import Journal
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.registry.entries import is_as_large
+from tff_pdp.registry.entry import is_as_large
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint, Surroundings
 
 EARLIER = "earlier_releases.jsonl"
-# What fits of clients that were added after training are called in that record.
+# The name of fits of clients that were added after training in that record.
 PERSONALIZE = "personalize"
 # Where a search for hyper-parameters that is not finished keeps its state, in the method's folder.
 SEARCH = "search"
@@ -52,18 +52,18 @@ class Saved(Protocol):
 
     @property
     def surroundings(self) -> Surroundings | None:
-        """What lay beside it; None of the first version's."""
+        """The files beside it; None of the first version's."""
         ...
 
 
 class Release(NamedTuple):
-    """What one run, or one fit of added clients, has spent.
+    """The spending of one run, or of one fit of added clients.
 
     Attributes:
       ledger: its own, with all that may have been spent; None without privacy.
       non_private: why no epsilon holds for this release, whatever the ledger says; None where one does.
       run: name of the method, or `PERSONALIZE`.
-      rounds: how many rounds the ledger covers.
+      rounds: number of rounds that the ledger covers.
       run_id: of the run; empty of fits, and of runs from before runs had one.
       head: chain of the last line of the run's own record; empty where that is not known.
     """
@@ -77,7 +77,7 @@ class Release(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """How much has been released: numbers of rounds and of events, neither of which a run makes smaller."""
+        """Numbers of rounds and of events released, neither of which a run makes smaller."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
 
@@ -88,14 +88,10 @@ def release_of(charges: Charges) -> Release:
 
 
 def set_aside(output: Path, folder: Path) -> None:
-    """Removes a run that is to be replaced, after entering what it spent at most into the record of earlier releases.
-
-    Args:
-      output: the experiment's folder.
-      folder: the run's.
+    """Removes a run that is to be replaced, after entering its greatest cost into the record of earlier releases.
 
     Raises:
-      DataError: what the old run spent cannot be read.
+      DataError: the old run's record cannot be read.
     """
     # A command that was killed after the entry finds the run once more.
     on_record = [_line(entry) for entry in _entries(output)]
@@ -110,7 +106,7 @@ def enter(output: Path, release: Release, chains: Sequence[str] = ()) -> None:
 
     Args:
       output: the experiment's folder.
-      release: what was spent.
+      release: the spending.
       chains: of the lines of the run's own record, by which its copies are told from it.
 
     Raises:
@@ -125,12 +121,7 @@ def enter(output: Path, release: Release, chains: Sequence[str] = ()) -> None:
 
 
 def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
-    """What lies beside a run's checkpoints now, to be kept in the next one.
-
-    Args:
-      folder: the run's, in the experiment's folder.
-      files: names of files in it.
-    """
+    """Returns the state of the files beside a run's checkpoints, to be kept in the next one."""
     return Surroundings(
         charges_head=journal.stored_head(folder / CHARGES_FILE),
         earlier_head=earlier_head(folder.parent),
@@ -157,13 +148,10 @@ class Found(NamedTuple):
 
 
 def find_releases(output: Path) -> list[Found]:
-    """Reads what every run in an experiment's folder has spent at most, and those replaced since.
+    """Reads the greatest cost of every run in an experiment's folder, and of those replaced since.
 
     Each is there once, by the record that has most of it. Copies of one run that went on in different ways are there
     each for itself, as all of them have released something.
-
-    Args:
-      output: the experiment's folder.
 
     Raises:
       DataError: the record of earlier releases, or that of a run, cannot be read.
@@ -193,31 +181,21 @@ def _has_all_of(one: Found, other: Found) -> bool:
     if one.release.head and other.release.head:
         # Both were entered by an earlier version: where they differ, one may have gone on in another way.
         return one.release.head == other.release.head
-    # Of entries of earlier versions, nothing else can be compared: ledgers only grow.
+    # Entries of earlier versions can be compared by nothing else: ledgers only grow.
     return not other.chains and is_as_large(one.release.size, other.release.size)
 
 
-def all_releases(output: Path, about: Sequence[str] | None = None) -> list[Release]:
-    """As `find_releases`, what was spent alone.
-
-    Args:
-      output: the experiment's folder.
-      about: scopes; fits of clients that were added after training are left out where they are about none of these.
+def all_releases(output: Path) -> list[Release]:
+    """Returns the releases of `find_releases` alone.
 
     Raises:
       DataError: as `find_releases`.
     """
-    return [
-        release
-        for release, *_ in find_releases(output)
-        if about is None
-        or release.run != PERSONALIZE
-        or any(release.ledger and scope in release.ledger.budgets for scope in about)
-    ]
+    return [found.release for found in find_releases(output)]
 
 
 def why_without_bound(releases: Sequence[Release]) -> str:
-    """Why no epsilon holds for all of these together, if so; otherwise an empty text."""
+    """Says why no epsilon holds for all of these releases together, if so; otherwise an empty text."""
     for release in releases:
         if release.non_private:
             return f"a run on record ({release.run}) has no bound: {release.non_private}"
@@ -232,7 +210,7 @@ def _line(found: Found) -> dict[str, Any]:
 
 
 def _entries(output: Path) -> list[Found]:
-    """The record of earlier releases."""
+    """Reads the record of earlier releases."""
     path = output / EARLIER
     if is_unchained(path):
         return list(map(Found, _unchained(path)))
@@ -248,7 +226,7 @@ def _entries(output: Path) -> list[Found]:
 
 
 def is_unchained(path: Path) -> bool:
-    """Whether the record is one of the first version, whose lines are not chained."""
+    """Checks if the record is one of the first version, whose lines are not chained."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
         return bool(first) and b'"chain"' not in first
@@ -275,9 +253,9 @@ def _unchained(path: Path) -> Iterator[Release]:
 
 
 def _runs_in(folder: Path) -> list[Found]:
-    """The run in a method's folder, with all that it may have spent; two with a search of the first version."""
+    """Reads the run in a method's folder, with all that it may have spent; two with a search of the first version."""
     charges = read_charges(folder)
-    # Of a search that is being sealed, files may be gone.
+    # Files of a search that is being sealed may be gone.
     parts = (CHECKPOINTS,) if charges is not None and charges.is_sealed else (CHECKPOINTS, SEARCH)
     saved = [
         stored for part in parts if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
@@ -299,27 +277,22 @@ def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
 
 
 def first_version_reason(stored: StoredCheckpoint) -> str | None:
-    """Why nothing is claimed of a run of the first version, as far as its checkpoint tells; None where one is."""
+    """Says why nothing is claimed of a run of the first version, as far as its checkpoint tells; None where one is."""
     if stored.ledger is None:
         return NO_PRIVACY
     return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
 
 
 def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """A checkpoint as `check_record` compares it: that of a search counts the runs of silos, not rounds."""
+    """Returns a checkpoint as `check_record` compares it: that of a search counts the runs of silos, not rounds."""
     return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 
 def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
     """Checks that a checkpoint, the run's charges and the record of earlier releases belong together, and none is cut.
 
-    Args:
-      folder: the run's, in the experiment's folder.
-      saved: the checkpoint.
-      charges: of the run, where it has any.
-
     Raises:
-      DataError: they do not; the message names the file that has lost lines.
+      DataError: they do not belong together; the message names the file that has lost lines.
     """
     kept, path = saved.surroundings, folder / CHARGES_FILE
     if kept is None:
@@ -339,7 +312,7 @@ def check_files(folder: Path, saved: Saved) -> None:
     """Checks that files beside a checkpoint begin as they did when it was saved.
 
     Raises:
-      DataError: one does not; the message names it.
+      DataError: a file begins differently; the message names the file.
     """
     for name, prefix in saved.surroundings.files.items() if saved.surroundings else ():
         prefix.check(Path(os.path.normpath(folder / name)))

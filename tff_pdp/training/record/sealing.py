@@ -33,7 +33,7 @@ from tff_pdp.training.record.releases import (
 
 
 class Sealed(NamedTuple):
-    """What was done.
+    """Counts of a sealing.
 
     Attributes:
       folder: of the run.
@@ -47,7 +47,7 @@ class Sealed(NamedTuple):
 
 
 def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
-    """Checks what `seal_run` does before it changes anything.
+    """Makes all checks of `seal_run`, which changes nothing before them.
 
     Args:
       folder: of the run.
@@ -113,11 +113,11 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
 
 
 def unsealed_files(folder: Path) -> Iterator[Path]:
-    """Files of a run that hold its key, seeds or states, those of commands that were killed included.
+    """Lists files of a run that hold its key, seeds or states, those of commands that were killed included.
 
-    Of a run that is sealed there are none, unless a kill interrupted the sealing.
+    A sealed run has none, unless a kill interrupted the sealing.
     """
-    # What a killed `discard` has left of runs, and of users' states.
+    # Leftovers of a killed `discard` of runs, and of users' states, too.
     places = [folder / CHECKPOINTS, folder / SEARCH, folder / STORE, folder.with_name(f".{folder.name}.removed")]
     places += [folder / f".{name}.{end}" for name in (CHECKPOINTS, SEARCH, STORE) for end in ("removed", "tmp")]
     newest = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
@@ -146,13 +146,13 @@ def _check_links(folder: Path) -> None:
 
 
 def _newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
-    """The newest checkpoint of a run, and of its search, each where there is one."""
+    """Reads the newest checkpoint of a run, and of its search, each where there is one."""
     found = (checkpoint_files.newest(folder / part, with_arrays=False) for part in parts)
     return [stored for stored in found if stored is not None]
 
 
 def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> None:
-    """Begins the record of a run of the first version, which said in its checkpoints what it had spent."""
+    """Begins the record of a run of the first version, whose checkpoints say what it has spent."""
     saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
     if not saved or (writer.charges is not None and writer.charges.through_round):
         return
@@ -172,7 +172,7 @@ def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> Non
 
 
 def _surroundings(folder: Path, stored: StoredCheckpoint) -> Surroundings:
-    """What lies beside the checkpoint: as the checkpoint knew, or, of one that did not, as it is now."""
+    """Returns the files beside the checkpoint: as the checkpoint has them, or, where it has none, as they are now."""
     kept = stored.surroundings or Surroundings(earlier_head=earlier_head(folder.parent))
     return dataclasses.replace(kept, charges_head=journal.stored_head(folder / CHARGES_FILE))
 

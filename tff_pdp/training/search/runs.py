@@ -29,10 +29,10 @@ from tff_pdp.training.run_folder import FILES_BESIDE
 
 
 class Pivot(NamedTuple):
-    """What is known after the pivot run, to each silo as far as it concerns the silo.
+    """The results of the pivot run, known to each silo as far as they concern the silo.
 
     Attributes:
-      server_states: before the first round, and after each; from them follows what the server sent.
+      server_states: before the first round, and after each; the server's messages follow from them.
       client_states: every silo's, in the order of the client dataset.
     """
 
@@ -41,7 +41,7 @@ class Pivot(NamedTuple):
 
 
 def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int]:
-    """How many runs each silo makes: a secret that does not depend on any data, and the same for the same key."""
+    """Draws how many runs each silo makes: a secret that does not depend on any data, and the same for the same key."""
     return [
         search.draw_number_of_runs(run_key.generator("number of runs", client_id))
         for client_id in method.clients.client_ids
@@ -49,23 +49,17 @@ def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int
 
 
 def candidate_of(search: Search, run_key: RunKey, client_id: str, run: int) -> Mapping[str, float]:
-    """What one silo tries in one of its runs, by name of the hyper-parameter."""
+    """Draws the candidate of one silo in one of its runs, by name of the hyper-parameter."""
     return search.draw_candidate(run, run_key.generator("hyperparameters", client_id, run))
 
 
-def run_pivot(
-    method: Method,
-    search: Search,
-    first: Checkpoint,
-    data: ClientValues,
-    rounds: Iterable[int],
-) -> Pivot:
+def run_pivot(method: Method, search: Search, first: Checkpoint, data: ClientValues, rounds: Iterable[int]) -> Pivot:
     """Trains with the method's own hyper-parameters; a method that releases nothing needs no training. Needs an engine.
 
     Where the same run was made before, this makes it again: with the same key, it releases nothing new.
 
     Args:
-      method: what trains.
+      method: the method that trains.
       search: the method's.
       first: the state before the first round, whose ledger has been charged already.
       data: every client's training examples.
@@ -91,12 +85,12 @@ def repeat(
     places: Sequence[int],
     data: ClientValues,
 ) -> Sequence[Any]:
-    """Trains some silos anew, each with what it tries in this run, against what the server sent in the pivot run.
+    """Trains some silos anew, each with its candidate of this run, against the server's messages of the pivot run.
 
     Needs an engine.
 
     Args:
-      method: what trains.
+      method: the method that trains.
       search: the method's.
       pivot: the pivot run.
       first_client_state: of any silo that has not taken part yet.
@@ -117,7 +111,7 @@ def repeat(
     states: Any = [first_client_state] * len(places)
     for round_number, server_state in enumerate(pivot.server_states[:-1], 1):
         params = method.client_params(run_key, round_number, changed=searched, run=run)
-        # What the server makes of it stays here, unread: nothing of a repetition is released.
+        # The server's new state stays here, unread: nothing of a repetition is released.
         _, states, _ = method.process.next(server_state, states, own_data, params.select(places))
     return states
 
@@ -132,10 +126,10 @@ def noisy_scores(
     states: Sequence[Any],
     validation: ClientValues,
 ) -> list[float]:
-    """How well some silos' models do on their own validation examples, with noise. Needs an engine.
+    """Scores some silos' models on their own validation examples, with noise. Needs an engine.
 
     Args:
-      method: what was trained.
+      method: the method that was trained.
       search: the method's.
       pivot: the pivot run.
       run_key: the run's secret.
@@ -155,13 +149,13 @@ def noisy_scores(
 
 
 def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> np.ndarray:
-    """How well a model does on each of some examples, the larger the better: float64 `[n]`; exact, not private.
+    """Scores a model on each of some examples, the larger the better: float64 `[n]`; exact, not private.
 
     Guarantee: each is at most `bound` from zero, whatever the example and the weights.
-    Assumes: what the model says of an example does not depend on the others.
+    Assumes: the model's output of an example does not depend on the others.
 
     Args:
-      model: what is scored.
+      model: the model.
       weights: the model's.
       x: float32 `[n, *input_shape]`; n may be 0.
       y: `[n]`.
@@ -170,7 +164,7 @@ def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray,
     """
     if not len(y):
         return np.zeros(0)
-    # What one example changes by little, also where models are judged by a ranking.
+    # One example changes these by little, also where models are judged by a ranking.
     name = "accuracy" if model.num_classes else "squared_error"
     # In float64, as the bound: as a float32 it may be larger than what is accounted for.
     measured = np.asarray(model.example_metrics(weights, tf.constant(x), tf.constant(y))[name], np.float64)
@@ -179,7 +173,7 @@ def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray,
 
 
 def _in_memory(server_state: Any) -> Any:
-    """The same state as arrays: one for each round would fill an accelerator's memory."""
+    """Returns the same state as arrays: one for each round would fill an accelerator's memory."""
     return tf.nest.map_structure(np.asarray, server_state)
 
 
@@ -238,7 +232,7 @@ def load(folder: Path, first: Checkpoint) -> SearchState | None:
     """Reads the newest state, or returns None where there is none.
 
     Args:
-      folder: where it was saved.
+      folder: of the checkpoints.
       first: a state before the first round, whose key and ledger are replaced by those of the search.
 
     Raises:

@@ -1,7 +1,7 @@
 """Tunes by a private search for hyper-parameters, in the order it happens: charge, pivot run, repetitions, result.
 
-It leaves behind a trained method like any other, with the model that each silo selected, and a ledger that knows what
-the search cost. `search_costs` says what a silo pays, and what a search would cost in other ways.
+A search leaves behind a trained method like any other, with the model that each silo selected, and a ledger that has
+the cost of the search. `search_costs` compares that cost with the cost of other ways.
 """
 
 import dataclasses
@@ -34,14 +34,7 @@ from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, s
 from tff_pdp.training.privacy_facts import claim_of_run
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
-from tff_pdp.training.record.releases import (
-    CHECKPOINTS,
-    SEARCH,
-    check_files,
-    check_record,
-    set_aside,
-    surroundings_of,
-)
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files, check_record, set_aside, surroundings_of
 from tff_pdp.training.rounds import first_state
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
@@ -65,7 +58,7 @@ class SearchCosts:
     Attributes:
       total: of everything on record: the statistics released before training, the pivot run and the search.
       untuned: of one training instead, its hyper-parameters chosen in advance; None where numbers of examples are
-        noised, and the noise follows from what came out: only the budget, which `total` is then, holds.
+        noised, and the noise follows from the numbers that came out: only the budget, which `total` is then, holds.
       fixed_grid: of a search that tries every candidate once, in place of a random number of them; None as above.
     """
 
@@ -75,15 +68,12 @@ class SearchCosts:
 
 
 def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
-    """What each silo pays.
+    """Computes each silo's cost of a search, by client id.
 
     Args:
       plan: of the search.
       search: the plan's.
       ledger: after `plan.charge_search`.
-
-    Returns:
-      By client id.
     """
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
@@ -113,8 +103,8 @@ class TunedMethod:
     """A finished search.
 
     Attributes:
-      method: what was searched.
-      search: how.
+      method: the method.
+      search: its search.
       state: as that of a trained method, with the client states that silos selected.
       selected: by client id, `hparams` by name, and the `noisy_score`, None where a silo made no run.
       costs: by client id; empty where nothing is claimed.
@@ -150,7 +140,7 @@ def tune(
       config: the experiment.
       name: of the method that is searched.
       resume: continue a search that was stopped, where there is one.
-      overwrite: start again where a run exists. What the old run spent stays on record (`training.counted`).
+      overwrite: start again where a run exists. The cost of the old run stays on record (`training.counted`).
       progress: show a progress bar of the pivot run.
 
     Raises:
@@ -197,7 +187,7 @@ def tune(
 
 
 def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]:
-    """What `tff-pdp tune` says of a finished search, as plain data: what each silo selected, and ranges of costs."""
+    """Summarises a finished search for `tff-pdp tune`, as plain data: each silo's selection, and ranges of costs."""
     name = tuned.method.algorithm.name
     costs = {
         field.name: [cost for silo in tuned.costs.values() if (cost := getattr(silo, field.name)) is not None]
@@ -218,7 +208,7 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
 
 
 def tune_text(summary: Mapping[str, Any]) -> str:
-    """The same for people, without what each silo selected."""
+    """Writes the summary for people, without each silo's selection."""
     count = summary["candidates"]
     words = {
         "total": "epsilon spent, the search included",
@@ -242,7 +232,7 @@ def tune_text(summary: Mapping[str, Any]) -> str:
 
 
 def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
-    """The result of a search that has ended already."""
+    """Returns the result of a search that has ended already."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     if saved is not None:
         _check_resume(method, folder, resume, saved)
@@ -310,8 +300,7 @@ def _check_repeated(
             raise ConfigError(
                 f"{folder}: the search was started on another processor or a GPU, with another version of this "
                 "project, or with other versions or settings of TensorFlow, and what it has released cannot be "
-                "repeated to the same bits: resume it where it was "
-                "started, or give --overwrite to start again"
+                "repeated to the same bits: resume it where it was started, or give --overwrite to start again"
             )
 
 
@@ -323,11 +312,7 @@ def _check_resume(method: Method, folder: Path, resume: bool, saved: Checkpoint)
 
 
 def _search(
-    method: Method,
-    search: Search,
-    folder: Path,
-    state: search_states.SearchState,
-    progress: bool,
+    method: Method, search: Search, folder: Path, state: search_states.SearchState, progress: bool
 ) -> Checkpoint:
     """Runs what is left of a search and saves its result."""
     numbers = range(1, method.plan.rounds + 1)
@@ -363,7 +348,7 @@ def _search(
 def _selected(
     method: Method, search: Search, run_key: RunKey, best: Sequence[search_states.Best]
 ) -> dict[str, dict[str, Any]]:
-    """What each silo tells of its search. Which of its runs was best is not part of it."""
+    """Returns what each silo tells of its search. The number of its best run is not part of it."""
     selected = {}
     for place, (client_id, one) in enumerate(zip(method.clients.client_ids, best, strict=True)):
         # By way of text: 0.1 as a float32 is 0.10000000149.

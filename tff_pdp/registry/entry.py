@@ -1,0 +1,181 @@
+"""Entries of the registry: what a run may have spent, and how lines of the journal make an entry."""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.journal import GENESIS
+from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.registry.matching import RecordSet
+
+FORMAT_VERSION = 1
+# Fields of a line that begins an entry, besides what is planned.
+_BEGAN = ("run_id", "method", "folder", "records", "record_set", "non_private", "includes")
+# Between a run's id and the chain of a copy's last line.
+_COPY = ":"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The spending of a run, past or planned.
+
+    Attributes:
+      text: the ledger as text; None without privacy.
+      rounds: number of rounds the ledger covers; 0 of a run that has released nothing.
+    """
+
+    text: str | None
+    rounds: int
+
+    @classmethod
+    def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
+        """Returns the cost of so many rounds."""
+        return cls(None if ledger is None else ledger.to_json(), rounds)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of a line of the journal."""
+        return {"ledger": self.text, "rounds": self.rounds}
+
+    @functools.cached_property
+    def size(self) -> tuple[int, int]:
+        """Numbers of rounds and of events released, neither of which a run makes smaller."""
+        return self.rounds, self.ledger.num_events if self.ledger else 0
+
+    @functools.cached_property
+    def ledger(self) -> Ledger | None:
+        """The ledger; None without privacy."""
+        return None if self.text is None else Ledger.from_json(self.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The registry's entry of a run, or of another release of clients' records.
+
+    Attributes:
+      run_id: of the run; of a copy that went on under another registry, as of `copy_of`.
+      method: the method's name, or what else was released.
+      folder: of the run when it began, absolute.
+      records: name of the file of digests.
+      record_set: the declaration of the records.
+      non_private: why no epsilon holds for the run, whatever the ledger says; None where one does.
+      planned: the most that the run may spend until its end.
+      includes: run id of a release that this run's ledger has in it; empty where there is none.
+      closed: the most that the run has spent, once it has ended or was replaced; None while it may go on.
+      closings: all earlier values of `closed`, as a run that was closed may go on.
+      heads: where the run's own record has been, as chains of lines; none where that is not known.
+      num_lines: how many lines that record has at least, of entries of earlier versions, which had no chains.
+    """
+
+    run_id: str
+    method: str
+    folder: str
+    records: str
+    record_set: RecordSet
+    non_private: str | None
+    planned: Cost
+    includes: str = ""
+    closed: Cost | None = None
+    closings: tuple[Cost, ...] = ()
+    heads: tuple[str, ...] = ()
+    num_lines: int = 0
+
+    @property
+    def copy_head(self) -> str:
+        """The end of the record of a copy that went on under another registry; empty of a run itself."""
+        return self.run_id.partition(_COPY)[2]
+
+    @property
+    def upper(self) -> Cost:
+        """The most that the run has spent by now, as far as the registry knows."""
+        return self.closed or self.planned
+
+    @property
+    def head(self) -> str:
+        """Where the run's own record was last; `GENESIS` where that is not known."""
+        return self.heads[-1] if self.heads else GENESIS
+
+    @property
+    def first_line(self) -> dict[str, Any]:
+        """The line of the journal that begins the entry."""
+        return {"kind": "began", **{name: getattr(self, name) for name in _BEGAN}, **self.planned.fields}
+
+    def copy_of(self, head: str, spent: Cost) -> "Entry":
+        """Returns the entry of a copy that went on under another registry: its id has the end of the copy's record."""
+        return dataclasses.replace(self, run_id=f"{self.run_id}{_COPY}{head}", planned=spent)
+
+    def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
+        """Checks a record for all that the registry knows the run to have done.
+
+        Args:
+          chains: of the lines of the record.
+          size: of the spending stated in the record, as of `Cost.size`.
+        """
+        return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
+
+    def was_at(self, chains: Collection[str]) -> bool:
+        """Checks by the chains of a record's lines that the record covers the end of the run's own, as last entered."""
+        # Entries of earlier versions say only how many lines there were.
+        return self.head in chains if self.heads else len(chains) >= self.num_lines
+
+    def check_was_at(self, chains: Collection[str]) -> None:
+        """Checks that a run's record has been where the registry knows the run's own to have been.
+
+        Raises:
+          DataError: the record has not been there.
+        """
+        if not self.was_at(chains):
+            raise DataError(
+                f"a copy of the run that began in {self.folder} has gone on, and this one is older than that, or went "
+                "on in another way: go on with that copy, or give --overwrite"
+            )
+
+
+def is_as_large(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Compares amounts released, as of `Cost.size`: at least as many rounds, and at least as many events."""
+    # Each for itself: a copy may have gone further by fewer events.
+    return all(own >= least for own, least in zip(size, other, strict=True))
+
+
+def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
+    """Returns an entry after one more line."""
+    # Lines of earlier versions have no chain of the run's own record, but its number of lines, or neither.
+    heads = (*entry.heads, line["head"]) if "head" in line else entry.heads
+    num_lines = max(entry.num_lines, line["reached"][0]) if "reached" in line else entry.num_lines
+    # A run that had been closed, by a copy that was to be replaced, goes on after all.
+    entry = dataclasses.replace(entry, closed=None, heads=heads, num_lines=num_lines)
+    if line["kind"] == "reserved":
+        return entry
+    # An earlier version raised what is planned without saying for how many rounds.
+    cost = Cost(line["ledger"], line.get("rounds", entry.planned.rounds))
+    if line["kind"] == "raised":
+        return dataclasses.replace(entry, planned=cost)
+    return dataclasses.replace(entry, closed=cost, closings=(*entry.closings, cost))
+
+
+def read_entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
+    """Reads the entries of a journal's lines, by run id.
+
+    Raises:
+      DataError: the lines are no registry, or of another format version.
+    """
+    found: dict[str, Entry] = {}
+    try:
+        if lines and lines[0]["format_version"] != FORMAT_VERSION:
+            version = lines[0]["format_version"]
+            raise DataError(f"{path} has format version {version!r}, this version reads {FORMAT_VERSION}")
+        for line in lines:
+            kind = line["kind"]
+            if kind == "began":
+                planned = Cost(line["ledger"], line["rounds"])
+                found[line["run_id"]] = Entry(**{name: line[name] for name in _BEGAN}, planned=planned)
+            elif kind in ("raised", "reserved", "closed"):
+                found[line["run_id"]] = _after(found[line["run_id"]], line)
+            elif kind not in ("opened", "records"):
+                raise ValueError(f"kind {kind!r}")
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise DataError(f"{path} is no registry of runs ({type(error).__name__}: {error})") from error
+    return found
