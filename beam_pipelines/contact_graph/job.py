@@ -5,12 +5,12 @@ plans to take it from there.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow.parquet
+from msgspec import Meta
 from tqdm import tqdm
 
 from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
@@ -18,33 +18,22 @@ from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
 from beam_pipelines.contact_graph.people import PeopleRules
 from beam_pipelines.contact_graph.people_stages import people_stages
-from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
 from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.options import JobOptions, Summary
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
+from tff_pdp.settings import Count, CountOrZero, Settings
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
 # Of a contact, where ids have seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
-# The least that options which are integers may be.
-_INTEGERS = {
-    "num_slots": 0,
-    "num_days": 2,
-    "window_days": 1,
-    "prediction_days": 1,
-    "num_windows": 1,
-    "min_people_per_silo": 1,
-    "num_shards": 0,
-}
-_SILO_BY = re.compile(r"(person|household)\.\w+|residence_grid\.\d+(\.\d+)?")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ContactGraphOptions(JobOptions):
-    """What to make of a contact graph, and how.
+class RowSettings(Settings):
+    """Says how people become rows.
 
     Attributes:
       degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
@@ -58,44 +47,53 @@ class ContactGraphOptions(JobOptions):
       prediction_days: the label of a row is whether the person falls ill in so many days after its history. In tests,
         whose history ends with the last day, table `target` says so.
       num_windows: rows for each person in training or validation, each of another time. More rows are more influence.
+    """
+
+    degree_bound: DegreeBound
+    silo_by: Annotated[str, Meta(pattern=r"^((person|household)\.\w+|residence_grid\.\d+(\.\d+)?)$")] = "person.region"
+    num_slots: CountOrZero = 20
+    layout: Literal["slots", "summary", "exposure"] = "slots"
+    num_days: Annotated[int, Meta(ge=2, lt=2**15 - 1)] = 57
+    window_days: Count = 21
+    prediction_days: Count = 7
+    num_windows: Count = 1
+
+    def __post_init__(self):
+        kind, _, size = self.silo_by.partition(".")
+        if kind == "residence_grid" and not float(size) > 0:
+            raise ValueError("silo_by: cells must have more than 0 degrees")
+        if self.window_days + self.prediction_days > self.num_days:
+            raise ValueError("num_days must leave room for window_days and prediction_days")
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers a row has."""
+        return RowLayout(self.layout, self.num_slots, self.window_days).size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContactGraphOptions(JobOptions):
+    """What to make of a contact graph, and how.
+
+    Attributes:
+      rows: how people become rows.
       validation_fraction: expected share of people whose rows are for validation.
       min_people_per_silo: smaller silos are dropped.
       num_shards: number of shard files; 0 chooses it by the number of contacts. A task holds the contacts of
         one shard in memory.
     """
 
-    degree_bound: DegreeBound
-    silo_by: str = "person.region"
-    num_slots: int = 20
-    layout: Literal["slots", "summary", "exposure"] = "slots"
-    num_days: int = 57
-    window_days: int = 21
-    prediction_days: int = 7
-    num_windows: int = 1
-    validation_fraction: float = 0.1
-    min_people_per_silo: int = 10
-    num_shards: int = 0
+    rows: RowSettings
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    min_people_per_silo: Count = 10
+    num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
-    def __post_init__(self):
-        super().__post_init__()
-        for key, least in _INTEGERS.items():
-            value = getattr(self, key)
-            # A bool is an int to isinstance.
-            self._require(type(value) is int and value >= least, f"{key} must be an integer, at least {least}")
-        self._require(
-            isinstance(self.silo_by, str) and bool(_SILO_BY.fullmatch(self.silo_by)),
-            "silo_by must be person.<column>, household.<column> or residence_grid.<degrees>",
-        )
-        kind, _, size = self.silo_by.partition(".")
-        self._require(kind != "residence_grid" or float(size) > 0, "silo_by: cells must have more than 0 degrees")
-        self._require(self.layout in LAYOUTS, f"layout must be one of {', '.join(LAYOUTS)}")
-        self._require(
-            self.window_days + self.prediction_days <= self.num_days,
-            "num_days must leave room for window_days and prediction_days",
-        )
-        self._require(self.num_days < 2**15 - 1, "num_days must be below 32767")
-        self._require(0 <= self.validation_fraction < 1, "validation_fraction must lie in [0, 1)")
-        self._require(self.num_shards <= 2**16, "num_shards must lie in [0, 65536]")
+    def parameters(self) -> dict[str, Any]:
+        """As of any job; those of rows stand among the others."""
+        own = super().parameters()
+        return {
+            name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])
+        }
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
@@ -115,8 +113,10 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
     sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
     contacts = tables.pop("population_network")
     num_shards = options.num_shards or _enough_shards(contacts)
-    bound = options.degree_bound
-    layout = RowLayout(options.layout, options.num_slots, options.window_days, read_observed_days(folder))
+    bound = options.rows.degree_bound
+    layout = RowLayout(
+        options.rows.layout, options.rows.num_slots, options.rows.window_days, read_observed_days(folder)
+    )
     features = FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8")
     job = DatasetJob(
         parameters={**options.parameters(), "source": SOURCE, "features": list(layout.names)},
@@ -131,15 +131,15 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
                     layout=layout,
                     features=features,
                     degree_bound=bound,
-                    num_days=options.num_days,
-                    prediction_days=options.prediction_days,
-                    num_windows=options.num_windows,
+                    num_days=options.rows.num_days,
+                    prediction_days=options.rows.prediction_days,
+                    num_windows=options.rows.num_windows,
                     seed=options.seed,
                     num_shards=num_shards,
                 ),
             ),
         ),
-        row_influence=bound.influence(options.num_windows, layout.num_slots),
+        row_influence=bound.influence(options.rows.num_windows, layout.num_slots),
     )
     return run_dataset_job(job, options)
 
@@ -159,12 +159,12 @@ def _people_rules(
 ) -> PeopleRules:
     return PeopleRules(
         columns=_columns(options),
-        silo_by=options.silo_by,
+        silo_by=options.rows.silo_by,
         degree_bound=bound,
         validation_fraction=options.validation_fraction,
         min_people=options.min_people_per_silo,
-        num_days=options.num_days,
-        num_windows=options.num_windows,
+        num_days=options.rows.num_days,
+        num_windows=options.rows.num_windows,
         has_households=bool(tables["household"]),
         seed=options.seed,
         num_partitions=num_shards,
@@ -178,10 +178,10 @@ def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[
     columns = _columns(options)
     tables = {table: find_table(folder, table, columns[table]) for table in columns}
     required = ["person", "population_network", "disease_outcome_training"]
-    if options.silo_by.startswith("residence_grid"):
+    if options.rows.silo_by.startswith("residence_grid"):
         required += ["residence_locations", "activity_location_assignment"]
-    group = options.degree_bound.group_column or ""
-    if "household." in (options.silo_by + group):
+    group = options.rows.degree_bound.group_column or ""
+    if "household." in (options.rows.silo_by + group):
         required.append("household")
     missing = [table for table in required if not tables.get(table)]
     if missing:
@@ -201,9 +201,9 @@ def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
         "target": ["pid", "infected"],
         "population_network": list(CONTACT_COLUMNS),
     }
-    if options.silo_by.startswith("residence_grid"):
+    if options.rows.silo_by.startswith("residence_grid"):
         columns["residence_locations"] = ["rlid", "longitude", "latitude"]
-    for name in (options.silo_by, options.degree_bound.group_column or ""):
+    for name in (options.rows.silo_by, options.rows.degree_bound.group_column or ""):
         table, _, column = name.partition(".")
         if table in ("person", "household") and column not in columns[table]:
             columns[table].append(column)

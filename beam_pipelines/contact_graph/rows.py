@@ -16,7 +16,6 @@ from beam_pipelines.contact_graph.people import PERSON_FEATURES, SECONDS_PER_DAY
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 
-LAYOUTS = ("slots", "summary", "exposure")
 NUM_CLASSES = 2
 # What manifests call the source of such rows.
 SOURCE = "contact_graph"
@@ -36,7 +35,7 @@ class RowLayout:
     """What the numbers of a row are.
 
     Attributes:
-      kind: one of `LAYOUTS`.
+      kind: `slots`, `summary` or `exposure`.
       num_slots: S, the contacts that are sampled; 0 for rows of people alone, of whatever kind.
       window_days: how many days of history.
       observed_days: how many days durations of contacts are totals of.
