@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 PACKAGES := $(VENV)/.packages
+# What the product needs, which is in the wheel; and what development needs besides.
+LOCKS := tff_pdp/requirements.txt requirements-dev.txt
 DATA ?=
 PEERS := .venv-bench
 # Groups of tests begin in the order of tests/budget.py: the heaviest first.
@@ -16,7 +18,7 @@ TWO_WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock demo test test-all test-hurt lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers bench-serving table-user-level clean
+.PHONY: help setup lock audit-deps wheel demo test test-all test-hurt lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers bench-serving table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -33,23 +35,33 @@ $(STAMP): pyproject.toml $(PACKAGES)
 	fi
 	@touch $@
 
-$(PACKAGES): requirements.txt
+$(PACKAGES): $(LOCKS)
 	@command -v $(PYTHON) >/dev/null || { echo "tff_pdp needs Python 3.11: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "tff_pdp needs Python 3.11, and $(PYTHON) is $$($(PYTHON) -V)" >&2; exit 2; }
 	@echo "Setting up $(VENV): about 2 minutes and 3.5 GB the first time"
 	rm -rf $(VENV)
 	if command -v uv >/dev/null; then \
 	  uv venv -q --seed --python $(PYTHON) $(VENV) && \
-	  uv pip install -q --no-config --python $(BIN)/python --no-deps --require-hashes -r requirements.txt ; \
+	  uv pip install -q --no-config --python $(BIN)/python --no-deps --require-hashes $(LOCKS:%=-r %) ; \
 	else \
 	  $(PYTHON) -m venv $(VENV) && \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.txt ; \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes $(LOCKS:%=-r %) ; \
 	fi
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null || true
 	@touch $@
 
-lock: setup  ## Resolve requirements.in again into the pinned, hashed requirements.txt
-	$(BIN)/uv pip compile requirements.in --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url -q -o requirements.txt
+RESOLVE = $(BIN)/uv pip compile pyproject.toml --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url -q
+# No package is in both.
+lock: setup  ## Resolve pyproject.toml again into tff_pdp/requirements.txt and requirements-dev.txt, pinned and hashed
+	$(RESOLVE) -o tff_pdp/requirements.txt
+	$(RESOLVE) -o requirements-dev.txt --extra dev -c tff_pdp/requirements.txt $$(sed -n 's/^\([^ =]*\)==.*/--no-emit-package \1/p' tff_pdp/requirements.txt)
+
+audit-deps: setup  ## Compare the pins with the list of known vulnerabilities in tools/audit_deps.toml
+	$(BIN)/python -m tools.audit_deps
+
+wheel: setup  ## Build the wheel, in dist/
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 
 demo: setup  ## Raw data to served personal models; DATA=<folder of LEAF JSON> for your own
 	$(BIN)/tff-pdp demo $(if $(DATA),--data "$(DATA)")
@@ -116,4 +128,4 @@ $(PEERS)/%/.complete: benchmarks/peers/%.txt
 	@touch $@
 
 clean:  ## Remove what was built; keeps your runs
-	rm -rf $(VENV) $(PEERS) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

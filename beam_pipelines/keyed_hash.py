@@ -1,4 +1,4 @@
-"""Uniform numbers that depend on a seed and on ids alone: not on positions, order or anybody else."""
+"""Draws uniform numbers that depend on a seed and on ids alone: not on positions, order or anybody else."""
 
 import hashlib
 
@@ -8,15 +8,11 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """A uniform 64-bit number for each row of ids: uint64 `[n]`.
+    """Draws a uniform 64-bit number for each row of ids, int64 `[n]` each: uint64 `[n]`.
 
     The finaliser of SplitMix64 after each id (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    OOPSLA 2014). For choices that have to be reproducible and spread evenly; it keeps no secrets.
-
-    Args:
-      seed: of the job.
-      purpose: what the numbers are for; other purposes get other numbers.
-      *ids: int64 `[n]` each.
+    OOPSLA 2014), for choices that have to be reproducible and spread evenly, not for secrets. Each purpose has numbers
+    of its own.
     """
     digest = hashlib.blake2b(purpose.encode(), digest_size=8, key=str(seed).encode()).digest()
     state = np.full(len(ids[0]), int.from_bytes(digest, "little"), np.uint64)
@@ -27,19 +23,14 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """128 bits of such numbers as text: bytes `[n]` of 32 hexadecimal digits."""
+    """Draws 128 bits for each row of ids as text: bytes `[n]` of 32 hexadecimal digits."""
     halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
-    octets = np.stack(halves, axis=1).astype(">u8").view(np.uint8)
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text = np.empty((len(octets), 32), np.uint8)
-    text[:, 0::2] = digits[octets >> 4]
-    text[:, 1::2] = digits[octets & 15]
-    return text.view("S32").ravel()
+    return np.frombuffer(np.stack(halves, axis=1).astype(">u8").tobytes().hex().encode(), "S32")
 
 
 def mix(state: np.ndarray) -> np.ndarray:
     """Applies SplitMix64's step and finaliser to uint64 numbers, in place, and returns them."""
-    # Unsigned integers wrap, which is what the function asks for.
+    # Unsigned integers wrap, as the function demands.
     state += _STEP
     state ^= state >> np.uint64(30)
     state *= np.uint64(0xBF58476D1CE4E5B9)

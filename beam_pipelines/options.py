@@ -1,7 +1,4 @@
-"""Describes jobs without starting Beam: section `data` of an experiment, raw data, options and rules of a job, summary.
-
-`RawData` is raw data as a job takes it: which files there are, how one becomes users, and what makes an example valid.
-"""
+"""Describes jobs without starting Beam: section `data` of an experiment, raw data, options, rules and summary."""
 
 import dataclasses
 import json
@@ -32,7 +29,7 @@ class PreparedSource(Protocol):
     """Input with a job of its own, for a kind of raw data that does not consist of users with examples."""
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
-        """Prepares a client dataset, or finds that it is already there; raises DataError as other jobs do."""
+        """Prepares a client dataset, or finds one that is already there; raises DataError as other jobs do."""
         ...
 
 
@@ -42,20 +39,19 @@ class RawData:
 
     Attributes:
       source: name of the kind of data, as in `tff_pdp.experiment.kinds.SOURCES`.
-      folder: where the files lie; every worker must see it under this name.
-      files: their names in it, for the manifest, which has their hashes. Of data in very many files none; `parameters`
-        then has one hash of all.
-      read_users: path of a file, or of one of `parts` -> every copy of every user in it, not judged. Picklable: it
-        travels to the workers. Raises DataError, naming the file, for a file that cannot be used at all.
+      folder: the folder of the files; every worker must see it under this name.
+      files: names of the files, for their hashes in the manifest. Data in very many files have none here, and one hash
+        of all in `parameters`.
+      read_users: path of a file, or of one of `parts` -> every copy of every user in it, not judged. Picklable. Raises
+        DataError, naming the file, for a file that cannot be used at all.
       are_images: whether the values of an example are pixels, in [0, 1]; otherwise any finite numbers.
-      has_test_examples: whether the source itself says which examples are test examples.
-      has_validation_examples: whether it also says which of the others are validation examples.
-      parts: names of what single tasks read, where that is not a file each: paths in `folder` that `read_users`
-        understands, such as those of `part_names`.
-      user_stages: builds the stages whose last one gives the table of users
-        (`beam_pipelines.dataset.clients.user_pieces` makes it), where a user's examples are not found in one place and
-        `read_users` cannot be.
-      parameters: what else decided the content, as JSON has it; the manifest repeats it.
+      has_test_examples: whether the source itself says which examples are for test.
+      has_validation_examples: whether the source also says which of the others are for validation.
+      parts: paths in `folder` for `read_users`, one for a task, such as those of `part_names`; default: the files.
+      user_stages: builds the stages whose last one gives the table of users, by
+        `beam_pipelines.dataset.clients.user_pieces`, where a user's examples are not found in one place, in place of
+        `read_users`.
+      parameters: everything else that decided the content, as JSON has it, for the manifest.
     """
 
     source: str
@@ -71,37 +67,42 @@ class RawData:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """What single tasks read."""
+        """Returns what single tasks read: the parts, or else the files."""
         return self.parts or self.files
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files in a folder, sorted by name, but for hidden ones: `._a.json` is what macOS leaves beside `a.json`.
+    """Lists the files in a folder, sorted by name, but for hidden ones: macOS leaves `._a.json` beside `a.json`.
 
     Raises:
-      DataError: a link leads nowhere, as where large files of a repository have not been fetched.
+      DataError: a link leads nowhere.
     """
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    check_links(paths)
+    return [path for path in paths if path.is_file()]
+
+
+def check_links(paths: Iterable[Path]) -> None:
+    """Refuses links that lead nowhere, as where large files of a repository have not been fetched; raises DataError."""
     for path in paths:
         if path.is_symlink() and not path.exists():
             raise DataError(
                 f"{path}: a link to {path.readlink()}, which is not there; fetch the file or remove the link"
             )
-    return [path for path in paths if path.is_file()]
 
 
 def part_names(file: str, count: int) -> tuple[str, ...]:
-    """Names of the parts of a file that is read by several tasks: `images.txt:0/3`, `images.txt:1/3`, ..."""
+    """Names the parts of a file that is read by several tasks: `images.txt:0/3`, `images.txt:1/3`, ..."""
     return tuple(f"{file}:{number}/{count}" for number in range(count))
 
 
 def split_part(path: Path) -> tuple[Path, int, int]:
-    """The file, the number of the part and the number of parts that a path names; a whole file is part 0 of 1."""
+    """Splits a path into the file, the number of the part and the number of parts; a whole file is part 0 of 1."""
     named = re.fullmatch(r"(.*):(\d+)/(\d+)", str(path))
     return (Path(named[1]), int(named[2]), int(named[3])) if named else (path, 0, 1)
 
 
-# As `data.input` of what is made up and not read.
+# The value of `data.input` for made-up data.
 GENERATED = "generated"
 
 
@@ -144,10 +145,7 @@ class SourceSettings(Settings):
             raise ValueError("validation_fraction and test_fraction must leave room for training examples")
 
     def build(self, workspace: Path) -> RawData | PreparedSource:
-        """Describes the raw data to a job, after writing what the kind has to write first.
-
-        Args:
-          workspace: a folder that may be written to, made if missing.
+        """Describes the raw data to a job; may first write files into the workspace, a folder that is made if missing.
 
         Raises:
           ConfigError: a setting does not suit the input.
@@ -176,7 +174,7 @@ class SourceSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What every job is told.
+    """Options of every job.
 
     Attributes:
       input: where the raw data lie, as the user named it; for messages.
@@ -185,7 +183,7 @@ class JobOptions:
       max_bad_fraction: the job fails if more than this share of the input cannot be used.
       dead_letters: where a failing job keeps its dead letters; default: `<output>.dead_letters`.
       overwrite: replace a finished dataset that was prepared differently.
-      exchange: how what one stage makes gets to the next: `files`, stage after stage, in bounded memory, and a job that
+      exchange: how pieces get from one stage to the next: `files`, stage after stage, in bounded memory, and a job that
         was killed goes on where it was; or `runner`, all stages as one pipeline, for a cluster.
       runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
       pipeline_args: flags for Beam, such as `--direct_num_workers=2`, `--direct_running_mode=multi_processing`.
@@ -212,7 +210,7 @@ class JobOptions:
             read_settings(hint, getattr(self, name), "options of the job", name)
 
     def parameters(self) -> dict[str, Any]:
-        """The options that decide what the dataset holds, as JSON has them; where and how it is computed does not."""
+        """Returns the options that decide the content of the dataset, not where and how it is made, as JSON values."""
         elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
         parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
         return json.loads(json.dumps(parameters, default=to_plain))
@@ -220,14 +218,14 @@ class JobOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a job did. `skipped` means that the output already held exactly this dataset."""
+    """The outcome of a job; `skipped` means that the output already held exactly this dataset."""
 
     output: Path
     manifest: Manifest
     skipped: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts and the folder, flat, for printing or JSON."""
+        """Returns the counts and the folder, flat, for printing or JSON."""
         manifest = self.manifest
         held_out = sum(not counts["train"] for counts in manifest.clients.values())
         return {
@@ -251,13 +249,13 @@ class Summary:
         }
 
     def table(self) -> str:
-        """The same as aligned lines of text."""
+        """Returns the same as aligned lines of text."""
         return "\n".join(f"{key:<48} {value}" for key, value in self.as_dict().items())
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientRules:
-    """What decides how users become clients.
+    """Rules by which users become clients.
 
     Attributes:
       features: of the examples written.
@@ -276,7 +274,7 @@ class ClientRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientDatasetOptions(JobOptions):
-    """What to prepare, and how.
+    """Options of a client-dataset job.
 
     Attributes:
       input_shape: shape of one example: `(height, width, channels)` of an image, `(d,)` of a feature vector.

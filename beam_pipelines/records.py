@@ -1,4 +1,4 @@
-"""Defines what travels between the steps of a pipeline, and the reasons for which a record may be left out."""
+"""Defines the records that travel between the steps of a pipeline, and the reasons for which one may be left out."""
 
 import dataclasses
 import enum
@@ -12,7 +12,7 @@ _RAW_LENGTH = 200
 
 
 class Reason(enum.StrEnum):
-    """Why records were left out. The value is what manifests, dead letters and messages show."""
+    """Why records were left out, by the value that manifests, dead letters and messages show."""
 
     # Records that cannot be used: kept aside as dead letters and counted against `max_bad_fraction`.
     MISSING_USER_DATA = "user_without_data"
@@ -56,7 +56,7 @@ class Reason(enum.StrEnum):
 
     @property
     def is_bad_input(self) -> bool:
-        """Whether records with this reason are dead letters."""
+        """Tells whether records with this reason are dead letters."""
         return self not in _LEFT_OUT
 
 
@@ -72,7 +72,7 @@ _LEFT_OUT = (
 
 
 class Unusable(NamedTuple):
-    """What a source has instead of an example, or of a user, that it finds to be unusable: what a dead letter says."""
+    """Stands for an example or a user that a source finds to be unusable: the text of the dead letter."""
 
     reason: Reason
     found: str
@@ -85,14 +85,14 @@ class UserRecord:
     Attributes:
       client: the user's name.
       source: name of the file.
-      x: a list of examples: float32 vectors, what makes one `Unusable`, or the raw JSON value of what is not a flat
-        list of numbers. Anything but a list is malformed; None means the file lists the user but has no data for it.
+      x: a list of examples: float32 vectors, `Unusable`, or the raw JSON value of anything but a flat list of numbers.
+        Anything but a list is malformed; None means that the file lists the user but has no data for it.
       y: a list of labels as JSON has them; anything but a list is malformed.
       num_samples: the count the file states; None if the file does not list the user.
       repeated_key: whether a key was repeated inside the user's object.
-      is_test: for each example whether it is a test example, where the source says so; None leaves it to the job.
-      is_validation: the same for validation; None leaves those that are not for test to the job.
-      problem: why none of it can be used, where the source knows more than `x` and `y` show.
+      is_test: for each example whether it is for test, where the source says so; None leaves the choice to the job.
+      is_validation: the same for validation; None leaves the choice among the others to the job.
+      problem: why the user cannot be used, where the source knows more than `x` and `y` show.
     """
 
     client: str
@@ -107,7 +107,7 @@ class UserRecord:
 
     @property
     def num_examples(self) -> int:
-        """Examples this copy holds. Never below 1 for malformed data, so that no loss is counted as nothing."""
+        """Returns how many examples this copy holds; at least 1 for malformed data, so that every loss counts."""
         if isinstance(self.x, list) and isinstance(self.y, list):
             return max(len(self.x), len(self.y))
         sizes = [len(value) for value in (self.x, self.y) if isinstance(value, list)]
@@ -116,7 +116,7 @@ class UserRecord:
         return max(1, *sizes) if sizes else 1
 
     def fingerprint(self) -> bytes:
-        """A digest of everything but the source: equal for copies with the same content."""
+        """Hashes everything but the source: equal for copies with the same content."""
         stated = [self.num_samples, self.repeated_key, self.is_test, self.is_validation, self.problem, self.y]
         digest = hashlib.sha256(json.dumps(stated).encode())
         for x in self.x if isinstance(self.x, list) else [self.x]:
@@ -138,22 +138,10 @@ class DeadLetter:
     num_examples: int = 1
 
     def to_json(self) -> str:
-        """One line of a dead-letter file."""
+        """Writes one line of a dead-letter file."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def raw_excerpt(value: Any) -> str:
-    """The first characters of a value as JSON, for a dead letter."""
+    """Returns the first characters of a value as JSON, for a dead letter."""
     return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value)[:_RAW_LENGTH]
-
-
-@dataclasses.dataclass(frozen=True)
-class IndexRow:
-    """Where one client's examples of one split lie: one row of `index.parquet`."""
-
-    client_id: str
-    split: str
-    shard: int
-    offset: int
-    nbytes: int
-    num_examples: int

@@ -1,7 +1,4 @@
-"""Decides which users and examples are usable, and which examples are for training, validation and test.
-
-Each check returns the reason why a user or an example is not usable, and what to quote for it.
-"""
+"""Decides which users and examples are usable, and which examples are for training, validation and test."""
 
 import dataclasses
 import fractions
@@ -16,29 +13,29 @@ from tff_pdp.data.manifest import SPLITS
 
 
 def keyed_hash(seed: int, purpose: str, content: bytes) -> int:
-    """A uniform 64-bit number that depends on the arguments alone: not on order, other records or the runner."""
+    """Draws a uniform 64-bit number that depends on the arguments alone: not on order, other records or the runner."""
     digest = hashlib.blake2b(content, digest_size=8, key=str(seed).encode(), person=purpose.encode())
     return int.from_bytes(digest.digest(), "big")
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRule:
-    """How a client's examples are divided. Nothing depends on other clients.
+    """Divides a client's examples. Nothing depends on other clients.
 
-    By hash, an example's split depends on the seed and its own content alone: adding or removing others never moves
-    it, and identical examples never lie on both sides.
+    By hash, an example's split depends on the seed and its own content alone: adding or removing others never moves an
+    example, and identical examples never lie on both sides.
 
-    Exact shares are made by rank: the examples with the smallest hashes are for test, the next ones for validation.
-    Then one example more or less may move up to two others between the splits, and identical examples may lie on both
+    Exact shares are made by rank: the examples with the smallest hashes are for test, the next ones for validation. One
+    example more or less may then move up to two others between the splits, and identical examples may lie on both
     sides. A privacy guarantee for the training examples is then one for the training examples as they were divided.
 
-    By user, all of a client's examples are in one split, which depends on the seed and the client's name alone: the
-    test examples are those of people who no training example is of.
+    By user, all of a client's examples are in one split, which depends on the seed and the client's name alone: nobody
+    has both training and test examples.
 
     Attributes:
-      test_fraction: share for test; not used for a client whose source says which examples are for test.
-      validation_fraction: share for validation: of all examples, or of those that the source says are not for test; not
-        used where the source says which examples are for validation.
+      test_fraction: share for test, where the source does not say which examples are for test.
+      validation_fraction: share for validation, of the examples that the source does not keep for test, where the
+        source does not say which examples are for validation.
       exact: make every client's shares exact, rounded up to whole examples, instead of expected.
       seed: keys the hash.
       by_user: the shares are of clients.
@@ -60,10 +57,10 @@ class SplitRule:
         """Returns the places of each split's examples, in the order of their ids: int64 by split.
 
         Args:
-          client: whose examples.
+          client: the client's name.
           ids: bytes `[n]`, the examples' names.
           is_test: bool `[n]`, where the source says so.
-          is_validation: bool `[n]`, where the source says so; what is then neither is for training.
+          is_validation: bool `[n]`, where the source says so; with both, all others are for training.
         """
         everyone = np.argsort(ids, kind="stable")
         if self.by_user:
@@ -83,7 +80,7 @@ class SplitRule:
         return {split: everyone[names[everyone] == split] for split in SPLITS}
 
     def _fractions(self, states_test: bool = False, states_validation: bool = False) -> tuple[float, float]:
-        """Shares for test and validation of what the source does not state."""
+        """Returns the shares for test and validation, 0 for a split that the source states."""
         return 0.0 if states_test else self.test_fraction, 0.0 if states_validation else self.validation_fraction
 
     def _split_at(self, number: int, shares: tuple[float, float]) -> str:
@@ -93,7 +90,7 @@ class SplitRule:
         return "validation" if position < sum(shares) else "train"
 
     def _names_by_rank(self, hashes: list[int], shares: tuple[float, float]) -> list[str]:
-        """The split of each example, by the rank of its hash; `hashes` are in the order of the ids, which ends ties."""
+        """Returns the split of each example by the rank of its hash; ties are broken by the order of the ids."""
         first = _share_of(shares[0], len(hashes))
         second = first + _share_of(shares[1], len(hashes))
         names = ["train"] * len(hashes)
@@ -136,7 +133,7 @@ def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRule:
-    """What a valid example is.
+    """Tells valid examples from others.
 
     Attributes:
       num_values: how many numbers `x` has.
@@ -149,7 +146,7 @@ class ExampleRule:
     are_images: bool
 
     def problems(self, x: list[Any], y: list[Any]) -> dict[int, tuple[Reason, Any]]:
-        """What is wrong with which of a user's examples, by place: `(reason, what to quote)`."""
+        """Judges a user's examples: `(reason, what to quote)` by the place of each that is not valid."""
         if self._are_all_sound(x, y):
             return {}
         judged = {place: self.problem(*example) for place, example in enumerate(zip(x, y, strict=True))}
@@ -159,11 +156,11 @@ class ExampleRule:
         """Judges one example: `(reason, what to quote)`, or `(None, None)` for a sound one."""
         if isinstance(x, Unusable):
             return x.reason, x.found
-        reason, raw = self._pixel_problem(x) if self.are_images else self._feature_problem(x)
+        reason, raw = self._value_problem(x)
         return (reason, raw) if reason else self._label_problem(y)
 
     def _are_all_sound(self, x: list[Any], y: list[Any]) -> bool:
-        """Whether all of them are seen to be sound at once, which takes a fraction of the time."""
+        """Tells whether all examples are sound at one look, which takes a fraction of the time."""
         if not x or not all(isinstance(row, np.ndarray) and row.size == self.num_values for row in x):
             return False
         values = np.stack(x)
@@ -172,28 +169,20 @@ class ExampleRule:
             is_sound = is_sound and values.min() >= 0 and values.max() <= 1
         return bool(is_sound) and all(self._label_problem(label)[0] is None for label in y)
 
-    def _pixel_problem(self, x: Any) -> tuple[Reason | None, Any]:
+    def _value_problem(self, x: Any) -> tuple[Reason | None, Any]:
+        images = self.are_images
         if not isinstance(x, np.ndarray):
-            return Reason.PIXELS_NOT_NUMBERS, x
+            return Reason.PIXELS_NOT_NUMBERS if images else Reason.FEATURES_NOT_NUMBERS, x
         if x.size != self.num_values:
-            return Reason.PIXEL_COUNT, x
+            return Reason.PIXEL_COUNT if images else Reason.FEATURE_COUNT, x
         if not np.isfinite(x).all():
-            return Reason.PIXEL_NOT_FINITE, x[~np.isfinite(x)]
-        if x.min() < 0 or x.max() > 1:
+            return Reason.PIXEL_NOT_FINITE if images else Reason.FEATURE_NOT_FINITE, x[~np.isfinite(x)]
+        if images and (x.min() < 0 or x.max() > 1):
             return Reason.PIXEL_RANGE, x[(x < 0) | (x > 1)]
         return None, None
 
-    def _feature_problem(self, x: Any) -> tuple[Reason | None, Any]:
-        if not isinstance(x, np.ndarray):
-            return Reason.FEATURES_NOT_NUMBERS, x
-        if x.size != self.num_values:
-            return Reason.FEATURE_COUNT, x
-        if not np.isfinite(x).all():
-            return Reason.FEATURE_NOT_FINITE, x[~np.isfinite(x)]
-        return None, None
-
     def _label_problem(self, y: Any) -> tuple[Reason | None, Any]:
-        # False for what is not a number, for NaN, and for integers of any length beyond float32.
+        # False for anything but a number, for NaN, and for integers of any length beyond float32.
         is_finite = type(y) in (int, float) and abs(y) <= _LARGEST
         if not self.num_classes:
             return (None, None) if is_finite else (Reason.LABEL_NOT_FINITE, y)

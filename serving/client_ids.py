@@ -1,4 +1,4 @@
-"""Clients' ids as exports hold them: keyed hashes, so that a served file does not name anyone."""
+"""Hashes clients' ids with a key, so that a served file does not name anyone."""
 
 import contextlib
 import hashlib
@@ -17,9 +17,9 @@ _FINGERPRINTED = b"fingerprint\n"
 
 
 class ClientIdHash:
-    """Turns clients' ids into what an export holds in their place: HMAC-SHA256 under a secret key, 32 hex digits.
+    """Turns clients' ids into the ids of an export: HMAC-SHA256 under a secret key, 32 hex digits.
 
-    The same id has the same hash in every version, so callers may store it. Without the key nobody can tell from an
+    The same id has the same hash in every version, so callers may store hashes. Without the key nobody can tell from an
     export who its clients are, nor try likely ids on it; with the key anybody can. A hash is a pseudonym: rows are
     still personal data.
 
@@ -29,17 +29,13 @@ class ClientIdHash:
     """
 
     def __init__(self, key: bytes):
-        """Keeps the key.
-
-        Raises:
-          ServingError: the key has not 32 bytes.
-        """
+        """Keeps the key; raises ServingError where it has not 32 bytes."""
         if len(key) != KEY_BYTES:
             raise ServingError(f"A key for client ids has {KEY_BYTES} bytes, not {len(key)}.")
         self._key = key
 
     def __call__(self, client_id: str) -> str:
-        """The id that an export and requests have for this client; an empty id, the global model's, stays empty.
+        """Hashes an id as exports and requests have it; an empty id, the global model's, stays empty.
 
         Raises:
           ServingError: the id is no valid Unicode.
@@ -50,16 +46,12 @@ class ClientIdHash:
 
     @property
     def fingerprint(self) -> str:
-        """Tells whether two exports have ids under the same key, and nothing else of the key: 32 hex digits."""
+        """Returns 32 hex digits that tell keys apart, and nothing else of a key."""
         return hmac.digest(self._key, _FINGERPRINTED, hashlib.sha256).hex()[:32]
 
     @classmethod
     def load(cls, path: Path) -> "ClientIdHash":
-        """Reads the key that `load_or_create` wrote.
-
-        Raises:
-          ServingError: the file is missing or holds something else.
-        """
+        """Reads a key that `load_or_create` wrote; raises ServingError where the file is missing or damaged."""
         try:
             text = path.read_text(encoding="ascii")
         except FileNotFoundError as error:
@@ -78,12 +70,12 @@ class ClientIdHash:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "ClientIdHash":
-        """Reads the key or, where there is no file, makes one of the operating system's entropy, readable by its owner.
+        """Reads the key or, without a file, makes one of the operating system's entropy, readable by its owner alone.
 
         Processes that do so at the same moment all get the same key.
 
         Raises:
-          ServingError: the file holds something else, or cannot be written.
+          ServingError: the file is damaged, or cannot be written.
         """
         if not path.exists():
             try:
@@ -94,11 +86,7 @@ class ClientIdHash:
 
 
 def encode_id(client_id: str) -> bytes:
-    """The bytes of an id, UTF-8, as exports and requests hold them.
-
-    Raises:
-      ServingError: the id is no valid Unicode.
-    """
+    """Encodes an id in UTF-8, as exports and requests hold it; raises ServingError where it is no valid Unicode."""
     try:
         return client_id.encode()
     except UnicodeEncodeError as error:
@@ -117,7 +105,7 @@ def _create_key(path: Path) -> None:
             file.write(f"{key.hex()}\n{ClientIdHash(key).fingerprint}\n")
         # Ids that were given out must survive a power cut.
         sync(staging)
-        # Unlike a renaming, a link never replaces what another process put there.
+        # Unlike a renaming, a link never replaces another process's file.
         with contextlib.suppress(FileExistsError):
             os.link(staging, path)
             sync(path.parent)

@@ -1,7 +1,4 @@
-"""Defines how one request fails: a gRPC status code, its HTTP status, and a message of bounded length.
-
-For faults of the server itself, the log says where, and nobody is told the values of a request.
-"""
+"""Defines how one request fails: a gRPC status code, its HTTP status, and a message of bounded length."""
 
 import logging
 import traceback
@@ -29,12 +26,7 @@ _CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class RequestError(Exception):
-    """A request that cannot be answered.
-
-    Attributes:
-      code: the gRPC status code.
-      message: what the caller is told.
-    """
+    """A request that cannot be answered: the gRPC status code, and the message for the caller."""
 
     def __init__(self, code: grpc.StatusCode, message: str):
         super().__init__(message)
@@ -43,7 +35,7 @@ class RequestError(Exception):
 
     @property
     def http_status(self) -> int:
-        """The HTTP status TensorFlow Serving answers for this code; 500 for codes it does not list."""
+        """Returns the HTTP status with which TensorFlow Serving answers for this code, 500 where it has none."""
         return HTTP_STATUS.get(self.code, 500)
 
 
@@ -61,6 +53,6 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 
 
 def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs the type and place of an unexpected error, not its message, which may quote what a client sent."""
+    """Logs the type and place of an unexpected error, not its message, which may quote a request."""
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed with %s:\n%s", what, type(error).__name__, places)

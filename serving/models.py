@@ -1,4 +1,4 @@
-"""Every client's model in the form it is served in: what is shared is held once, what clients own is stacked."""
+"""Holds every client's model in the form in which it is served: shared arrays once, clients' own arrays stacked."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ STACKED, CLUSTERS, HYPERNETWORK = "stacked", "clusters", "hypernetwork"
 
 @dataclasses.dataclass(frozen=True)
 class PersonalModels:
-    """The models of all clients, and the global one that unknown clients get.
+    """The models of all clients, and the global one for unknown clients.
 
     Client number `i` owns row `rows[i]` of every stack; several clients may own the same row. Its model's weights are
     `make_weights(shared, {name: stack[row]})`. Row 0 is the global model's.
@@ -43,21 +43,21 @@ class PersonalModels:
 
     @property
     def num_rows(self) -> int:
-        """Rows of every stack, the global model's included."""
+        """Returns the number of rows of every stack, the global model's included."""
         return next((len(stack) for stack in self.stacked.values()), 1)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays: about what an export takes on disk and, loaded, in memory."""
+        """Returns the bytes of all arrays: about the size of an export on disk and, loaded, in memory."""
         return sum(array.nbytes for array in (*self.shared.values(), *self.stacked.values()))
 
     @property
     def values_per_client(self) -> int:
-        """Values in one row of all stacks together."""
+        """Returns the number of values in one row of all stacks together."""
         return sum(int(np.prod(stack.shape[1:], dtype=np.int64)) for stack in self.stacked.values())
 
     def weights_of_row(self, row: int) -> Weights:
-        """The weights of one model, by name: arrays, or eager tensors where `make_weights` makes them."""
+        """Returns the weights of one model, by name: arrays, or eager tensors where `make_weights` makes them."""
         own = {name: stack[row] for name, stack in self.stacked.items()}
         if self.make_weights is None:
             return {**self.shared, **own}

@@ -61,7 +61,7 @@ class ServedModel:
     Attributes:
       name: the name requests use.
       base_path: folder whose all-digit children are the versions.
-      policy: which of them are served.
+      policy: chooses the versions to serve.
       labels: version numbers by label.
     """
 
@@ -75,7 +75,7 @@ def read_model_config_file(path: Path) -> list[ServedModel]:
     """Reads TensorFlow Serving's `models.config`, the text form of a `ModelServerConfig`.
 
     Raises:
-      ServingError: if the file cannot be read, or its list cannot be served.
+      ServingError: the file cannot be read, or its list cannot be served.
     """
     try:
         config = text_format.Parse(path.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig())
@@ -90,7 +90,7 @@ def read_model_config_file(path: Path) -> list[ServedModel]:
 def from_proto(config: model_server_config_pb2.ModelServerConfig) -> list[ServedModel]:
     """Reads a list of models, with the checks and messages of TensorFlow Serving.
 
-    Stricter than it in one way: names must be able to stand in a URL, and folders must be on this machine.
+    Stricter in one way: names must be able to stand in a URL, and folders must be on this machine.
 
     Raises:
       RequestError: INVALID_ARGUMENT for the first entry that is wrong.
@@ -164,12 +164,12 @@ def _policy(entry: model_server_config_pb2.ModelConfig) -> VersionPolicy:
 
 
 def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
-    """Writes a file that `--model_config_file` and `serving.models_config.read_model_config_file` read."""
+    """Writes a file that `--model_config_file` and `read_model_config_file` read."""
     replace_text(path, text_format.MessageToString(to_proto(models)))
 
 
 def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServerConfig:
-    """The same list as a message, as `ReloadConfigRequest` wants it."""
+    """Converts a list of models to a message, as `ReloadConfigRequest` has it."""
     config = model_server_config_pb2.ModelServerConfig()
     for model in models:
         entry = config.model_config_list.config.add(

@@ -69,15 +69,10 @@ def keep_runs(kept_computations, lent_engines):
 
 def look_up_calibrations(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Makes the accountants look up in a folder what they have computed before, until the patch is undone."""
-    from tff_pdp.privacy.accounting import accountants, repeated_runs
+    from tff_pdp.privacy.accounting import accountants
 
-    for module, name in (
-        (accountants, "_calibrate"),
-        (accountants, "_draft_epsilon"),
-        (accountants, "_bounds_of_parts"),
-        (repeated_runs, "_calibrate"),
-    ):
-        patch.setattr(module, name, _on_disk(getattr(module, name), folder))
+    for name in ("_draft_epsilon", "_bounds_of_parts"):
+        patch.setattr(accountants, name, _on_disk(getattr(accountants, name), folder))
 
 
 @contextlib.contextmanager

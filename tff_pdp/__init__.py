@@ -1,5 +1,19 @@
 """tff_pdp: personalised, differentially private federated learning on TensorFlow Federated.
 
+As a library, in the order in which data flow; `serving.server` and `serving.client` serve and ask what is exported:
+
+    config = tff_pdp.load_experiment("my.yaml", {"training.rounds": 50})
+    tff_pdp.prepare(config)             raw data to a client dataset
+    tff_pdp.train(config, "mr_mtl")     a personal model for each client, and a ledger of what was spent
+    tff_pdp.tune(config, "mr_mtl")      in place of `train`: a private search for hyper-parameters first
+    tff_pdp.evaluate(config)            test metrics; report.html and summary.json
+    tff_pdp.export(config)              all personal models as one SavedModel
+    tff_pdp.personalize(config, examples, options=tff_pdp.FitOptions(steps=50))    clients added to the export
+    tff_pdp.verify(Path(config.output))    whether all on disk is as it was written; epsilon computed anew
+
+Each name of `__all__` is imported when it is first asked for: `import tff_pdp` imports no TensorFlow. What a caller can
+mend is raised as a `UserError`.
+
 errors: the error family that users read
 files: whole files or none
 digests: digests of files, and JSON that carries its own
@@ -24,6 +38,7 @@ verification: what lies on disk, checked off line
 reproduce: published experiments beside their figures
 commands: what each command does
 cli: the command `tff-pdp`, with all commands
+testing: the contracts of code from outside, as functions
 """
 
 import os
@@ -46,3 +61,33 @@ for _name, _value in (_FOR_ROWS | {"TF_CPP_MIN_LOG_LEVEL": "3"}).items():
     os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"
+
+# `__init__.pyi` tells type checkers the same.
+_PLACES = {
+    "ExperimentConfig": "experiment.config:ExperimentConfig",
+    "FitOptions": "personal_models.new_clients.fit:FitOptions",
+    "UserError": "errors:UserError",
+    "evaluate": "training.evaluate:evaluate_experiment",
+    "export": "personal_models.export:export_experiment",
+    "load_experiment": "experiment.config:load_experiment",
+    "personalize": "personal_models.new_clients.personalize:personalize",
+    "prepare": "experiment.prepare:prepare_clients",
+    "train": "training.train:train",
+    "tune": "training.search.tune:tune",
+    "verify": "verification.experiment:verify",
+}
+__all__ = [*_PLACES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, _, own = _PLACES[name].partition(":")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{module}"), own)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ from tff_pdp.errors import EngineError
 
 SUPPORTED_PYTHON = (3, 11)
 SUPPORTED_TFF = "0.87."
+_INSTALL = f"run pip install --no-deps -r {pathlib.Path(__file__).with_name('requirements.txt')}"
 
 
 def check_versions(python: tuple[int, int], federated: str | None) -> None:
@@ -32,9 +33,9 @@ def check_versions(python: tuple[int, int], federated: str | None) -> None:
     if python != SUPPORTED_PYTHON:
         raise EngineError(f"tff_pdp needs Python 3.11, not {python[0]}.{python[1]}.")
     if federated is None:
-        raise EngineError("tensorflow-federated is not installed: run `pip install --no-deps -r requirements.txt`.")
+        raise EngineError(f"tensorflow-federated is not installed: {_INSTALL}.")
     if not federated.startswith(SUPPORTED_TFF):
-        raise EngineError(f"tff_pdp needs tensorflow-federated 0.87, not {federated}: install requirements.txt.")
+        raise EngineError(f"tff_pdp needs tensorflow-federated 0.87, not {federated}: {_INSTALL}.")
 
 
 def _installed_version(distribution: str) -> str | None:

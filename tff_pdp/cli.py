@@ -14,12 +14,12 @@ Personalised, differentially private federated learning: from raw client data to
 TensorFlow Serving.
 
 A whole experiment, in the order data flows:
-  tff-pdp prepare  --config configs/demo.yaml    raw LEAF JSON -> client dataset
-  tff-pdp train    --config configs/demo.yaml    client dataset -> personal models and a privacy ledger
-  tff-pdp evaluate --config configs/demo.yaml    test metrics, report.html, summary.json
-  tff-pdp export   --config configs/demo.yaml    personal models -> one SavedModel
+  tff-pdp prepare  --config demo                 raw LEAF JSON -> client dataset
+  tff-pdp train    --config demo                 client dataset -> personal models and a privacy ledger
+  tff-pdp evaluate --config demo                 test metrics, report.html, summary.json
+  tff-pdp export   --config demo                 personal models -> one SavedModel
   tff-pdp serve    --model-base-path runs/demo/export/digits
-  tff-pdp predict  --config configs/demo.yaml --client-id silo_03 --address localhost:8501
+  tff-pdp predict  --config demo --client-id silo_03 --address localhost:8501
   tff-pdp verify   runs/demo                     digests, chains, and epsilon computed anew, off line
   tff-pdp seal     runs/demo                     the key of the noise is destroyed, the record stays
 

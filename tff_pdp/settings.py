@@ -20,6 +20,9 @@ from msgspec import inspect as types
 
 from tff_pdp.errors import ConfigError
 
+# Experiments that come with the package, and the files of published ones.
+CONFIGS = Path(__file__).parent / "configs"
+
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
 

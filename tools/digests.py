@@ -60,8 +60,9 @@ class Run:
 
     def config(self, name: str) -> str:
         """Path of a configuration of the checkout."""
-        (found,) = (path for path in self.checkout.glob(f"**/configs/{name}") if ".venv" not in path.parts)
-        return str(found)
+        # Earlier versions have them outside of the package.
+        folders = (self.checkout / folder for folder in ("tff_pdp/configs", "configs"))
+        return str(next(folder / name for folder in folders if folder.is_dir()))
 
     def __call__(self, command: str, *arguments: str) -> None:
         """Runs one command of `tff-pdp`.
@@ -137,7 +138,7 @@ def contact_graph(run: Run) -> None:
     """A made-up outbreak: tables, rows of people, node-level privacy, an export."""
     text = yaml.safe_load(Path(run.config("reproduce/pandemic.yaml")).read_text())
     text["output"] = "run"
-    text["data"]["arguments"]["population"]["num_people"] = 8000
+    text["data"]["population"]["num_people"] = 8000
     text["training"]["rounds"] = 4
     (run.folder / "pandemic.yaml").write_text(yaml.safe_dump(text))
     for command in ("prepare", "train", "evaluate", "export"):

@@ -1,7 +1,7 @@
-"""People of a contact graph as rows: own features, those of sampled contacts, and whether a person falls ill.
+"""People of a contact graph as rows: own features, those of sampled contacts, and the label, falling ill.
 
-tables: the tables: columns, files, reader
-input_tables: tables cut into chunks; bad rows kept aside
+tables: the tables: columns and files
+input_tables: tables read in chunks; bad rows kept aside
 degree: the bound on rows one person changes, and its proof
 people: everybody as arrays, their rules and features
 row_steps: rows counted, made unique, exchanged

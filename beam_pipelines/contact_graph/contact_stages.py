@@ -1,4 +1,4 @@
-"""The stages that make rows of contacts: read and give them to both ends, then sample and write."""
+"""Makes rows of contacts, in stages: read and give each to both ends, then sample and write."""
 
 import dataclasses
 import logging
@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
 from beam_pipelines.contact_graph.people import SECONDS_PER_DAY, People, PlaceLookup
 from beam_pipelines.contact_graph.people_stages import ORDER
 from beam_pipelines.contact_graph.row_steps import count_read_rows, drop_rows, gather, scatter
-from beam_pipelines.contact_graph.rows import RowLayout, build_rows
+from beam_pipelines.contact_graph.rows import RowRules, build_rows
 from beam_pipelines.contact_graph.sampling import Contacts, Pairs, degrees_of, merge_pairs, sample_pairs, share_repeated
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 from beam_pipelines.dataset.accounting import count_kept, count_rows
@@ -20,7 +19,7 @@ from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_st
 from beam_pipelines.keyed_hash import hexadecimal_names, keyed_uint64
 from beam_pipelines.records import Reason
 from tff_pdp.data.example_codec import encode_examples
-from tff_pdp.data.manifest import SPLITS, FeatureSpec
+from tff_pdp.data.manifest import SPLITS
 
 READ, WRITE = "read_contacts", "write_rows"
 CONTACT_COLUMNS = ("pid1", "pid2", "start_time", "duration", "activity1", "activity2")
@@ -35,41 +34,10 @@ _LOGGER = logging.getLogger(__name__)
 _BLOCK_ROWS = 1 << 15
 
 
-@dataclasses.dataclass(frozen=True)
-class RowRules:
-    """What decides what rows are made of contacts.
-
-    Attributes:
-      layout: of a row.
-      features: of the examples written.
-      degree_bound: checked, and may leave contacts out.
-      num_days: how many days were observed, from day 0.
-      prediction_days: whether somebody falls ill in so many days is the label.
-      num_windows: how many rows each person has for training or validation.
-      seed: keys windows and sampling.
-      num_shards: of the dataset, and partitions of people.
-    """
-
-    layout: RowLayout
-    features: FeatureSpec
-    degree_bound: DegreeBound
-    num_days: int
-    prediction_days: int
-    num_windows: int
-    seed: int
-    num_shards: int
-
-
 def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
     """Builds the stages, to be run after those of people."""
     return (
-        Stage(
-            READ,
-            tuple(chunks),
-            _ReadContacts(rules.num_shards, rules.layout.observed_days),
-            gives=("contacts",),
-            after=(ORDER,),
-        ),
+        Stage(READ, tuple(chunks), _ReadContacts(rules), gives=("contacts",), after=(ORDER,)),
         partition_stage(WRITE, rules.num_shards, _WriteRows(rules), takes=("contacts",), after=(ORDER,)),
     )
 
@@ -78,12 +46,10 @@ def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...
 class _ReadContacts:
     """A chunk of contacts -> each, seen from both ends, to the partitions of both, unless it is between groups."""
 
-    num_partitions: int
-    # Durations are totals of so many.
-    observed_days: int
+    rules: RowRules
 
     def __call__(self, task: Chunk, context: TaskContext) -> Iterator[Piece]:
-        people, lookup = People.load(context.folder), PlaceLookup(context.folder)
+        people, lookup = People.load(context.folder), PlaceLookup.load(context.folder)
         with DeadLetterFile(context.folder, READ, context.number) as letters:
             for rows in read_chunk(task, CONTACT_COLUMNS):
                 count_read_rows(context, _TABLE, rows, letters)
@@ -98,7 +64,7 @@ class _ReadContacts:
         is_own = columns["pid1"] == columns["pid2"]
         is_sound = (columns["duration"] >= 0) & (columns["start_time"] >= 0)
         is_sound &= columns["start_time"] < SECONDS_PER_DAY
-        is_sound &= columns["duration"] <= SECONDS_PER_DAY * self.observed_days
+        is_sound &= columns["duration"] <= SECONDS_PER_DAY * self.rules.layout.observed_days
         for name in ("activity1", "activity2"):
             is_sound &= (columns[name] >= 1) & (columns[name] <= len(ACTIVITY_NAMES))
         for reason, is_bad in (
@@ -112,7 +78,7 @@ class _ReadContacts:
         is_inside = (people.silo[first] == people.silo[second]) & (people.group[first] == people.group[second])
         count_rows(context, _TABLE, Reason.OUTSIDE_GROUP, int(len(first) - is_inside.sum()))
         count_rows(context, _TABLE, "kept", int(is_inside.sum()))
-        first, second = first[is_inside].astype(np.int32), second[is_inside].astype(np.int32)
+        first, second = first[is_inside], second[is_inside]
         kept = {name: columns[name][usable][is_inside] for name in CONTACT_COLUMNS[2:]}
         ends = {
             "owner": np.concatenate([first, second]),
@@ -122,8 +88,8 @@ class _ReadContacts:
             "activity": np.concatenate([kept["activity1"], kept["activity2"]]).astype(np.int8),
         }
         count_rows(context, _ENDS, "read", len(ends["owner"]))
-        partitions = ends["owner"].astype(np.int64) * self.num_partitions // max(len(people), 1)
-        yield from scatter("contacts", partitions, self.num_partitions, ends)
+        partitions = ends["owner"].astype(np.int64) * self.rules.num_shards // max(len(people), 1)
+        yield from scatter("contacts", partitions, self.rules.num_shards, ends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +129,7 @@ class _WriteRows:
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """The people of one shard, with what is known of their contacts."""
+    """The people of one shard, with their contacts."""
 
     rules: RowRules
     people: People
@@ -172,7 +138,7 @@ class _Shard:
     pairs: Pairs
 
     def extents(self, context: TaskContext) -> Iterator[Extent]:
-        """The rows by silo and split, some at a time: each person's windows in time, and then tests."""
+        """Yields the rows by silo and split, some at a time: each person's windows in time, and then tests."""
         last = self.first + len(self.degrees)
         silos = np.asarray(self.people.silo[self.first : last])
         for silo in np.unique(silos).tolist():
@@ -190,14 +156,14 @@ class _Shard:
     def _blocks(self, silo: int, split: str, begin: int, end: int, context: TaskContext) -> Iterator[Extent]:
         for start in range(begin, end, _BLOCK_ROWS):
             for x, y, ids in self._examples(split, start, min(start + _BLOCK_ROWS, end)):
-                # How many there should be was counted as read when people were ordered.
+                # The rows were counted as read when people were ordered.
                 count_kept(context, users=0, examples=len(y))
                 if len(y):
                     records = encode_examples(self.rules.features, x, y, ids)
                     yield Extent(self.people.silos[silo], split, records, len(y))
 
     def _examples(self, split: str, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Features, labels and names of the rows of consecutive people, one window in time after the other."""
+        """Yields features, labels and names of the rows of consecutive people, one window in time after the other."""
         rules = self.rules
         pids = np.asarray(self.people.pid[begin:end])
         if split == "test":
@@ -224,7 +190,7 @@ class _Shard:
 
 
 def window_starts(pids: np.ndarray, windows: np.ndarray, rules: RowRules) -> np.ndarray:
-    """The first day after each row's history, by a hash of the person's id and the window's number: int64 `[n]`."""
+    """Draws the first day after each row's history by a hash of the person's id and the window: int64 `[n]`."""
     earliest = rules.layout.window_days
     choices = rules.num_days - rules.prediction_days - earliest + 1
     return earliest + (keyed_uint64(rules.seed, "window", pids, windows) % np.uint64(choices)).astype(np.int64)

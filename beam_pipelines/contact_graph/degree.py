@@ -1,14 +1,14 @@
-"""How many rows one person, or one pair's contacts, can change: the bound that privacy plans build on, and its proof.
+"""Bounds how many rows one person, or one pair's contacts, can change; privacy plans build on the bound and its proof.
 
-A person's row is a function of the person, of its contacts with people of its own silo, and of these people. Which
-contacts fill the row's slots depends on nobody else (`beam_pipelines.contact_graph.sampling`), so a row changes only if
-its own person, one of its contacts or one of the people at their other ends does.
+A person's row is a function of the person, of its contacts with people of its own silo, and of these people. The
+contacts that fill the row's slots depend on nobody else (`beam_pipelines.contact_graph.sampling`), so a row changes
+only if its own person, one of its contacts or one of the people at their other ends does.
 
-All of the bounds assume that these are public: which silo, group and household people belong to, how large households
-are, how many people there are, and the number of days that durations are divided by (`observed_days`). They also assume
-that neighbouring graphs are well-formed: people whose rows cannot be read or conflict, and people whose days of disease
-contradict each other (not S, I, R in this order), are left out, which changes how many rows there are. A job
-that refuses input of which too much is bad says one bit about it.
+All bounds assume that these are public: people's silo, group and household, the sizes of households, the number of
+people, and the number of days that durations are divided by (`observed_days`). They also assume that neighbouring
+graphs are well-formed: people whose rows cannot be read or conflict, and people whose days of disease contradict each
+other (not S, I, R in this order), are left out, which changes the number of rows. A job that refuses input with too
+many bad rows reveals one bit about the input.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -21,14 +21,30 @@ from tff_pdp.errors import DataError
 from tff_pdp.settings import Count, CountOrZero, Settings
 
 
-class DegreePromise(Settings, tag_field="kind", tag="promise", omit_defaults=True):
+class _Bound(Settings):
+    """A bound that depends neither on degrees nor on groups."""
+
+    group_column: ClassVar[str | None] = None
+
+    def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
+        """Returns the bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        raise NotImplementedError
+
+    def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
+        """Checks how many people have been met, int64 `[n]`, by people of ids int64 `[n]`; raises DataError."""
+
+    def check_groups(self, sizes: np.ndarray) -> None:
+        """Checks the sizes of groups, int64 `[groups]`; raises DataError for one that is too large."""
+
+
+class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True):
     """Nobody has met more than D people: a public promise, checked when rows are made.
 
     Guarantee: let u be a person. Rows that u can change are u's own and those of the people u has met, at most D:
       D + 1 if u leaves (`replace_special`: u's row is one of zeros, u is in no other row). If u becomes somebody else
       with other contacts (`replace_one`), rows of the people met before and after change, D each: 2 D + 1.
-    Assumes: D was chosen without looking at the data, and both graphs keep the promise. That rows are refused where
-      they do not reveals so.
+    Assumes: D was chosen without looking at the data, and both graphs keep the promise. A job that refuses rows
+      reveals that the promise is broken.
 
     Attributes:
       max_degree: D, of different people anybody has met within its silo.
@@ -38,10 +54,8 @@ class DegreePromise(Settings, tag_field="kind", tag="promise", omit_defaults=Tru
     max_degree: CountOrZero
     adjacency: Literal["replace_one", "replace_special"] = "replace_one"
 
-    group_column: ClassVar[str | None] = None
-
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        """Returns the bound; see `_Bound`."""
         degree = self.max_degree if num_slots else 0
         people = 2 * degree + 1 if self.adjacency == "replace_one" else degree + 1
         return RowInfluence(
@@ -53,7 +67,7 @@ class DegreePromise(Settings, tag_field="kind", tag="promise", omit_defaults=Tru
         )
 
     def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
-        """Raises a DataError for the first person, of ids int64 `[n]`, that has met too many: int64 `[n]`."""
+        """Refuses people who have met too many."""
         excess = np.flatnonzero(degrees > self.max_degree)
         if len(excess):
             raise DataError(
@@ -62,11 +76,8 @@ class DegreePromise(Settings, tag_field="kind", tag="promise", omit_defaults=Tru
                 "or use kind public_groups or edge"
             )
 
-    def check_groups(self, sizes: np.ndarray) -> None:
-        """Nothing: groups play no part."""
 
-
-class PublicGroups(Settings, tag_field="kind", tag="public_groups", omit_defaults=True):
+class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=True):
     """Contacts outside of public groups, such as households, wards or school classes, are left out.
 
     Guarantee: whatever u does, only rows of u's group change, u's own among them: at most B.
@@ -81,7 +92,7 @@ class PublicGroups(Settings, tag_field="kind", tag="public_groups", omit_default
     max_group_size: Count
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        """Returns the bound; see `_Bound`."""
         return RowInfluence(
             "node",
             "replace_one",
@@ -90,11 +101,8 @@ class PublicGroups(Settings, tag_field="kind", tag="public_groups", omit_default
             f"{self.max_group_size} people" + _times(num_windows),
         )
 
-    def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
-        """Nothing: within a group, everybody may have met everybody."""
-
     def check_groups(self, sizes: np.ndarray) -> None:
-        """Raises a DataError if one of the groups, of sizes int64 `[groups]`, is too large."""
+        """Refuses groups that are too large."""
         if sizes.max(initial=0) > self.max_group_size:
             raise DataError(
                 f"degree_bound: a group by {self.group_column} has {sizes.max()} people, more than max_group_size "
@@ -102,28 +110,20 @@ class PublicGroups(Settings, tag_field="kind", tag="public_groups", omit_default
             )
 
 
-class EdgeLevel(Settings, tag_field="kind", tag="edge", omit_defaults=True):
+class EdgeLevel(_Bound, tag_field="kind", tag="edge", omit_defaults=True):
     """Protects which pairs have met, and when; not people, whose own features and states are then not hidden.
 
     Guarantee: all contacts of a pair are in the rows of these two people and in no other: two rows change.
     """
 
-    group_column: ClassVar[str | None] = None
-
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """The bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        """Returns the bound; see `_Bound`."""
         return RowInfluence(
             "edge",
             "add_or_remove_one",
             2 * num_windows if num_slots else 0,
             "the contacts of a pair are in the rows of these two people only" + _times(num_windows),
         )
-
-    def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
-        """Nothing: any degree will do."""
-
-    def check_groups(self, sizes: np.ndarray) -> None:
-        """Nothing: groups play no part."""
 
 
 DegreeBound = DegreePromise | PublicGroups | EdgeLevel

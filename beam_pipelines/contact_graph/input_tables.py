@@ -1,7 +1,4 @@
-"""The tables of a population, cut into chunks that tasks read: columns as arrays, rows that cannot be used kept aside.
-
-`beam_pipelines.contact_graph.tables` has the tables and their columns.
-"""
+"""Reads the tables of a population in chunks: columns as arrays, and unusable rows kept aside."""
 
 import dataclasses
 import functools
@@ -27,7 +24,7 @@ from tff_pdp.errors import DataError
 
 # The type stubs do not know its functions.
 _COMPUTE: Any = pyarrow.compute
-# What a task reads at a time, uncompressed.
+# A task reads so much at a time, uncompressed.
 _CHUNK_BYTES = 64 << 20
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_HEADER = 1 << 20
@@ -50,13 +47,13 @@ class Chunk:
 
     @property
     def source(self) -> str:
-        """The file's name, for dead letters: the same wherever the folder lies."""
+        """Returns the file's name for dead letters, the same wherever the folder lies."""
         return self.path.name if self.path.stem.startswith(self.table) else f"{self.table}/{self.path.name}"
 
 
 @dataclasses.dataclass(frozen=True)
 class InputRows:
-    """Some rows of a table: columns as arrays of equal length, and what could not be read.
+    """Some rows of a table: columns as arrays of equal length, and the rows that could not be read.
 
     Strings are object arrays, states of the disease 0 (S), 1 (I) and 2 (R).
     """
@@ -69,10 +66,10 @@ class InputRows:
 
 
 def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, ...]:
-    """The files of a table, all of which have these columns; none where there is no such table.
+    """Finds the files of a table, all of which have these columns; none where there is no such table.
 
     Raises:
-      DataError: the table is there twice, a file cannot be read, or has not all of the columns.
+      DataError: the table is there twice, or a file cannot be read or lacks a column.
     """
     paths = paths_of(folder, table)
     if len(paths) > 1:
@@ -81,7 +78,7 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
         return ()
     files = paths
     if paths[0].is_dir():
-        # Names that begin so are not data: what other tools leave (`_SUCCESS`, `.part-0.csv.crc`).
+        # Not data, but leftovers of other tools (`_SUCCESS`, `.part-0.csv.crc`).
         files = [path for path in files_in(paths[0]) if path.name[0] != "_"]
     for path in files:
         _places(path, table, tuple(columns))
@@ -97,7 +94,7 @@ def _ends_its_last_line(path: Path) -> bool:
 
 
 def chunks_of(table: str, files: Sequence[Path]) -> list[Chunk]:
-    """What tasks read of a table's files."""
+    """Divides a table's files into chunks, one for a task."""
     chunks = []
     for path in files:
         if path.suffix == ".parquet":
@@ -137,16 +134,32 @@ def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
         raise DataError(f"{chunk.path}: cannot be read as table {chunk.table}: {error}") from error
 
 
+def read_table(folder: Path, table: str, columns: Sequence[str]) -> Iterator[Mapping[str, np.ndarray]]:
+    """Reads columns of a whole table, some rows at a time, in the order of the files' names and rows.
+
+    Raises:
+      DataError: the table, a column or a value is missing, or a value has the wrong type; names the file.
+    """
+    files = find_table(folder, table, columns)
+    if not files:
+        raise DataError(f"{folder}: no table {table}: neither {table}.parquet, .csv or .csv.gz nor a folder {table}")
+    for chunk in chunks_of(table, files):
+        for rows in read_chunk(chunk, columns):
+            for letter in rows.letters:
+                raise DataError(f"{chunk.path}: table {table}, {', '.join(columns)}: {letter.reason}: {letter.raw!r}")
+            yield rows.columns
+
+
 def _schema(chunk: Chunk, columns: Sequence[str]) -> pyarrow.Schema:
     known = TABLES[chunk.table]
-    # A column that the schema of the challenge does not have is a name of something.
+    # A column outside of the challenge's schema is a name of something.
     return pyarrow.schema(
         [(name, plain_type(known.field(name).type) if name in known.names else pyarrow.string()) for name in columns]
     )
 
 
 def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Where columns are in a file, and what they are called there."""
+    """Finds the place and the name of columns in a file."""
     try:
         header = _header(path)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
@@ -168,14 +181,14 @@ def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int,
 
 
 def _header(path: Path) -> list[str]:
-    """What the columns of a file are called."""
+    """Returns the names of the columns of a file."""
     status = path.stat()
     return _header_in(path, status.st_ino, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
 def _header_in(path: Path, *version: int) -> list[str]:
-    """The same, kept for the many chunks and blocks of a file."""
+    """Reads the names, which are kept for the many chunks and blocks of a file."""
     del version
     if path.suffix == ".parquet":
         return pyarrow.parquet.read_schema(path).names
@@ -193,7 +206,7 @@ def _open_text(path: Path) -> BinaryIO:
 
 
 def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
-    """Whole lines that begin in the chunk, without the header, some megabytes at a time."""
+    """Yields whole lines that begin in the chunk, without the header, some megabytes at a time."""
     with _open_text(chunk.path) as file:
         is_whole = chunk.path.suffix == ".gz"
         if chunk.start:
@@ -210,7 +223,7 @@ def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
 
 
 def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
-    """Text as rows: at once where all of it has the right types, otherwise with a look at every value."""
+    """Parses text as rows: at once where all values have the right types, otherwise value by value."""
     letters: list[DeadLetter] = []
 
     def skip(row: pyarrow.csv.InvalidRow) -> str:
@@ -255,7 +268,7 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
 
 
 def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Bytes as texts, with a sign of replacement for what is not UTF-8."""
+    """Decodes bytes, with a sign of replacement for anything but UTF-8."""
     try:
         return values.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
@@ -264,12 +277,12 @@ def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _if_utf_8(texts: pyarrow.ChunkedArray, stored: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """The texts, null where what is stored is another."""
+    """Returns the texts, null where their bytes are not the stored ones."""
     return _COMPUTE.if_else(_COMPUTE.equal(texts.cast(pyarrow.binary()), stored), texts, None)
 
 
 def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Texts as values, null where they are none of this type."""
+    """Converts texts to values, null where they are none of this type."""
     if pyarrow.types.is_string(kind):
         return texts
     # A cast takes neither spaces nor a plus.
@@ -277,7 +290,7 @@ def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.Chu
     if pyarrow.types.is_integer(kind):
         matches = _COMPUTE.match_substring_regex(texts, _INTEGER)
         digits = _COMPUTE.replace_substring_regex(_COMPUTE.if_else(matches, texts, None), r"\.0*$", "")
-        # Of as many digits as the largest integer has, so that those above it can be told.
+        # As many digits as the largest integer has, so that larger ones can be told.
         wide = pyarrow.decimal128(19)
         numbers = digits.cast(wide)
         limits = np.iinfo(f"int{kind.bit_width}")

@@ -1,7 +1,7 @@
-"""The contact-graph job: a population, its contacts and an outbreak in, a client dataset of people's rows out.
+"""Runs the contact-graph job: a population, its contacts and an outbreak in, a client dataset of people's rows out.
 
-Clients are silos: regions, wards, school classes. How many rows a person can change is in the manifest, for privacy
-plans to take it from there.
+Clients are silos: regions, wards, school classes. The manifest has the number of rows a person can change, for privacy
+plans.
 """
 
 import dataclasses
@@ -13,12 +13,11 @@ import pyarrow.parquet
 from msgspec import Meta
 from tqdm import tqdm
 
-from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, RowRules, contact_stages
+from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, contact_stages
 from beam_pipelines.contact_graph.degree import DegreeBound
-from beam_pipelines.contact_graph.input_tables import Chunk, chunks_of, find_table
-from beam_pipelines.contact_graph.people import PeopleRules
+from beam_pipelines.contact_graph.input_tables import chunks_of, find_table
 from beam_pipelines.contact_graph.people_stages import people_stages
-from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout, RowRules
 from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.options import JobOptions, Summary
@@ -28,7 +27,7 @@ from tff_pdp.settings import Count, CountOrZero, Settings
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
-# Of a contact, where ids have seven digits.
+# The size of a contact whose ids have seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
 
 
@@ -67,13 +66,13 @@ class RowSettings(Settings):
 
     @property
     def num_values(self) -> int:
-        """How many numbers a row has."""
+        """Returns how many numbers a row has."""
         return RowLayout(self.layout, self.num_slots, self.window_days).size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContactGraphOptions(JobOptions):
-    """What to make of a contact graph, and how.
+    """The rows to make of a contact graph.
 
     Attributes:
       rows: how people become rows.
@@ -89,7 +88,7 @@ class ContactGraphOptions(JobOptions):
     num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
     def parameters(self) -> dict[str, Any]:
-        """As of any job; those of rows stand among the others."""
+        """Returns those of any job, and those of rows among them."""
         own = super().parameters()
         return {
             name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])
@@ -106,40 +105,40 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
         unusable, the degree bound does not hold, or the output is in the way.
     """
     folder = Path(options.input)
-    tables = _find_tables(folder, options)
+    columns = _columns(options)
+    tables = _find_tables(folder, options, columns)
     files = [path for paths in tables.values() for path in paths]
     about = [folder / "about.json"] if (folder / "about.json").exists() else []
     names = sorted(str(path.relative_to(folder)) for path in (*files, *about))
     sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
     contacts = tables.pop("population_network")
-    num_shards = options.num_shards or _enough_shards(contacts)
-    bound = options.rows.degree_bound
     layout = RowLayout(
         options.rows.layout, options.rows.num_slots, options.rows.window_days, read_observed_days(folder)
     )
-    features = FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8")
+    rules = RowRules(
+        columns=columns,
+        has_households=bool(tables["household"]),
+        silo_by=options.rows.silo_by,
+        degree_bound=options.rows.degree_bound,
+        validation_fraction=options.validation_fraction,
+        min_people=options.min_people_per_silo,
+        num_days=options.rows.num_days,
+        prediction_days=options.rows.prediction_days,
+        num_windows=options.rows.num_windows,
+        layout=layout,
+        features=FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8"),
+        seed=options.seed,
+        num_shards=options.num_shards or _enough_shards(contacts),
+    )
+    people_chunks = [chunk for table, paths in tables.items() for chunk in chunks_of(table, paths)]
+    contact_chunks = chunks_of("population_network", contacts)
     job = DatasetJob(
         parameters={**options.parameters(), "source": SOURCE, "features": list(layout.names)},
         sources=sources,
-        features=features,
-        num_shards=num_shards,
-        stages=(
-            *people_stages(_chunks(tables), _people_rules(options, bound, tables, num_shards)),
-            *contact_stages(
-                chunks_of("population_network", contacts),
-                RowRules(
-                    layout=layout,
-                    features=features,
-                    degree_bound=bound,
-                    num_days=options.rows.num_days,
-                    prediction_days=options.rows.prediction_days,
-                    num_windows=options.rows.num_windows,
-                    seed=options.seed,
-                    num_shards=num_shards,
-                ),
-            ),
-        ),
-        row_influence=bound.influence(options.rows.num_windows, layout.num_slots),
+        features=rules.features,
+        num_shards=rules.num_shards,
+        stages=(*people_stages(people_chunks, rules), *contact_stages(contact_chunks, rules)),
+        row_influence=options.rows.degree_bound.influence(options.rows.num_windows, layout.num_slots),
     )
     return run_dataset_job(job, options)
 
@@ -154,28 +153,12 @@ def _enough_shards(contacts: tuple[Path, ...]) -> int:
     return 1 + rows // _SHARD_CONTACTS
 
 
-def _people_rules(
-    options: ContactGraphOptions, bound: DegreeBound, tables: Mapping[str, tuple[Path, ...]], num_shards: int
-) -> PeopleRules:
-    return PeopleRules(
-        columns=_columns(options),
-        silo_by=options.rows.silo_by,
-        degree_bound=bound,
-        validation_fraction=options.validation_fraction,
-        min_people=options.min_people_per_silo,
-        num_days=options.rows.num_days,
-        num_windows=options.rows.num_windows,
-        has_households=bool(tables["household"]),
-        seed=options.seed,
-        num_partitions=num_shards,
-    )
-
-
-def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[Path, ...]]:
-    """The files of every table, checked for their columns before anything is run."""
+def _find_tables(
+    folder: Path, options: ContactGraphOptions, columns: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[Path, ...]]:
+    """Finds the files of every table, and checks their columns before anything is run."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --input takes the folder of a population's tables")
-    columns = _columns(options)
     tables = {table: find_table(folder, table, columns[table]) for table in columns}
     required = ["person", "population_network", "disease_outcome_training"]
     if options.rows.silo_by.startswith("residence_grid"):
@@ -192,7 +175,7 @@ def _find_tables(folder: Path, options: ContactGraphOptions) -> dict[str, tuple[
 
 
 def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
-    """By table, the columns that are read."""
+    """Returns the columns to read, by table."""
     columns: dict[str, list[str]] = {
         "person": ["pid", "hid", "age", "sex"],
         "household": ["hid", "hh_size"],
@@ -208,7 +191,3 @@ def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
         if table in ("person", "household") and column not in columns[table]:
             columns[table].append(column)
     return {table: tuple(names) for table, names in columns.items()}
-
-
-def _chunks(tables: Mapping[str, tuple[Path, ...]]) -> list[Chunk]:
-    return [chunk for table, files in tables.items() for chunk in chunks_of(table, files)]

@@ -1,7 +1,4 @@
-"""Makes `People` of the tables about people, in stages: read, join to households and places, describe, order.
-
-The last stage puts everybody in the order of the rows they become, for all tasks to look into.
-"""
+"""Makes `People` of the tables about people, in stages: read, join to households and places, describe, order."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +12,6 @@ from beam_pipelines.contact_graph.people import (
     SECONDS_PER_DAY,
     SILO_NAMES,
     People,
-    PeopleRules,
     person_features,
 )
 from beam_pipelines.contact_graph.row_steps import (
@@ -29,6 +25,7 @@ from beam_pipelines.contact_graph.row_steps import (
     scatter,
     unique_rows,
 )
+from beam_pipelines.contact_graph.rows import RowRules
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FEMALE, HOME, MALE, UNKNOWN_SEX
 from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read, count_rows
 from beam_pipelines.dataset.shards import DeadLetterFile
@@ -47,7 +44,7 @@ ORDER = "order_people"
 class OrderPeople:
     """Everybody -> `People` in the staging folder, for all tasks to look into."""
 
-    rules: PeopleRules
+    rules: RowRules
 
     def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
         """Writes everybody, counted and checked."""
@@ -60,7 +57,7 @@ class OrderPeople:
         )
         names = self._silo_names(context)
         ids, silo = np.unique(rows["silo"], return_inverse=True)
-        # In the order of their names, as clients are everywhere.
+        # Sorted by name, as clients are everywhere.
         by_name = sorted(ids.tolist(), key=lambda number: names[number])
         rank = {number: place for place, number in enumerate(by_name)}
         silo = np.array([rank[number] for number in ids.tolist()], np.int64)[silo]
@@ -114,21 +111,21 @@ _KEY = {"person": "hid", "household": "hid", "residence_locations": "rlid"}
 _MEMBER = {"pid": np.int64, "age": np.int32, "sex": np.int8, "hh_size": np.int32, "silo": np.int64, "group": np.int64}
 
 
-def people_stages(chunks: Iterable[Chunk], rules: PeopleRules) -> tuple[Stage, ...]:
+def people_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
     """Builds the stages; the last one writes `People` into the staging folder."""
     tables = ("person", "household", "residence_locations", "homes", "activities", "states", "target")
     return (
         Stage(READ, tuple(chunks), _ReadPeople(rules), gives=tables),
         partition_stage(
             JOIN,
-            rules.num_partitions,
+            rules.num_shards,
             _JoinPeople(rules),
             takes=("person", "household", "residence_locations", "homes"),
             gives=("members", "cells", SILO_NAMES),
         ),
         partition_stage(
             DESCRIBE,
-            rules.num_partitions,
+            rules.num_shards,
             _DescribePeople(rules),
             takes=("members", "cells", "activities", "states", "target"),
             gives=("people",),
@@ -141,7 +138,7 @@ def people_stages(chunks: Iterable[Chunk], rules: PeopleRules) -> tuple[Stage, .
 class _ReadPeople:
     """A chunk of a table about people -> its rows, to the partition of the id they are joined by."""
 
-    rules: PeopleRules
+    rules: RowRules
 
     def __call__(self, task: Chunk, context: TaskContext) -> Iterator[Piece]:
         with DeadLetterFile(context.folder, READ, context.number) as letters:
@@ -150,7 +147,7 @@ class _ReadPeople:
                 yield from self._scatter(task.table, rows, context)
 
     def _scatter(self, table: str, rows: InputRows, context: TaskContext) -> Iterator[Piece]:
-        columns, num_partitions = rows.columns, self.rules.num_partitions
+        columns, num_partitions = rows.columns, self.rules.num_shards
         if table in _KEY:
             yield from scatter(table, partition_of(columns[_KEY[table]], num_partitions), num_partitions, columns)
             return
@@ -164,7 +161,7 @@ class _ReadPeople:
                 count_rows(context, "homes", "read", len(homes["pid"]))
                 yield from scatter("homes", partition_of(homes["lid"], num_partitions), num_partitions, homes)
         elif table == "disease_outcome_training":
-            # Rows of state S say nothing that the first day in another state does not say.
+            # Rows of state S add nothing to the first day in another state.
             is_telling = columns["state"] > 0
             count_rows(context, table, "kept", int(len(is_telling) - is_telling.sum()))
             telling = {name: values[is_telling] for name, values in columns.items()}
@@ -175,12 +172,12 @@ class _ReadPeople:
 
 @dataclasses.dataclass(frozen=True)
 class _JoinPeople:
-    """People with their households, and homes with their places -> what is known of each person, by its id."""
+    """People with their households, and homes with their places -> the data of each person, by its id."""
 
-    rules: PeopleRules
+    rules: RowRules
 
     def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
-        num_partitions = self.rules.num_partitions
+        num_partitions = self.rules.num_shards
         person = gather(context, "person", dict.fromkeys(self.rules.columns["person"], np.int64))
         with DeadLetterFile(context.folder, JOIN, task) as letters:
             household = self._households(context, letters)
@@ -228,14 +225,14 @@ class _JoinPeople:
     def _cells(
         self, side: float, context: TaskContext, letters: DeadLetterFile
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The cell of the grid that each home lies in, and what cells are called."""
+        """Returns the cell of the grid that each home lies in, and the names of cells."""
         homes = gather(context, "homes", {"pid": np.int64, "lid": np.int64})
         names = ("rlid", "longitude", "latitude")
         rows = gather(context, "residence_locations", dict.fromkeys(names, np.float64))
         residence = unique_rows("residence_locations", "rlid", rows, context, letters)
         count_rows(context, "residence_locations", "kept", len(residence["rlid"]))
         places, is_known = find_places(residence["rlid"].astype(np.int64), homes["lid"])
-        # Whoever has no other home is left out later; homes in known places are counted where they arrive.
+        # People without another home are left out later; homes in known places are counted where they arrive.
         count_rows(context, "homes", "kept", int(len(is_known) - is_known.sum()))
         south, west = (np.floor(residence[axis] / side).astype(np.int64) for axis in ("latitude", "longitude"))
         texts = [f"cell_{row}_{column}" for row, column in zip(south.tolist(), west.tolist(), strict=True)]
@@ -245,9 +242,9 @@ class _JoinPeople:
 
 @dataclasses.dataclass(frozen=True)
 class _DescribePeople:
-    """All that is known of the people of one partition -> rows of `People`, in no order yet."""
+    """All data of the people of one partition -> rows of `People`, in no order yet."""
 
-    rules: PeopleRules
+    rules: RowRules
 
     def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
         with DeadLetterFile(context.folder, DESCRIBE, task) as letters:
@@ -285,7 +282,7 @@ class _DescribePeople:
     def _states(
         self, pids: np.ndarray, context: TaskContext, letters: DeadLetterFile
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first days in states I and R, and whether a person's days go from one to the other."""
+        """Returns the first days in states I and R, and whether a person's days go from one to the other."""
         table = "disease_outcome_training"
         rows = gather(context, "states", {"pid": np.int64, "day": np.int32, "state": np.int8})
         places, is_known = find_places(pids, rows["pid"])

@@ -17,12 +17,12 @@ Columns = Mapping[str, np.ndarray]
 
 
 def partition_of(ids: np.ndarray, num_partitions: int) -> np.ndarray:
-    """The partition of each id, spread evenly: int64 `[n]`."""
+    """Assigns ids to partitions evenly: int64 `[n]`."""
     return (keyed_uint64(0, "partition", ids) % np.uint64(num_partitions)).astype(np.int64)
 
 
 def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Columns) -> Iterator[Piece]:
-    """Gives each row to its partition: partitions int64 `[n]`, columns `[n]` each."""
+    """Divides rows into pieces by partition: partitions int64 `[n]`, columns `[n]` each."""
     # Small integers are sorted by counting.
     order = np.argsort(partitions.astype(np.uint16 if num_partitions <= 2**16 else np.int64), kind="stable")
     ends = np.cumsum(np.bincount(partitions, minlength=num_partitions))
@@ -36,7 +36,7 @@ def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Co
 
 
 def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> dict[str, np.ndarray]:
-    """A table of the task as arrays, one piece after the other; empty arrays of these types where there is none."""
+    """Joins the pieces of a task's table to arrays; empty arrays of these types where there are none."""
     batches = context.tables.get(table)
     if not batches:
         return {name: np.zeros(0, dtype) for name, dtype in like.items()}
@@ -44,12 +44,12 @@ def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> 
     return {name: whole[name].to_numpy() for name in like}
 
 
-# Of rows that were dropped, how many a dead letter is written for at a time; all are counted.
+# Dead letters are written for so many dropped rows at a time; all are counted.
 _MOST_LETTERS = 1000
 
 
 def count_read_rows(context: TaskContext, table: str, rows: InputRows, letters: DeadLetterFile) -> None:
-    """Counts rows of a chunk as read, and keeps those aside that could not be."""
+    """Counts rows of a chunk as read, and keeps unreadable ones aside."""
     count_rows(context, table, "read", len(rows) + len(rows.letters))
     letters.add_all(rows.letters)
     for letter in rows.letters:
@@ -59,7 +59,7 @@ def count_read_rows(context: TaskContext, table: str, rows: InputRows, letters: 
 def unique_rows(
     table: str, key: str, rows: Mapping[str, np.ndarray], context: TaskContext, letters: DeadLetterFile
 ) -> dict[str, np.ndarray]:
-    """One row for each id, sorted by it: identical ones become one, where they differ all are left out."""
+    """Makes rows unique and sorted by id: identical rows become one, differing ones are all left out."""
     order = np.argsort(rows[key], kind="stable")
     ordered = {name: values[order] for name, values in rows.items()}
     ids = ordered[key]
@@ -79,7 +79,7 @@ def unique_rows(
 
 
 def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of ids in a sorted array, and whether they are there; places of those that are not mean nothing."""
+    """Finds the places of ids in a sorted array, and whether they are there; otherwise a place means nothing."""
     if not len(ids):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -94,7 +94,7 @@ def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext,
 
 
 def as_ids(values: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Values of any column as numbers that differ where they do, and the texts that the numbers stand for."""
+    """Numbers the values of any column by their hashes, and returns the texts that the numbers stand for."""
     encoded = pyarrow.array(values).dictionary_encode()
     texts = [str(value) for value in encoded.dictionary.to_pylist()]
     digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]

@@ -1,26 +1,28 @@
-"""The features of a row: what the model learns from, all of it between 0 and 1 and stored as bytes.
+"""Builds the features of rows, from which the model learns: numbers between 0 and 1, stored as bytes.
 
-A row looks at the days before the start of its window. With the layout `slots` it has a block for each sampled contact,
-as in the winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3); with `summary` the mean
-of these blocks over all slots, the empty ones included, and for each day how long contacts were with people who were
-infectious: far fewer numbers, which noise on gradients leaves more of. With `exposure` nothing is left but how many
-contacts were infectious lately and for how long they were met, ten numbers: what noise on gradients leaves most of.
+A row looks at the days before the start of its window. The layout `slots` has a block for each sampled contact, as in
+the winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3). `summary` has the mean of these
+blocks over all slots, the empty ones included, and for each day the time spent with infectious people. `exposure` has
+ten numbers: how many contacts were infectious lately, and for how long they were met. The fewer numbers a row has, the
+more of them is left by noise on gradients.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.people import PERSON_FEATURES, SECONDS_PER_DAY, People, to_bytes
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
+from tff_pdp.data.manifest import FeatureSpec
 
 NUM_CLASSES = 2
-# What manifests call the source of such rows.
+# The source of such rows in manifests.
 SOURCE = "contact_graph"
 MOST_CONTACTS = 20
-# Their ranges overlap on purpose: numbers that say nearly the same share a weight's noise between them.
+# The ranges overlap on purpose: nearly equal numbers share a weight's noise between them.
 _LATELY = (1, 2, 3, 5, 7)
 _EDGE_FEATURES = (
     "hours",
@@ -32,7 +34,7 @@ _EDGE_FEATURES = (
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """What the numbers of a row are.
+    """The numbers of a row.
 
     Attributes:
       kind: `slots`, `summary` or `exposure`.
@@ -48,7 +50,7 @@ class RowLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each number."""
+        """Returns the name of each number."""
         days = range(-self.window_days, 0)
         history = [f"infectious_day{day}" for day in days] + [f"recovered_day{day}" for day in days]
         own = [*PERSON_FEATURES, "share_of_slots", "always_susceptible", *history]
@@ -66,13 +68,54 @@ class RowLayout:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """The last days of a history that exposure is a mean over, as numbers of days."""
+        """Returns over how many of the last days each exposure is a mean."""
         return tuple(span for span in _LATELY if span <= self.window_days)
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """Returns how many numbers there are."""
         return len(self.names)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRules:
+    """Rules for people, their silos and their rows, which every stage of the job has.
+
+    Attributes:
+      columns: by table, the columns that are read.
+      has_households: whether there is a table of them.
+      silo_by: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`.
+      degree_bound: checked; may leave contacts out, and may name groups.
+      validation_fraction: expected share of people whose rows are for validation.
+      min_people: silos with fewer people are dropped.
+      num_days: how many days were observed, from day 0.
+      prediction_days: the label is whether somebody falls ill in so many days.
+      num_windows: how many rows each person has for training or validation.
+      layout: of a row.
+      features: of the examples written.
+      seed: keys the split, windows and sampling.
+      num_shards: of the dataset, and partitions of people.
+    """
+
+    columns: Mapping[str, tuple[str, ...]]
+    has_households: bool
+    silo_by: str
+    degree_bound: DegreeBound
+    validation_fraction: float
+    min_people: int
+    num_days: int
+    prediction_days: int
+    num_windows: int
+    layout: RowLayout
+    features: FeatureSpec
+    seed: int
+    num_shards: int
+
+    @property
+    def grid_degrees(self) -> float | None:
+        """Returns the side of a cell of the grid that silos are made by, if they are."""
+        kind, _, size = self.silo_by.partition(".")
+        return float(size) if kind == "residence_grid" else None
 
 
 def build_rows(
@@ -81,12 +124,12 @@ def build_rows(
     """Builds the rows of consecutive people: uint8 `[n, layout.size]`.
 
     Args:
-      layout: what the numbers are.
+      layout: the numbers of a row.
       people: everybody.
       first: place of the first of these people.
       degrees: how many people each of them has met: int64 `[n]`.
       pairs: their sampled contacts, sorted by owner; owners are counted from `first`, others are places.
-      starts: the first day after each one's history: int64 `[n]`.
+      starts: the first day after each history: int64 `[n]`.
     """
     own = slice(first, first + len(starts))
     history = _History(layout.window_days)
@@ -134,9 +177,9 @@ def _summaries(
 
 
 def _exposures(layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History") -> np.ndarray:
-    """Shares of slots and of the day with infectious people, as means over the last days: uint8 `[n, 2 * spans]`.
+    """Returns shares of slots and the day with infectious people, as means over the last days: uint8 `[n, 2 * spans]`.
 
-    Their square roots: most contacts are short, and what is close to zero is lost in noise.
+    Square roots are taken: most contacts are short, and numbers close to zero are lost in noise.
     """
     days = history.of(people.infected[pairs.other], people.recovered[pairs.other], starts[pairs.owner])
     infectious = days[:, : layout.window_days] > 0
@@ -151,7 +194,7 @@ def _exposures(layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarr
 
 
 def _share_of_day(layout: RowLayout, pairs: Pairs) -> np.ndarray:
-    """Of a mean day, what each pair spends together: float32 `[pairs, 1]`."""
+    """Returns the share of a mean day that each pair spends together: float32 `[pairs, 1]`."""
     share = np.minimum(pairs.duration / layout.observed_days / SECONDS_PER_DAY, 1.0)
     return share[:, np.newaxis].astype(np.float32)
 
@@ -159,7 +202,7 @@ def _share_of_day(layout: RowLayout, pairs: Pairs) -> np.ndarray:
 def _contact_blocks(
     layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History"
 ) -> Iterator[np.ndarray]:
-    """The numbers of each pair, in the order of their names: uint8 `[pairs, ...]` parts."""
+    """Yields the numbers of each pair, in the order of their names: uint8 `[pairs, ...]` parts."""
     yield np.full((len(pairs.owner), 1), 255, np.uint8)
     yield people.features[pairs.other]
     daily = 1 / layout.observed_days
@@ -187,7 +230,7 @@ class _History:
         self._table = table.reshape(-1, 2 * window_days)
 
     def of(self, infected: np.ndarray, recovered: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Infectious and recovered, day by day: uint8 `[n, 2 * window_days]`, 0 or 255."""
+        """Returns infectious and recovered, day by day: uint8 `[n, 2 * window_days]`, 0 or 255."""
         origin = starts - self._days
         ill = np.clip(infected.astype(np.int64) - origin, 0, self._days)
         well = np.clip(recovered.astype(np.int64) - origin, 0, self._days)
@@ -195,7 +238,7 @@ class _History:
 
 
 def _sums(values: np.ndarray, owners: np.ndarray, num_owners: int) -> np.ndarray:
-    """Sums over rows of the same owner, for sorted owners: float64 `[owners, ...]`."""
+    """Adds up the rows of each owner, for sorted owners: float64 `[owners, ...]`."""
     total = np.zeros((num_owners, values.shape[1]))
     if len(owners):
         first = np.flatnonzero(np.diff(owners, prepend=-1))

@@ -1,8 +1,8 @@
-"""Which contacts fill the slots of a person's row.
+"""Chooses which contacts fill the slots of a person's row.
 
-It depends on the ids of the person and of those it has met and on the seed: on all 64 bits of a keyed hash, and so not
-on how many people a partition has. Where these are equal, people's order by silo, split and id decides. Contacts are of
-one silo and the split is a hash of the id, so that who comes first depends on nobody else either.
+The choice depends on the seed and on the ids of the person and of its contacts: on all 64 bits of a keyed hash, and so
+not on the number of people in a partition. Equal hashes are decided by people's order by silo, split and id. Contacts
+are of one silo and the split is a hash of the id, so that the order depends on nobody else either.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Contacts(NamedTuple):
       other: who was met, a place among all people: int64.
       start: seconds since midnight: int32.
       duration: seconds: int32.
-      activity: what the owner was doing, 1 to 7: int8.
+      activity: the owner's, 1 to 7: int8.
     """
 
     owner: np.ndarray
@@ -53,12 +53,7 @@ class Pairs(NamedTuple):
 
 
 def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
-    """Takes together what each owner has to do with each other person; `slot` is the rank by place.
-
-    Args:
-      contacts: in any order.
-      num_people: places are below it.
-    """
+    """Merges each owner's contacts, in any order, with each of `num_people` others; `slot` is the rank by place."""
     key = contacts.owner * num_people + contacts.other
     order = np.argsort(key)
     key = key[order]
@@ -82,7 +77,7 @@ def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
 
 
 def share_repeated(contacts: Contacts) -> float:
-    """The share of contacts that repeat another one in everything."""
+    """Returns the share of contacts that repeat another one in everything."""
     if not len(contacts.owner):
         return 0.0
     # By hashes, of which two are equal by chance for one pair in 2^64.
@@ -91,17 +86,17 @@ def share_repeated(contacts: Contacts) -> float:
 
 
 def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, ids: np.ndarray) -> Pairs:
-    """For each owner the `num_slots` pairs with the smallest keyed hashes of both ids, ties by place; slots in order.
+    """Samples for each owner the `num_slots` pairs with the smallest keyed hashes of both ids, ties by place.
 
     Args:
       pairs: sorted by owner and other.
-      num_slots: S.
+      num_slots: S, the most pairs of an owner.
       seed: keys the hash.
       own_ids: int64 `[owners]`, ids of the partition's people.
       ids: int64 `[people]`, of all people.
     """
     priority = keyed_uint64(seed, "contacts", own_ids[pairs.owner], ids[pairs.other])
-    # Stable: places decide what priorities do not.
+    # Stable: places decide between equal priorities.
     order = np.lexsort((priority, pairs.owner))
     ranks = _ranks(pairs.owner)
     chosen = order[ranks < num_slots]
@@ -109,12 +104,12 @@ def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, i
 
 
 def degrees_of(pairs: Pairs, num_owners: int) -> np.ndarray:
-    """How many people each owner has met: int64 `[owners]`."""
+    """Counts the people each owner has met: int64 `[owners]`."""
     return np.bincount(pairs.owner, minlength=num_owners)
 
 
 def _ranks(owners: np.ndarray) -> np.ndarray:
-    """The rank of each row among those of its owner, for sorted owners."""
+    """Returns the rank of each row among those of its owner, for sorted owners."""
     is_first = np.ones(len(owners), bool)
     is_first[1:] = owners[1:] != owners[:-1]
     first = np.flatnonzero(is_first)

@@ -1,8 +1,8 @@
-"""Counts what a job read, kept and dropped, and proves that nothing was lost in between.
+"""Counts the records that a job read, kept and dropped, and proves that none was lost in between.
 
 Tasks count by name: `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or client), an
-example, or a row of a table. Sums over all tasks prove something only where a record is counted as read before it goes
-from one stage to another, and as kept or left out after.
+example, or a row of a table. The sums prove something only where a record is counted as read before it goes from one
+stage to another, and as kept or left out after.
 """
 
 import dataclasses
@@ -39,27 +39,23 @@ def count_rows(context: TaskContext, table: str, what: Reason | str, rows: int) 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """The totals of a finished job.
-
-    Attributes:
-      records: by kind of record; `read` is the sum of `kept` and all of `dropped`.
-    """
+    """The totals of a finished job by kind of record; `read` is the sum of `kept` and all of `dropped`."""
 
     records: Mapping[str, RecordCounts]
 
     @property
     def read(self) -> Tally:
-        """Users and examples read."""
+        """Returns the numbers of users and examples read."""
         return self._tally(lambda counts: counts.read)
 
     @property
     def kept(self) -> Tally:
-        """Clients and examples kept."""
+        """Returns the numbers of clients and examples kept."""
         return self._tally(lambda counts: counts.kept)
 
     @property
     def dropped(self) -> dict[str, Tally]:
-        """Users and examples left out, by reason."""
+        """Returns the numbers of users and examples left out, by reason."""
         reasons = {reason for kind in (USERS, EXAMPLES) for reason in self._of(kind).dropped}
         return {
             reason.value: self._tally(lambda counts, reason=reason: counts.dropped.get(reason, 0))
@@ -69,11 +65,11 @@ class Counts:
 
     @property
     def rows(self) -> dict[str, RecordCounts]:
-        """What was counted besides users and examples: rows of tables."""
+        """Returns the counts of rows of tables, which are neither users nor examples."""
         return {kind: counts for kind, counts in self.records.items() if kind not in (USERS, EXAMPLES)}
 
     def worst_input(self) -> tuple[str, RecordCounts, float]:
-        """The kind of record, of examples and rows, of which the largest share became dead letters, and that share."""
+        """Returns the kind of examples or rows with the largest share of dead letters, its counts, and that share."""
         shares = {
             kind: sum(number for reason, number in counts.dropped.items() if Reason(reason).is_bad_input)
             / max(counts.read, 1)
@@ -84,7 +80,7 @@ class Counts:
         return worst, self._of(worst), shares.get(worst, 0.0)
 
     def describe_dropped(self, kind: str) -> str:
-        """Reasons with their counts, the most frequent first, on one line."""
+        """Lists reasons with their counts, the most frequent first, on one line."""
         if kind == EXAMPLES:
             ordered = sorted(self.dropped.items(), key=lambda item: (-item[1].examples, item[0]))
             return ", ".join(f"{reason}: {tally.users} users, {tally.examples} examples" for reason, tally in ordered)
@@ -99,11 +95,7 @@ class Counts:
 
 
 def add_up(counts: Mapping[str, int]) -> Counts:
-    """Orders the sums of what tasks counted.
-
-    Raises:
-      RuntimeError: the counts do not add up, so records were lost or counted twice.
-    """
+    """Orders the sums of tasks' counts; raises RuntimeError where records were lost or counted twice."""
     by_kind: dict[str, Counter[str]] = {}
     for name, number in counts.items():
         kind, _, what = name.partition("/")

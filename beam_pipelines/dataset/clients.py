@@ -1,33 +1,142 @@
-"""Runs the job for any raw data: users in, a client dataset out (`tff_pdp.data.manifest` describes its folder).
-
-Its stages read and judge users, then divide and write the clients of each shard.
-"""
+"""Runs the job for any raw data: users in, a client dataset out (`tff_pdp.data.manifest` describes its folder)."""
 
 import dataclasses
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow
 from tqdm import tqdm
 
 from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
-from beam_pipelines.dataset.user_rows import UserRow, judge_user, rows_of, to_batch
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.options import ClientDatasetOptions, ClientRules, RawData, Summary
-from beam_pipelines.records import DeadLetter, Reason, UserRecord
-from beam_pipelines.rules import ExampleRule, SplitRule, keyed_hash
+from beam_pipelines.records import DeadLetter, Reason, UserRecord, raw_excerpt
+from beam_pipelines.rules import ExampleRule, SplitRule, keyed_hash, user_problem
 from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
 USERS = "users"
-# Examples that a task keeps before it hands them on.
+# A task keeps so many bytes of examples before it hands them on.
 _PIECE_BYTES = 64 << 20
+
+_ROWS = pyarrow.schema(
+    [
+        ("client", pyarrow.string()),
+        ("source", pyarrow.string()),
+        ("fingerprint", pyarrow.binary(32)),
+        ("num_examples", pyarrow.int64()),
+        # As JSON. A letter of the user as a whole is the only one, and there are no examples.
+        ("letters", pyarrow.string()),
+        # float32 [n, values], int64 or float32 [n], twice bool [n] or null: valid examples in the order of the source.
+        ("x", pyarrow.large_binary()),
+        ("y", pyarrow.large_binary()),
+        ("is_test", pyarrow.large_binary()),
+        ("is_validation", pyarrow.large_binary()),
+    ]
+)
+
+
+class _UserRow(NamedTuple):
+    """One copy of a user: its valid examples, and dead letters of the others, or one of the user as a whole.
+
+    Attributes:
+      client: the user's name.
+      source: name of the file.
+      fingerprint: equal for copies with the same content.
+      num_examples: how many examples were read.
+      letters: the dead letters.
+      x: float32 `[n, values]`.
+      y: int64 `[n]`, float32 of a regression.
+      is_test: bool `[n]`, where the source says which examples are for test.
+      is_validation: bool `[n]`, where the source says which are for validation.
+    """
+
+    client: str
+    source: str
+    fingerprint: bytes
+    num_examples: int
+    letters: list[DeadLetter]
+    x: np.ndarray
+    y: np.ndarray
+    is_test: np.ndarray | None
+    is_validation: np.ndarray | None
+
+    @property
+    def is_usable(self) -> bool:
+        """Tells whether the user as a whole can be used."""
+        return not any(letter.example is None for letter in self.letters)
+
+    @property
+    def is_held_out(self) -> bool:
+        """Tells whether the source keeps all examples from training, as where users and not examples are divided."""
+        stated = [one for one in (self.is_test, self.is_validation) if one is not None]
+        return bool(stated) and bool(np.logical_or.reduce(stated).all())
+
+
+def _judge_user(user: UserRecord, rule: ExampleRule) -> _UserRow:
+    """Divides one copy of a user into valid examples and dead letters."""
+    reason, raw = user_problem(user)
+    y_dtype = np.int64 if rule.num_classes else np.float32
+    letters: list[DeadLetter] = []
+    x, y, valid = np.zeros((0, rule.num_values), np.float32), np.zeros(0, y_dtype), np.zeros(0, np.int64)
+    if reason is not None:
+        letters = [DeadLetter(user.source, user.client, None, reason, raw_excerpt(raw), user.num_examples)]
+    else:
+        problems = rule.problems(user.x, user.y)
+        valid = np.array([place for place in range(len(user.x)) if place not in problems], np.int64)
+        for place, (why, found) in problems.items():
+            letters.append(DeadLetter(user.source, user.client, place, why, raw_excerpt(found)))
+        if len(valid):
+            x = np.stack([user.x[place] for place in valid])
+            y = np.array([user.y[place] for place in valid], y_dtype)
+    stated = (
+        None if one is None or reason is not None else np.array(one, bool)[valid]
+        for one in (user.is_test, user.is_validation)
+    )
+    return _UserRow(user.client, user.source, user.fingerprint(), user.num_examples, letters, x, y, *stated)
+
+
+def _to_batch(rows: list[_UserRow]) -> pyarrow.RecordBatch:
+    """Packs rows as a batch of `_ROWS`."""
+    columns = zip(*map(_values, rows), strict=True)
+    return pyarrow.record_batch(
+        [pyarrow.array(values, field.type) for values, field in zip(columns, _ROWS, strict=True)],
+        schema=_ROWS,
+    )
+
+
+def _rows_of(batch: pyarrow.RecordBatch, rule: ExampleRule) -> Iterator[_UserRow]:
+    """Yields the rows of a batch, without copies of their examples."""
+    y_dtype = np.int64 if rule.num_classes else np.float32
+    columns = [batch.column(name) for name in _ROWS.names]
+    for place in range(len(batch)):
+        client, source, fingerprint, size, letters = (column[place].as_py() for column in columns[:5])
+        x, y, *stated = (column[place].as_buffer() for column in columns[5:])
+        yield _UserRow(
+            client,
+            source,
+            fingerprint,
+            size,
+            [DeadLetter(**{**letter, "reason": Reason(letter["reason"])}) for letter in json.loads(letters)],
+            np.frombuffer(x, np.float32).reshape(-1, rule.num_values),
+            np.frombuffer(y, y_dtype),
+            *(None if one is None else np.frombuffer(one, bool) for one in stated),
+        )
+
+
+def _values(row: _UserRow) -> tuple:
+    letters = "[" + ",".join(letter.to_json() for letter in row.letters) + "]"
+    stated = (None if one is None else one.tobytes() for one in (row.is_test, row.is_validation))
+    fixed = (row.client, row.source, row.fingerprint, row.num_examples, letters)
+    return (*fixed, row.x.tobytes(), row.y.tobytes(), *stated)
 
 
 def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
@@ -43,10 +152,10 @@ def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
 
 def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskContext) -> Iterator[Piece]:
     """Judges users, counts them as read, and hands them on, each to the shard that it will be in."""
-    waiting: dict[int, list[UserRow]] = {}
+    waiting: dict[int, list[_UserRow]] = {}
     size = 0
     for user in users:
-        row = judge_user(user, rules.examples)
+        row = _judge_user(user, rules.examples)
         count_read(context, users=1, examples=row.num_examples)
         waiting.setdefault(shard_of(row.client, rules.num_shards, rules.splits.seed), []).append(row)
         size += row.x.nbytes
@@ -57,7 +166,7 @@ def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskCo
 
 
 def shard_of(client: str, num_shards: int, seed: int) -> int:
-    """The shard that holds a client."""
+    """Chooses the shard of a client by the hash of its name."""
     return keyed_hash(seed, "shard", client.encode()) % num_shards
 
 
@@ -80,9 +189,9 @@ class _WriteShard:
     rules: ClientRules
 
     def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
-        copies: dict[str, list[UserRow]] = {}
+        copies: dict[str, list[_UserRow]] = {}
         for batch in context.tables.get(USERS, []):
-            for row in rows_of(batch, self.rules.examples):
+            for row in _rows_of(batch, self.rules.examples):
                 copies.setdefault(row.client, []).append(row)
         with DeadLetterFile(context.folder, "write_shards", task) as letters:
             extents = self._extents(copies, context, letters)
@@ -90,7 +199,7 @@ class _WriteShard:
         return ()
 
     def _extents(
-        self, copies: dict[str, list[UserRow]], context: TaskContext, letters: DeadLetterFile
+        self, copies: dict[str, list[_UserRow]], context: TaskContext, letters: DeadLetterFile
     ) -> Iterator[Extent]:
         for client in sorted(copies):
             row = _one_copy(copies.pop(client), context, letters)
@@ -103,7 +212,7 @@ class _WriteShard:
             if row.is_usable:
                 yield from self._divide(row, context)
 
-    def _divide(self, row: UserRow, context: TaskContext) -> Iterator[Extent]:
+    def _divide(self, row: _UserRow, context: TaskContext) -> Iterator[Extent]:
         size = len(row.y)
         if size < self.rules.min_examples:
             count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=1, examples=size)
@@ -120,14 +229,14 @@ class _WriteShard:
                 yield Extent(row.client, split, records, len(chosen))
 
 
-def _pieces(waiting: dict[int, list[UserRow]]) -> Iterator[Piece]:
+def _pieces(waiting: dict[int, list[_UserRow]]) -> Iterator[Piece]:
     for shard, rows in sorted(waiting.items()):
-        yield Piece(USERS, shard, to_batch(rows))
+        yield Piece(USERS, shard, _to_batch(rows))
 
 
-def _one_copy(copies: list[UserRow], context: TaskContext, letters: DeadLetterFile) -> UserRow | None:
-    """One of several identical copies of a user; None where they differ, which makes all of them dead letters."""
-    # Sorted, so that the copy that is kept does not depend on the order in which files were read.
+def _one_copy(copies: list[_UserRow], context: TaskContext, letters: DeadLetterFile) -> _UserRow | None:
+    """Returns one of several identical copies of a user; None where they differ, which makes all dead letters."""
+    # Sorted, so that the kept copy does not depend on the order in which files were read.
     first, *others = sorted(copies, key=lambda copy: copy.source)
     if any(copy.fingerprint != first.fingerprint for copy in others):
         sources = str([copy.source for copy in (first, *others)])
@@ -142,7 +251,7 @@ def _one_copy(copies: list[UserRow], context: TaskContext, letters: DeadLetterFi
 
 
 def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Names of examples, made from their content alone: bytes `[n]` of 32 hexadecimal digits."""
+    """Names examples by their content alone: bytes `[n]` of 32 hexadecimal digits."""
     labels = y.astype("<i8" if y.dtype.kind == "i" else "<f4")
     ids: list[Any] = [
         hashlib.blake2b(x[place].tobytes() + labels[place].tobytes(), digest_size=16).hexdigest().encode()
@@ -152,12 +261,7 @@ def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:
-    """Prepares a client dataset, or finds that it is already there.
-
-    Raises:
-      DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable
-        or no client is left; or the output is in the way. Nothing is written under the output's name then.
-    """
+    """Prepares a client dataset, or finds that it is already there; raises DataError as `run_dataset_job`."""
     if raw.has_test_examples and options.split_by == "user":
         raise DataError(f"{options.input}: split_by user needs data without test examples of their own")
     features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)
@@ -178,7 +282,7 @@ def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summa
     if raw.has_validation_examples:
         unused["validation_fraction"] = None
     job = DatasetJob(
-        # All that decides the content besides the files: the options, and what the raw data say of themselves.
+        # All that decides the content besides the files: the options, and the parameters of the raw data.
         parameters={**options.parameters(), **unused, "source": raw.source, **raw.parameters},
         sources=tuple(FileRecord.of(raw.folder, name) for name in tqdm(raw.files, desc="hash sources", unit="file")),
         features=features,

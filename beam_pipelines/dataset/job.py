@@ -1,4 +1,4 @@
-"""Does what all jobs have in common that write a client dataset: run the stages, judge the counts, publish."""
+"""Runs any job that writes a client dataset: its stages, a judgement of the counts, publication."""
 
 import dataclasses
 import hashlib
@@ -39,10 +39,10 @@ class DatasetJob:
     Attributes:
       parameters: all that decides the content besides the input files, as JSON has it.
       sources: the input files.
-      features: of the examples it writes.
-      num_shards: how many shards its last stage writes.
-      stages: they write the shards and dead letters.
-      row_influence: what rows made of a contact graph promise.
+      features: of the examples written.
+      num_shards: how many shards the last stage writes.
+      stages: write the shards and dead letters.
+      row_influence: the bound on rows that one person or pair can change, for rows of a contact graph.
     """
 
     parameters: Mapping[str, Any]
@@ -53,7 +53,7 @@ class DatasetJob:
     row_influence: RowInfluence | None = None
 
     def config_hash(self) -> str:
-        """Equal for jobs that write the same dataset."""
+        """Hashes the job's content: equal for jobs that write the same dataset."""
         content = {
             "format_version": FORMAT_VERSION,
             "parameters": self.parameters,
@@ -98,10 +98,10 @@ def _skipped(output: Path, manifest: Manifest) -> Summary:
 
 
 def _finished_dataset(output: Path, config_hash: str, overwrite: bool) -> Manifest | None:
-    """The dataset at `output` if it is the one asked for, None if `output` is free or may be replaced."""
+    """Returns the dataset at `output` if it is the one asked for, None if `output` is free or may be replaced."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
-    # Only what is recognisably a dataset is ever replaced: `--output ~ --overwrite` must not delete a home folder.
+    # Only a recognisable dataset is ever replaced: `--output ~ --overwrite` must not delete a home folder.
     if not ((output / SUCCESS_FILE).is_file() and (output / MANIFEST_FILE).is_file()):
         raise DataError(f"{output}: exists and is not a client dataset; choose another --output or remove it yourself")
     if overwrite:
@@ -133,7 +133,7 @@ def _check_quality(options: JobOptions, counts: Counts, staging: Path, output: P
 
 
 def _describe(job: DatasetJob, seed: int, config_hash: str, counts: Counts, staging: Path) -> Manifest:
-    """Makes the manifest from what lies on disk, and checks that against what the tasks counted."""
+    """Makes the manifest from the files on disk, and checks them against the counts of the tasks."""
     clients = _clients(write_index(staging, job.num_shards))
     num_examples = {split: sum(by_split[split] for by_split in clients.values()) for split in SPLITS}
     if (len(clients), sum(num_examples.values())) != (counts.kept.users, counts.kept.examples):

@@ -1,7 +1,7 @@
-"""Files of a client dataset: shards, their index, and dead letters, all byte-deterministic."""
+"""Writes the files of a client dataset, byte-deterministic: shards, their index, and dead letters."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from beam_pipelines.dataset.staging import INDEX_FOLDER
-from beam_pipelines.records import DeadLetter, IndexRow
+from beam_pipelines.records import DeadLetter
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, INDEX_FILE, SHARD_FOLDER
 from tff_pdp.files import atomic_file, write_atomically
 
@@ -26,7 +26,7 @@ _INDEX_SCHEMA = pyarrow.schema(
 
 
 def shard_name(shard: int, num_shards: int) -> str:
-    """Name of a shard file, relative to the dataset."""
+    """Returns the name of a shard file, relative to the dataset."""
     return f"{SHARD_FOLDER}/part-{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
@@ -41,26 +41,21 @@ class Extent:
 
 
 def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Extent]) -> None:
-    """Writes a shard as its extents are made, and where they lie.
-
-    Args:
-      staging: the job's staging folder.
-      shard: its number.
-      num_shards: of the dataset.
-      extents: sorted by client and split.
-    """
+    """Writes a shard as its extents, sorted by client and split, are made, and the index of where they lie."""
     rows, offset = [], 0
     with atomic_file(staging / shard_name(shard, num_shards)) as file:
         for extent in extents:
             file.write(extent.records)
             size = len(extent.records)
-            rows.append(IndexRow(extent.client, extent.split, shard, offset, size, extent.num_examples))
+            values = (extent.client, extent.split, shard, offset, size, extent.num_examples)
+            rows.append(dict(zip(_INDEX_SCHEMA.names, values, strict=True)))
             offset += size
-    _write_rows(staging / INDEX_FOLDER / f"{shard:05d}.parquet", _index_table(rows))
+    index = pyarrow.Table.from_pylist(rows, schema=_INDEX_SCHEMA)
+    _write_rows(staging / INDEX_FOLDER / f"{shard:05d}.parquet", index)
 
 
 def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
-    """Makes one index of those of all shards, sorted by client, split and shard."""
+    """Joins the indices of all shards to one, sorted by client, split and shard."""
     parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
     order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
     index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()
@@ -69,10 +64,9 @@ def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
 
 
 class DeadLetterFile:
-    """The dead letters of one task. A context manager; there is no file where there is no letter."""
+    """The dead letters of one task, written when the `with` block ends; without letters there is no file."""
 
     def __init__(self, staging: Path, stage: str, task: int):
-        """Letters of a stage's task, for the folder `staging`."""
         self._path = staging / DEAD_LETTER_FOLDER / f"{stage}-{task:05d}.jsonl"
         self._lines: list[str] = []
 
@@ -93,15 +87,7 @@ class DeadLetterFile:
             write_atomically(self._path, (f"{line}\n".encode() for line in sorted(self._lines)))
 
 
-def _index_table(rows: list[IndexRow]) -> pyarrow.Table:
-    return pyarrow.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=_INDEX_SCHEMA)
-
-
 def _write_rows(path: Path, table: pyarrow.Table) -> None:
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, sink)
-    write_atomically(path, _chunks(sink.getvalue()))
-
-
-def _chunks(buffer: pyarrow.Buffer) -> Iterator[bytes]:
-    yield buffer.to_pybytes()
+    write_atomically(path, [sink.getvalue().to_pybytes()])

@@ -1,4 +1,4 @@
-"""The folder a job works in before its output has a name: what a killed job leaves never looks complete."""
+"""Manages the folder a job works in before its output has a name: the leftovers of a killed job never look complete."""
 
 import contextlib
 import shutil
@@ -19,15 +19,14 @@ _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 
 @contextlib.contextmanager
 def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
-    """A hidden folder beside `output`, for this process alone and removed once the job has ended.
+    """Yields a hidden folder beside `output`, for this process alone and removed once the job has ended.
 
-    What a killed job left in it is there again for the next job with the same key, and cleared for any other. A job
-    that ends with an error of its input leaves nothing. A job that was killed while it published is brought to its end
-    before.
+    The next job with the same key goes on with the files of a killed job; any other clears them. A job that ends with
+    an error of its input leaves nothing. A publication that was killed is brought to its end first.
 
     Args:
-      output: what the job will write.
-      resume_key: equal for jobs that may go on with what the other has done; empty for one that begins anew.
+      output: the folder that the job will write.
+      resume_key: equal for jobs that may go on with each other's files; empty for one that begins anew.
 
     Raises:
       DataError: another job is writing the same output.
@@ -51,7 +50,7 @@ def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Marks a dataset as finished and gives it its name, replacing what stands there."""
+    """Marks a dataset as finished and gives it its name, replacing a dataset there."""
     # First: a job that goes on needs all of the others.
     remove(staging / _RESUME_FILE)
     published = {*_PUBLISHED_FOLDERS}
@@ -69,7 +68,7 @@ def publish(staging: Path, output: Path) -> None:
 
 
 def is_half_published(output: Path) -> bool:
-    """Whether a job was killed while it replaced what stands at `output`; the next one puts that in order."""
+    """Tells whether a job was killed while it replaced the dataset at `output`; the next one puts that in order."""
     return _replaced(output).exists()
 
 
@@ -104,7 +103,7 @@ def keep_dead_letters(staging: Path, destination: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link, or a folder with all that is in it, if it is there."""
+    """Removes a file, a link, or a folder with its content, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -112,7 +111,7 @@ def remove(path: Path) -> None:
 
 
 def _clear_unless(staging: Path, resume_key: str) -> None:
-    """Prepares the folder, and removes what lies there unless it was left under the same key."""
+    """Prepares the folder, and empties it unless its content was left under the same key."""
     # Files between stages are not flushed to disk: after a restart of the machine they may be there and be empty.
     boot = Path("/proc/sys/kernel/random/boot_id")
     key = f"{resume_key} {boot.read_text().strip() if boot.exists() else ''}"

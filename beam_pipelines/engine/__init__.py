@@ -2,6 +2,5 @@
 
 stages: what a job is made of; its pieces as bytes and files
 tasks: one task in a worker, what it reports; workers end with their job
-pipelines: stage after stage, or all as one Beam pipeline
-run: runs and watches them
+run: one Beam pipeline for each stage or for all; runs and watches them
 """

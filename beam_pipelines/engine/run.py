@@ -1,22 +1,29 @@
-"""Runs stages on a Beam runner and watches them."""
+"""Runs stages on a Beam runner and watches them: each in a pipeline of its own, or all in one.
+
+In one pipeline, Beam's engine groups pieces by partition between the stages. Between pipelines, pieces lie in files. A
+task then holds the pieces of its own partition in memory and nothing else, so memory is bounded by the largest
+partition whatever the size of the input; and a job that was killed goes on with the tasks that are left.
+"""
 
 import contextlib
 import dataclasses
 import logging
 import os
 import re
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import AsIter, PCollection, TaggedOutput
 from tqdm import tqdm
 
-from beam_pipelines.engine.pipelines import add_stage, add_stages, remove_used_pieces
-from beam_pipelines.engine.stages import Stage
-from beam_pipelines.engine.tasks import count_done, stage_counts, stage_errors
+from beam_pipelines.engine.stages import Origin, Stage, decode_pieces, encode_piece, read_pieces, write_pieces
+from beam_pipelines.engine.tasks import TaskRun, count_done, end_with, is_done, read_reports
 from tff_pdp.errors import DataError, sentence_for_user
 
 
@@ -27,8 +34,8 @@ class Engine:
     Attributes:
       runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
       pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
-      is_staged: whether stages are pipelines of their own with files between them; otherwise they are one pipeline, and
-        what lies between is the runner's business.
+      is_staged: whether stages are pipelines of their own with files between them; otherwise all are one pipeline, and
+        the runner carries pieces between them.
     """
 
     runner: str = "FnApiRunner"
@@ -37,33 +44,34 @@ class Engine:
 
 
 def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter[str]:
-    """Runs stages and returns the sums of what their tasks counted.
+    """Runs stages and returns the sums of their tasks' counts.
 
     Args:
       stages: each takes tables of, and comes after, earlier ones.
       engine: where they are run.
-      folder: the staging folder, which every worker sees under this name. Of stages that were run there before, in
-        files, only the tasks that are left are run.
+      folder: the staging folder, which every worker sees under this name. Staged tasks that have ended there are not
+        run again.
 
     Raises:
-      DataError: a task found input that the job cannot do with.
+      DataError: a task found input that the job cannot use.
     """
     names = [f"--runner={engine.runner}", *engine.pipeline_args]
     if engine.is_staged:
         for place, stage in enumerate(stages):
             pipeline = beam.Pipeline(options=PipelineOptions(names))
-            if add_stage(pipeline, stages, place, folder):
+            if _add_stage(pipeline, stages, place, folder):
                 _run(pipeline, [stage], folder)
             _check_errors([stage], folder)
-            remove_used_pieces(stages, place, folder)
+            _remove_used_pieces(stages, place, folder)
     else:
         pipeline = beam.Pipeline(options=PipelineOptions(names))
-        add_stages(pipeline, stages, folder)
+        _add_stages(pipeline, stages, folder)
         _run(pipeline, stages, folder)
         _check_errors(stages, folder)
     total: Counter[str] = Counter()
     for stage in stages:
-        total.update(stage_counts(folder, stage.name))
+        for report in read_reports(folder, stage.name):
+            total.update(report.counts)
     return total
 
 
@@ -72,7 +80,7 @@ def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None
         with _progress_bar(stages, folder), _quiet_about_disks():
             pipeline.run().wait_until_finish()
     except Exception as error:
-        # Of one pipeline, later stages trip over what a stage left undone for an error that the user can mend.
+        # In one pipeline, later stages trip over the missing work of a stage that an error of the input has ended.
         _check_errors(stages, folder)
         refused = _refused_by_disk(str(error), folder)
         if refused is None:
@@ -100,7 +108,7 @@ def _quiet_about_disks() -> Iterator[None]:
 
 
 def _refused_by_disk(text: str, folder: Path) -> OSError | None:
-    """The error of a worker that found no room, out of the text that runners make of it; None for all others."""
+    """Reads the error of a worker that found no room out of a runner's text; None for all others."""
     found = re.findall(r"\[Errno (\d+)\] [^\n:\[]*(?:: '([^'\n]+)')?", text)
     if not found:
         return None
@@ -110,7 +118,7 @@ def _refused_by_disk(text: str, folder: Path) -> OSError | None:
 
 
 def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
-    errors = [error for stage in stages for error in stage_errors(folder, stage.name)]
+    errors = [report.error for stage in stages for report in read_reports(folder, stage.name) if report.error]
     if errors:
         more = f" (and {len(errors) - 1} more errors of this kind)" if len(errors) > 1 else ""
         raise DataError(errors[0] + more)
@@ -118,10 +126,7 @@ def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
 
 @contextlib.contextmanager
 def _progress_bar(stages: Sequence[Stage], folder: Path) -> Iterator[None]:
-    """Shows how many tasks have ended, from what lies in the staging folder.
-
-    A runner blocks until the job is over and its workers may be other processes, so the disk is what can be watched.
-    """
+    """Shows how many tasks have ended, by the reports in the staging folder: a runner blocks until the job is over."""
     finished = threading.Event()
     total = sum(len(stage.tasks) for stage in stages)
     with tqdm(total=total, desc=" and ".join(stage.name.replace("_", " ") for stage in stages), unit="task") as bar:
@@ -142,3 +147,132 @@ def _progress_bar(stages: Sequence[Stage], folder: Path) -> Iterator[None]:
             finished.set()
             watcher.join()
             refresh()
+
+
+_DONE = "done"
+
+
+def _add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
+    """Adds stages to a pipeline, in an order in which each takes tables of, and comes after, earlier ones."""
+    given: dict[str, list[PCollection]] = {}
+    done: dict[str, PCollection] = {}
+    for place, stage in enumerate(stages):
+        run = _RunTask(place, stage, folder)
+        if stage.takes:
+            # A partition without pieces has a task, too.
+            every = pipeline | f"{stage.name}/every_partition" >> beam.Create(
+                [(number, b"") for number in stage.tasks], reshuffle=False
+            ).with_output_types(tuple[int, bytes])
+            pieces = [table for name in stage.takes for table in given[name]]
+            tasks = (
+                (every, *pieces)
+                | f"{stage.name}/all_pieces" >> beam.Flatten()
+                | f"{stage.name}/by_partition" >> beam.GroupByKey()
+            )
+        else:
+            tasks = (
+                pipeline
+                | f"{stage.name}/tasks" >> beam.Create(list(range(len(stage.tasks))), reshuffle=False)
+                # Without it, a runner may fuse all tasks into one worker.
+                | f"{stage.name}/spread" >> beam.Reshuffle()
+                | f"{stage.name}/no_pieces" >> beam.Map(lambda number: (number, [b""]))
+            )
+        waits = [AsIter(done[name]) for name in stage.after]
+        outputs = tasks | stage.name >> beam.ParDo(run, *waits).with_outputs(*stage.gives, main=_DONE)
+        done[stage.name] = outputs[_DONE]
+        for table in stage.gives:
+            typed = outputs[table] | f"{stage.name}/{table}" >> beam.Map(_same).with_output_types(tuple[int, bytes])
+            given.setdefault(table, []).append(typed)
+
+
+class _OfJob(beam.DoFn):
+    """Ends its worker with the job."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._job = os.getpid()
+
+    def setup(self) -> None:
+        """Binds a worker to its job."""
+        end_with(self._job)
+
+
+class _RunTask(_OfJob):
+    """`(task, encoded pieces)` -> the task's number, and `(partition, encoded piece)` under the table's tag."""
+
+    def __init__(self, place: int, stage: Stage, folder: Path):
+        super().__init__(folder)
+        self._place = place
+        self._stage = stage
+
+    def process(self, element: tuple[int, Iterable[bytes]], *after: Any) -> Iterator[Any]:
+        """Runs one task, once the stages in `after` are done."""
+        del after
+        number, encoded = element
+        run = TaskRun(self._stage, number, decode_pieces(encoded), self._folder)
+        for order, piece in enumerate(run.pieces()):
+            content = encode_piece(piece, Origin(self._place, number, order)).to_pybytes()
+            yield TaggedOutput(piece.table, (piece.partition, content))
+        run.report()
+        yield number
+
+
+def _same(keyed: tuple[int, bytes]) -> tuple[int, bytes]:
+    return keyed
+
+
+PIECE_FOLDER = ".pieces"
+
+
+def _add_stage(pipeline: beam.Pipeline, stages: Sequence[Stage], place: int, folder: Path) -> bool:
+    """Adds the unfinished tasks of the stage at a place to a pipeline; returns whether there are any."""
+    stage = stages[place]
+    left = [number for number in range(len(stage.tasks)) if not is_done(folder, stage.name, number)]
+    _piece_folder(folder, stage).mkdir(parents=True, exist_ok=True)
+    if left:
+        _ = (
+            pipeline
+            | f"{stage.name}/tasks" >> beam.Create(left, reshuffle=False)
+            | f"{stage.name}/spread" >> beam.Reshuffle()
+            | stage.name >> beam.ParDo(_RunStagedTask(tuple(stages[: place + 1]), folder))
+        )
+    return bool(left)
+
+
+def _remove_used_pieces(stages: Sequence[Stage], place: int, folder: Path) -> None:
+    """Removes the pieces that no stage after the one at a place takes."""
+    still_taken = {table for stage in stages[place + 1 :] for table in stage.takes}
+    for stage in stages[: place + 1]:
+        if not still_taken.intersection(stage.gives):
+            shutil.rmtree(_piece_folder(folder, stage), ignore_errors=True)
+
+
+def _piece_folder(folder: Path, stage: Stage) -> Path:
+    """Returns the folder of a stage's pieces."""
+    return folder / PIECE_FOLDER / stage.name
+
+
+class _RunStagedTask(_OfJob):
+    """Number of a task -> the same; reads the task's pieces, runs it, and writes the pieces it gives."""
+
+    def __init__(self, stages: tuple[Stage, ...], folder: Path):
+        super().__init__(folder)
+        self._stages = stages
+
+    def process(self, element: int) -> Iterator[int]:
+        """Runs one task."""
+        *_, stage = self._stages
+        run = TaskRun(stage, element, decode_pieces(self._taken(stage, element)), self._folder)
+        path = _piece_folder(self._folder, stage) / f"{element:08d}"
+        write_pieces(path, run.pieces(), len(self._stages) - 1, element, stage.gives)
+        # Last: a reported task is not done again.
+        run.report()
+        yield element
+
+    def _taken(self, stage: Stage, partition: int) -> Iterator[bytes]:
+        for giver in self._stages[:-1]:
+            tables = [place for place, table in enumerate(giver.gives) if table in stage.takes]
+            if tables:
+                for number in range(len(giver.tasks)):
+                    path = _piece_folder(self._folder, giver) / f"{number:08d}"
+                    yield from read_pieces(path, tables, partition)

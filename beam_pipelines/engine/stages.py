@@ -1,11 +1,9 @@
 """Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later one.
 
-The rest of this room runs stages, in one Beam pipeline or one after the other. Their work is the same in both.
-
 Pieces travel as bytes between the steps of one pipeline, and in files between pipelines. The bytes of a piece are an
-Arrow IPC stream of one batch, whose schema says which table it belongs to and where it was made. A file has the pieces
-of one task, then a table of contents `int64 [pieces, 4]` (number of the table in the stage's `gives`, partition,
-offset, length), then the number of pieces as int64.
+Arrow IPC stream of one batch, whose schema names its table and its origin. A file has the pieces of one task, then a
+table of contents `int64 [pieces, 4]` (number of the table in the stage's `gives`, partition, offset, length), then the
+number of pieces as int64.
 """
 
 import dataclasses
@@ -34,14 +32,14 @@ class Piece:
 
 @dataclasses.dataclass
 class TaskContext:
-    """What a task has besides what it is about.
+    """The surroundings of a task.
 
     Attributes:
       number: of the task in its stage.
       folder: the job's staging folder, in which a task writes files in one move, under names of its own.
       tables: by name, the batches that earlier stages gave to this task's partition, sorted by stage, task and order of
         making: the same whatever the engine did in between.
-      counts: what the task read, kept and dropped, for `beam_pipelines.dataset.accounting`.
+      counts: of records read, kept and dropped, for `beam_pipelines.dataset.accounting`.
     """
 
     number: int
@@ -64,10 +62,9 @@ class Stage:
 
     Attributes:
       name: unlike the other stages'; also a folder's name.
-      tasks: what each task is about; small picklable values. Of a stage that takes tables: the numbers 0, 1, ... of the
-        partitions.
+      tasks: a small picklable value for each task; the numbers 0, 1, ... of partitions in a stage that takes tables.
       work: `(task, context) -> pieces`, picklable. May be run twice for the same task, even at once. Raises DataError
-        for input that the job cannot do with; the message reaches the user.
+        for input that the job cannot use; the message reaches the user.
       gives: names of the tables of its pieces.
       takes: names of tables of earlier stages.
       after: names of stages that must be finished before, because of the files they write.
@@ -82,7 +79,7 @@ class Stage:
 
 
 def partition_stage(name: str, num_partitions: int, work: Work, takes: tuple[str, ...], **others: Any) -> Stage:
-    """A stage with a task for each partition of the tables it takes; the other arguments are those of `Stage`."""
+    """Builds a stage with a task for each partition of the tables it takes; other arguments are those of `Stage`."""
     return Stage(name, tuple(range(num_partitions)), work, takes=takes, **others)
 
 
@@ -98,7 +95,7 @@ class Origin(NamedTuple):
 
 
 def encode_piece(piece: Piece, origin: Origin) -> pyarrow.Buffer:
-    """The bytes of a piece."""
+    """Packs a piece as bytes."""
     metadata = {_TABLE: piece.table.encode(), _ORIGIN: ".".join(map(str, origin))}
     batch = piece.batch.replace_schema_metadata(metadata)
     sink = pyarrow.BufferOutputStream()
@@ -108,7 +105,7 @@ def encode_piece(piece: Piece, origin: Origin) -> pyarrow.Buffer:
 
 
 def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatch]]:
-    """The batches by table, each table's in the order of their origins. Empty bytes stand for nothing."""
+    """Unpacks batches by table, in the order of their origins. Empty bytes stand for nothing."""
     found: list[tuple[Origin, str, pyarrow.RecordBatch]] = []
     for content in encoded:
         if content:
@@ -155,7 +152,7 @@ def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[b
 
 @functools.lru_cache(maxsize=8192)
 def _contents(path: Path, *version: int) -> np.ndarray:
-    """A file's table of contents, kept: a stage has many tasks that all look into the same files."""
+    """Reads a file's table of contents, which is kept: many tasks of a stage look into the same files."""
     del version
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)

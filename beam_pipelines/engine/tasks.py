@@ -1,7 +1,6 @@
 """Runs one task in a worker, writes and reads the reports of tasks, and ends workers with their job.
 
-A report is a small file in the staging folder. Together they also tell how far a job has come. Workers also end where
-the job is killed and cannot tell them.
+A report is a small file in the staging folder; the reports also tell how far a job has come.
 """
 
 import dataclasses
@@ -10,7 +9,6 @@ import json
 import os
 import select
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -27,12 +25,7 @@ _GENERATIONS = 3
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """How a task ended.
-
-    Attributes:
-      counts: what it read, kept and dropped.
-      error: why the job cannot go on; empty where it can.
-    """
+    """How a task ended: its counts of records, and the error for which the job cannot go on, or empty."""
 
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     error: str = ""
@@ -41,34 +34,22 @@ class TaskReport:
         """Writes the report into a job's staging folder."""
         path = _path(folder, stage, task)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A worker's copy of the same task says the same.
+        # A second run of the same task writes the same.
         write_atomically(path, [json.dumps({"counts": dict(self.counts), "error": self.error}).encode()])
 
 
 def is_done(folder: Path, stage: str, task: int) -> bool:
-    """Whether a task has ended."""
+    """Tells whether a task has ended."""
     return _path(folder, stage, task).exists()
 
 
 def count_done(folder: Path, stage: str) -> int:
-    """How many of a stage's tasks have ended."""
+    """Counts the tasks of a stage that have ended."""
     return sum(1 for _ in (folder / REPORT_FOLDER / stage).glob("*.json"))
 
 
-def stage_errors(folder: Path, stage: str) -> list[str]:
-    """The errors of a stage's tasks, in their order."""
-    return [report.error for report in _reports(folder, stage) if report.error]
-
-
-def stage_counts(folder: Path, stage: str) -> Counter[str]:
-    """The sums of what a stage's tasks counted."""
-    total: Counter[str] = Counter()
-    for report in _reports(folder, stage):
-        total.update(report.counts)
-    return total
-
-
-def _reports(folder: Path, stage: str) -> list[TaskReport]:
+def read_reports(folder: Path, stage: str) -> list[TaskReport]:
+    """Reads the reports of a stage's tasks, in their order."""
     paths = sorted((folder / REPORT_FOLDER / stage).glob("*.json"))
     return [TaskReport(**json.loads(path.read_bytes())) for path in paths]
 
@@ -80,12 +61,12 @@ def _path(folder: Path, stage: str, task: int) -> Path:
 class TaskRun:
     """One task: take all of its pieces, put them where they belong, and then report.
 
-    An error that the user can mend ends the pieces and is left in the report, where the job finds it and fails; raised
-    here, it would reach the user buried under the runner's stack traces.
+    An error that the user can mend ends the pieces and is left in the report, where the job finds it and fails. Raised
+    here, the error would reach the user under the runner's stack traces.
     """
 
     def __init__(self, stage: Stage, number: int, tables: Mapping[str, list[pyarrow.RecordBatch]], folder: Path):
-        """Prepares task `number` of a stage; `tables` are what it takes, `folder` is the job's staging folder."""
+        """Prepares task `number` of a stage with the tables it takes; `folder` is the job's staging folder."""
         self._stage = stage
         self._context = TaskContext(number, folder, tables)
         self._error = ""
@@ -103,19 +84,13 @@ class TaskRun:
             self._error = str(error)
 
     def report(self) -> None:
-        """Says that the task has ended, and how."""
+        """Writes the report of the task."""
         report = TaskReport(self._context.counts, self._error)
         report.write(self._context.folder, self._stage.name, self._context.number)
 
 
 def end_with(job: int) -> None:
-    """Ends this process once a job's process is gone, if this is a worker that the job has started.
-
-    Nothing happens in the job itself, nor in workers of a cluster, which no job has started.
-
-    Args:
-      job: number of the job's process.
-    """
+    """Ends this process once a job's process, given by number, is gone, if the job has started this one as a worker."""
     if os.getpid() != job and hasattr(os, "pidfd_open"):
         _watch(job)
 

@@ -1,7 +1,7 @@
-"""One community of a made-up population: households, places people go to, and who meets whom there.
+"""Makes up one community of a population: households, places people go to, and who meets whom there.
 
-A community is made in memory (about 100 bytes a contact); `population` puts as many together as a population needs.
-The proportions are round numbers of the right order for a town, not estimates for any country.
+A community is made in memory (about 100 bytes a contact). The proportions are round numbers of the right order for a
+town, not estimates for any country.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _DAY = 24 * _HOUR
 class _Kind:
     """A kind of places: their typical size, how much one meets others there, and when.
 
-    Sizes follow a Pareto law of index `tail`: smaller means more places that are very large.
+    Sizes follow a Pareto law of index `tail`: a smaller index means more places that are very large.
     """
 
     activity: int
@@ -46,7 +46,7 @@ _KINDS = (
 
 
 def _of_activity(field: str) -> NDArray[np.float64]:
-    """A field of the kinds as a table with the activity's number as its position."""
+    """Returns a field of the kinds as a table with the activity's number as its position."""
     table = np.zeros(1 + max(kind.activity for kind in _KINDS))
     for kind in _KINDS:
         table[kind.activity] = getattr(kind, field)
@@ -55,7 +55,7 @@ def _of_activity(field: str) -> NDArray[np.float64]:
 
 @dataclasses.dataclass(frozen=True)
 class Community:
-    """People `first_pid`, `first_pid + 1`, ... and what they do.
+    """People `first_pid`, `first_pid + 1`, ... and their visits.
 
     Attributes:
       person: columns pid, hid, person_number, age, sex. A household's hid is the pid of its first person.
@@ -92,7 +92,7 @@ def make_community(first_pid: int, num_people: int, generator: np.random.Generat
 
 
 def meet_at_home(community: Community, generator: np.random.Generator) -> Columns:
-    """Contacts of every pair of a household.
+    """Makes contacts of every pair of a household.
 
     Returns:
       Columns member1, member2 (0 for the community's first person), place (-1: at home), start_time, duration,
@@ -120,15 +120,10 @@ def meet_at_home(community: Community, generator: np.random.Generator) -> Column
 
 
 def meet_at_places(community: Community, num_rows: int, generator: np.random.Generator) -> Columns:
-    """Contacts at the places people go to, with the columns of `meet_at_home`.
+    """Makes `num_rows` contacts at the places people go to, with the columns of `meet_at_home`; none without a partner.
 
     People differ in how sociable they are, and meet more people at larger places: the numbers of contacts have a long
     tail. Partners are people of the same place, more often those close by in its list: a class, a team.
-
-    Args:
-      community: whose people meet.
-      num_rows: exactly how many contacts, except that there are none where no place has two people.
-      generator: of the randomness.
     """
     order = np.argsort(community.visits["place"], kind="stable")
     member, place, activity = (community.visits[name][order] for name in ("member", "place", "activity"))
@@ -159,7 +154,7 @@ def meet_at_places(community: Community, num_rows: int, generator: np.random.Gen
 
 
 def draw_times(activity: NDArray, generator: np.random.Generator) -> tuple[NDArray, NDArray]:
-    """Start times and durations in seconds of contacts that have the given activities; they end before midnight."""
+    """Draws start times and durations, in seconds, of contacts with given activities; contacts end before midnight."""
     earliest, latest = _of_activity("earliest")[activity], _of_activity("latest")[activity]
     start = (_HOUR * (earliest + (latest - earliest) * generator.random(len(activity)))).astype(np.int64)
     spread = np.exp(0.8 * generator.standard_normal(len(activity), np.float32))
@@ -168,19 +163,16 @@ def draw_times(activity: NDArray, generator: np.random.Generator) -> tuple[NDArr
 
 
 def keep_within_bound(first: NDArray, second: NDArray, num_people: int, bound: int) -> NDArray:
-    """Which contacts to keep so that nobody meets more than `bound` different people; earlier contacts go first.
+    """Chooses contacts, bool `[rows]`, so that nobody meets more than `bound` different people; earlier ones go first.
 
     A pair stays if it is among the first `bound` pairs of both of its people, so that no chain of choices is needed;
     some people keep fewer than they could. All contacts of a pair stay or go together.
 
     Args:
       first: `[rows]` people 0 .. num_people - 1.
-      second: the same, of the other person.
-      num_people: how many there are.
+      second: `[rows]`, the other people.
+      num_people: how many people there are.
       bound: the largest number of different people.
-
-    Returns:
-      `[rows]` bool.
     """
     codes = np.minimum(first, second) * num_people + np.maximum(first, second)
     _, first_rows, pair_of_row = np.unique(codes, return_index=True, return_inverse=True)
@@ -200,11 +192,11 @@ def _make_people(first_pid: int, num_people: int, generator: np.random.Generator
     sizes = 1 + generator.choice(len(_HOUSEHOLD_SIZES), num_people, p=_HOUSEHOLD_SIZES)
     ends = np.cumsum(sizes)
     num_households = int(np.searchsorted(ends, num_people)) + 1
-    # The last household takes who is left.
+    # The last household takes the people who are left.
     sizes = np.diff(np.minimum(ends[:num_households], num_people), prepend=0)
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     number = np.arange(num_people) - starts
-    # Those who live with more than one other are mostly parents.
+    # Adults who live with more than one other person are mostly parents.
     head_age = np.where(sizes < 3, generator.integers(20, 90, len(sizes)), generator.integers(25, 56, len(sizes)))
     head_age = np.repeat(head_age, sizes)
     partner_age = np.clip(head_age + generator.integers(-6, 7, num_people), 18, 95)
@@ -219,7 +211,7 @@ def _make_people(first_pid: int, num_people: int, generator: np.random.Generator
 
 
 def _choose_goers(age: NDArray, generator: np.random.Generator) -> list[NDArray]:
-    """Who goes to places of each of `_KINDS`."""
+    """Chooses the people who go to places of each of `_KINDS`."""
     is_pupil = (age >= 5) & (age < 18)
     is_student = (age >= 18) & (age < 23) & (generator.random(len(age)) < 0.4)
     is_working = (age >= 18) & (age < 67) & ~is_student & (generator.random(len(age)) < 0.75)

@@ -1,11 +1,9 @@
-"""Simulates an outbreak on contacts day by day and writes what a forecast learns from and is judged by.
+"""Simulates an outbreak on contacts day by day, and writes the tables that a forecast learns from and is judged by.
 
 Everyone is susceptible (S), infectious (I) or recovered (R), and a contact with someone infectious infects with
-probability 1 - exp(-rate * hours of contact that day), independently of other contacts. So someone who spends h hours
-in all with infectious people is infected with probability 1 - exp(-rate * h): one draw a person and day. The draw is a
-function of seed, person and day, and hours are summed as whole seconds, so that nothing depends on the order of rows.
-
-`Contacts` holds in memory for how long any two people of a population meet.
+probability 1 - exp(-rate * hours of contact that day), independently of other contacts. A person who spends h hours in
+all with infectious people is thus infected with probability 1 - exp(-rate * h): one draw a person and day. The draw is
+a function of seed, person and day, and hours are summed as whole seconds, so that nothing depends on the order of rows.
 """
 
 import contextlib
@@ -20,7 +18,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from beam_pipelines.contact_graph.tables import STATE_NAMES, read_batches, read_observed_days
+from beam_pipelines.contact_graph.input_tables import read_table
+from beam_pipelines.contact_graph.people import PlaceLookup
+from beam_pipelines.contact_graph.tables import STATE_NAMES, read_observed_days
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
 from beam_pipelines.keyed_hash import mix
 from tff_pdp.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ _MOST_SECONDS = np.iinfo(np.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class Contacts:
-    """Who meets whom for how long.
+    """How long any two people meet.
 
     Attributes:
       pids: `[people]` int64, ascending.
@@ -48,12 +48,12 @@ class Contacts:
     observed_days: int = 1
 
     def seconds_with(self, group: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """`[people]`: the seconds that each person spends with people of a group, one by one."""
+        """Returns the seconds that each person spends with people of a group, one by one: int32 `[people]`."""
         members = group.astype(np.int32)
         return self.seconds @ members + self.seconds.T @ members
 
     def mean_seconds(self) -> float:
-        """The seconds that a person spends with others, one by one; the mean of all people."""
+        """Returns the seconds that a person spends with others, one by one; the mean of all people."""
         return 2.0 * float(self.seconds.data.sum(dtype=np.int64)) / max(len(self.pids), 1)
 
 
@@ -64,7 +64,7 @@ def read_contacts(folder: Path) -> Contacts:
       DataError: a table is missing or malformed, a pid occurs twice in person or not at all, or a duration is negative
         or too large.
     """
-    pids = np.sort(_concatenate([batch["pid"].to_numpy() for batch in read_batches(folder, "person", ["pid"])]))
+    pids = np.sort(_concatenate([rows["pid"] for rows in read_table(folder, "person", ["pid"])]))
     repeated = pids[1:][pids[1:] == pids[:-1]]
     if len(repeated):
         raise DataError(f"{folder}: table person: pid {repeated[0]} occurs more than once")
@@ -72,57 +72,29 @@ def read_contacts(folder: Path) -> Contacts:
         raise DataError(
             f"{folder}: table person: {len(pids)} people; at most {np.iinfo(np.int32).max} can be simulated"
         )
-    place_of = _Places(pids)
+    lookup = PlaceLookup.of(pids)
     firsts, seconds, durations = [], [], []
     with tqdm(desc="read contacts", unit="row", unit_scale=True) as bar:
-        for batch in read_batches(folder, "population_network", ["pid1", "pid2", "duration"]):
-            try:
-                firsts.append(place_of(batch["pid1"].to_numpy()))
-                seconds.append(place_of(batch["pid2"].to_numpy()))
-            except KeyError as error:
-                raise DataError(f"{folder}: table population_network: pid {error} is not in table person") from error
-            durations.append(batch["duration"].to_numpy())
+        for rows in read_table(folder, "population_network", ["pid1", "pid2", "duration"]):
+            for name, places in (("pid1", firsts), ("pid2", seconds)):
+                places.append(lookup.places(rows[name]))
+                unknown = rows[name][places[-1] < 0]
+                if len(unknown):
+                    raise DataError(f"{folder}: table population_network: pid {unknown[0]} is not in table person")
+            durations.append(rows["duration"])
             if len(durations[-1]) and durations[-1].min() < 0:
                 raise DataError(f"{folder}: table population_network: duration {durations[-1].min()} is negative")
-            bar.update(batch.num_rows)
+            bar.update(len(rows["duration"]))
     matrix = _sum_of_pairs(len(pids), firsts, seconds, durations)
     if matrix is None or _most_seconds(matrix) > _MOST_SECONDS:
         raise DataError(f"{folder}: table population_network: someone has more than {_MOST_SECONDS} seconds of contact")
     return Contacts(pids, matrix, read_observed_days(folder))
 
 
-class _Places:
-    """Maps pids to their places in a sorted array."""
-
-    def __init__(self, pids: NDArray[np.int64]) -> None:
-        self._pids = pids
-        # Pids that nearly follow one another are looked up; in a search, every one would take 23 steps.
-        is_dense = len(pids) and pids[-1] - pids[0] < 8 * len(pids)
-        self._first = pids[0] if is_dense else 0
-        self._table = np.full(pids[-1] - pids[0] + 1 if is_dense else 0, -1, np.int32)
-        if is_dense:
-            self._table[pids - self._first] = np.arange(len(pids), dtype=np.int32)
-
-    def __call__(self, pids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Raises KeyError(pid) for one that is not there."""
-        if len(self._table):
-            offsets = pids - self._first
-            is_inside = (offsets >= 0) & (offsets < len(self._table))
-            places = np.where(is_inside, self._table[np.where(is_inside, offsets, 0)], -1)
-        elif len(self._pids):
-            places = np.minimum(np.searchsorted(self._pids, pids), len(self._pids) - 1).astype(np.int32)
-            places[self._pids[places] != pids] = -1
-        else:
-            places = np.full(len(pids), -1, np.int32)
-        if len(places) and places.min() < 0:
-            raise KeyError(int(pids[places < 0][0]))
-        return places
-
-
 def _sum_of_pairs(
     num_people: int, firsts: list[NDArray], seconds: list[NDArray], durations: list[NDArray]
 ) -> "scipy.sparse.csr_matrix | None":
-    """The sums of each pair's durations; None if one does not fit."""
+    """Adds up each pair's durations; None if a sum does not fit."""
     # One column after the other, so that only one of them is in memory twice.
     total = sum(int(part.sum(dtype=np.int64)) for part in durations)
     columns = []
@@ -156,7 +128,7 @@ _MASK = (1 << 64) - 1
 
 
 class OutbreakOptions(Settings):
-    """What an outbreak is simulated by.
+    """Settings of a simulated outbreak.
 
     Attributes:
       seed: keys every draw; same options and tables, same outbreak.
@@ -188,14 +160,13 @@ class OutbreakOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class OutbreakSummary:
-    """What happened.
+    """The course of an outbreak.
 
     Attributes:
-      num_people: how many.
+      num_people: how many people there are.
       transmission_rate: infections an hour of contact.
-      daily_infections: people that became infectious on each day, those of day 0 from outside; all days, observed or
-        not.
-      num_targets: how many have `infected` 1 in table `target`.
+      daily_infections: people that became infectious on each day, observed or not; on day 0 from outside.
+      num_targets: how many people have `infected` 1 in table `target`.
     """
 
     num_people: int
@@ -205,16 +176,16 @@ class OutbreakSummary:
 
     @property
     def attack_rate(self) -> float:
-        """Share of people that were infected on any day."""
+        """Returns the share of people that were infected on any day."""
         return sum(self.daily_infections) / self.num_people
 
     @property
     def peak_day(self) -> int:
-        """The day after day 0 with most infections; the first of them."""
+        """Returns the day after day 0 with most infections; the first of several."""
         return 1 + int(np.argmax(self.daily_infections[1:]))
 
     def text(self) -> str:
-        """The summary for people to read."""
+        """Returns the summary in words."""
         return (
             f"{self.transmission_rate:.4g} infections an hour of contact; "
             f"{100 * self.attack_rate:.1f}% of {self.num_people:,} people infected in {len(self.daily_infections)} "
@@ -234,11 +205,11 @@ def simulate_outbreak(
     """Reads person and population_network, writes disease_outcome_training and target.
 
     Args:
-      folder: of the population.
+      folder: the folder of the population.
       options: of the outbreak.
       output: folder to write to; None for the population's own.
       table_format: of the tables written.
-      sparse: leave out rows of state S, so that whoever has no row on a day is in it; otherwise all have one every day.
+      sparse: leave out rows of state S, so that a day without a row means S.
       overwrite: replace the tables.
 
     Raises:
@@ -269,14 +240,9 @@ def simulate_outbreak(
 
 
 def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Iterator[NDArray[np.int8]]:
-    """The states of all people, `[people]` int8, on each of the observed and target days.
+    """Yields the states of all people, `[people]` int8, on each of the observed and target days.
 
-    An infection or a recovery of a day shows in the next day's states.
-
-    Args:
-      contacts: who meets whom.
-      rate: infections an hour of contact.
-      options: of the outbreak.
+    An infection or a recovery of a day shows in the next day's states. `rate` is in infections an hour of contact.
 
     Raises:
       ConfigError: there are more initial infections than people.
@@ -305,7 +271,7 @@ def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Itera
 
 
 def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
-    """Infections an hour of contact: as given, or as the reproduction number implies; 0 where nobody meets."""
+    """Returns infections an hour of contact, as given or by the reproduction number; 0 where nobody meets."""
     if options.transmission_rate is not None:
         return options.transmission_rate
     hours = contacts.mean_seconds() / _SECONDS_PER_HOUR / contacts.observed_days

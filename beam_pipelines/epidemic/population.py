@@ -29,7 +29,7 @@ _HOUR = 3600
 
 
 class PopulationOptions(Settings):
-    """What a population is made by.
+    """Settings of a made-up population.
 
     Attributes:
       num_people: how many.
@@ -58,7 +58,7 @@ class PopulationOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class PopulationSummary:
-    """What was written. `most_contacts` is the largest number of contact rows that one person takes part in."""
+    """The size of a population; `most_contacts` is the largest number of contact rows that one person takes part in."""
 
     num_people: int
     num_households: int
@@ -66,7 +66,7 @@ class PopulationSummary:
     most_contacts: int
 
     def text(self) -> str:
-        """The summary for people to read."""
+        """Returns the summary in words."""
         return (
             f"{self.num_people:,} people in {self.num_households:,} households with {self.num_contacts:,} contacts "
             f"(each of two people; a person takes part in {2 * self.num_contacts / self.num_people:.1f} on average, "
@@ -132,8 +132,8 @@ def _towns(options: PopulationOptions) -> Iterator[_Town]:
 class _Travel:
     """Contacts across communities: in each of several rounds, person i may meet person (factor * i + step) mod people.
 
-    A round is a permutation, so that nobody meets more than two people in it, whoever travels; and either community's
-    contacts are known without the other.
+    A round is a permutation, so that nobody meets more than two people in it, and each community's contacts are known
+    without the others.
     """
 
     rounds: list[tuple[int, int]]
@@ -155,7 +155,7 @@ class _Travel:
         return cls(rounds, mean / wanted, options.num_people)
 
     def meet(self, town: _Town, generator: np.random.Generator) -> tuple[NDArray, NDArray]:
-        """Members of the town and whom they meet, by position from the town's first person: often not of the town."""
+        """Returns members of the town and the people they meet, by position from the town's first person."""
         members, partners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         positions = town.first_pid - 1 + np.arange(town.num_people)
         for factor, step in self.rounds:

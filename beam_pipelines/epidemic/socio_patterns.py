@@ -2,7 +2,7 @@
 
 A contact file has rows `t i j`, separated by tabs or spaces: i and j faced each other in the 20 seconds before time t.
 A metadata file has a row of tab-separated columns per person, which differ between studies: id and department; id,
-class and sex; a row number, id and role; and more. Which column holds what is told from their values.
+class and sex; a row number, id and role; and more. Columns are recognised by their values.
 """
 
 import dataclasses
@@ -51,15 +51,15 @@ class ImportOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class ImportSummary:
-    """What was read and written.
+    """The outcome of an import.
 
     Attributes:
       num_people: in table person.
-      num_without_contacts: of these, those in the metadata alone.
-      num_without_metadata: of these, those in the contacts alone.
+      num_without_contacts: people in the metadata alone.
+      num_without_metadata: people in the contacts alone.
       num_rows: in table population_network.
-      num_repeated: rows of the contact file that were left out because they repeat another.
-      num_self_contacts: rows that were left out because i and j are the same.
+      num_repeated: rows of the contact file that repeat another, left out.
+      num_self_contacts: rows whose i and j are the same, left out.
       num_days: days on which anyone met.
       regions: people of each region.
     """
@@ -74,7 +74,7 @@ class ImportSummary:
     regions: dict[str, int]
 
     def text(self) -> str:
-        """The summary for people to read."""
+        """Returns the summary in words."""
         regions = ", ".join(f"{name} {count}" for name, count in self.regions.items())
         return (
             f"{self.num_people:,} people ({self.num_without_contacts} met nobody, {self.num_without_metadata} without "
@@ -93,20 +93,18 @@ def import_contacts(
 ) -> ImportSummary:
     """Writes person, household, population_network and `about.json`.
 
-    A row of population_network is a longest run of steps in which two people faced each other; one that began before
-    midnight may end after it. Durations are totals of all the days: `options.observed_days`, written into `about.json`,
-    is what they are to be divided by for a daily mean.
+    A row of population_network is a longest run of steps in which two people faced each other; a run that began before
+    midnight may end after it. Durations are totals of all days: divided by `options.observed_days`, which is written
+    into `about.json`, they are daily means.
 
-    People are those of the metadata and those who met. Who takes part is treated as public, also where contacts alone
-    say it: without metadata, and of people whom the metadata leave out.
-
-    People have a household each. Ages are not known (`UNKNOWN_AGE`), sex where the metadata say it (else
-    `UNKNOWN_SEX`), and `region` is `UNKNOWN_REGION` without metadata.
+    People are those of the metadata and those who met. The participants are treated as public, even if only contacts
+    name them. People have a household each. Ages are not known (`UNKNOWN_AGE`), sex and `region` as far as the metadata
+    have them (else `UNKNOWN_SEX`, `UNKNOWN_REGION`).
 
     Raises:
       DataError: a file is missing or malformed, names file and line; people met on more days (from midnight) than
-        `observed_days`, a public promise, so that the error says one bit about them; or a table exists and `overwrite`
-        is false.
+        `observed_days`, a public promise, so that the error reveals one bit about them; or a table exists and
+        `overwrite` is false.
       ConfigError: the metadata have no column `region_column`.
     """
     rows = _read_contacts(contacts)
@@ -220,7 +218,7 @@ def _read_metadata(path: Path, met: NDArray[np.int64], region_column: int | None
 
 
 def _find_ids(path: Path, columns: Sequence[Sequence[str]], met: NDArray[np.int64]) -> int:
-    """The column that has most of the people who met; the first of such."""
+    """Finds the column that has most of the people who met; the first of several."""
     people = set(met.tolist())
     found = [len(people & {int(value) for value in column if _is_id(value)}) for column in columns]
     if people and not max(found):
@@ -246,7 +244,7 @@ def _is_id(value: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbers, from 1, and content of the lines that are not empty."""
+    """Yields the lines that are not empty, with their numbers from 1."""
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8")

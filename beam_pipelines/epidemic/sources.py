@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """A population whose rows are still to be made.
-
-    Attributes:
-      tables: the folder of its tables.
-      rows: how they are made.
-    """
+    """A population, given by the folder of its tables, whose rows are still to be made."""
 
     tables: Path
     rows: RowSettings
@@ -81,8 +76,8 @@ class SimulatedOutbreak(SourceSettings):
 
     Attributes:
       rows: how people become rows.
-      outbreak: what the outbreak is simulated by; its seed is that of the data where it is left out.
-      population: what a made-up population is made by, in the same way; for published contacts, how these are imported.
+      outbreak: settings of the outbreak; the default seed is that of the data.
+      population: settings of a made-up population, with the same default seed, or of the import of published contacts.
       network: which of `input`'s folders; None for `input` itself.
       metadata: the file that says who the people of published contacts are; None for the one beside the contacts, if
         `input` is a folder.
@@ -98,12 +93,12 @@ class SimulatedOutbreak(SourceSettings):
         super().__post_init__()
         if self.input == GENERATED and (self.network or self.metadata):
             raise ValueError(f"network and metadata are for published contacts, and input is {GENERATED!r}")
-        # Typed here, as what a population is made by depends on the input: wrong keys come to light before a job runs.
+        # Read here, as the type of `population` depends on the input: wrong keys come to light before a job runs.
         try:
             self._population_options()
             self._outbreak_options()
         except ConfigError as error:
-            # Whoever reads the section names it, and the file.
+            # The reader of the section adds its name and the file.
             raise ValueError(str(error).removeprefix("data: ")) from None
 
     def build(self, workspace: Path) -> People:
@@ -135,7 +130,7 @@ class SimulatedOutbreak(SourceSettings):
 
 
 def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]:
-    """The files of contacts and, where there is one beside it, of metadata."""
+    """Finds the files of contacts and, where there is one beside it, of metadata."""
     folder = given / network if network else given
     if network and not folder.is_dir():
         raise DataError(f"{folder}: no such folder; data.network names a folder of data.input")
@@ -154,7 +149,7 @@ def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]
 
 
 def promised_influence(manifest: Manifest) -> RowInfluence | None:
-    """How many rows of a data set one person, or one pair's contacts, can change; None where rows are independent.
+    """Returns how many rows one person, or one pair's contacts, can change; None where rows are independent.
 
     Raises:
       DataError: the manifest's promise is not the one that rows made with its parameters keep.

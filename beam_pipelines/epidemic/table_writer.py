@@ -1,4 +1,4 @@
-"""Writes tables of a population as Parquet or CSV, chunk by chunk; what is not finished never has a table's name."""
+"""Writes tables of a population as Parquet or CSV, chunk by chunk; an unfinished table never has its name."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,12 +42,12 @@ class TableFormat:
 class TableWriter:
     """Writes one table, chunk by chunk; the table has its name only once the `with` block ends without an error.
 
-    What the files hold does not depend on how rows were divided into chunks.
+    The content of the files does not depend on how rows were divided into chunks.
 
     Args:
-      folder: of the population; made if it does not exist.
+      folder: the folder of the population; made if it does not exist.
       table: a key of `TABLES`.
-      table_format: how to write it.
+      table_format: how to write the table.
       overwrite: replace the table if the folder has it already, in whatever format.
 
     Raises:
@@ -106,7 +106,7 @@ class TableWriter:
             remove(self._unfinished)
 
     def _rows_to_fill(self) -> int:
-        """Rows until those that wait make a row group or complete a file."""
+        """Returns how many rows are missing to a row group or a complete file."""
         written = 0 if self._file is None else self._file.num_rows
         limit = min(_ROWS_PER_GROUP, (self._format.rows_per_file or _ROWS_PER_GROUP + written) - written)
         return limit - self._num_waiting

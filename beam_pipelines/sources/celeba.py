@@ -1,4 +1,4 @@
-"""CelebA by the person in the picture, with one attribute as the label.
+"""Reads CelebA by the person in the picture, with one attribute as the label.
 
 Source: Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; by identity as in Caldas et al., "LEAF: A
 Benchmark for Federated Settings", 2018. The files are those of the original distribution, with lines that end in CRLF
@@ -32,11 +32,7 @@ _PARTITIONS = {"0": "train", "1": "validation", "2": "test"}
 
 
 def read_people(folder: Path, attribute: str) -> dict[str, list[tuple[str, int]]]:
-    """Reads which images show whom: for each person the names of the images with their labels, sorted.
-
-    Args:
-      folder: has both text files.
-      attribute: the label is 1 where an image has it, otherwise 0.
+    """Reads, for each person, the names of the images with their labels, sorted; 1 for images with the attribute.
 
     Raises:
       ConfigError: there is no such attribute.
@@ -63,14 +59,14 @@ def read_people(folder: Path, attribute: str) -> dict[str, list[tuple[str, int]]
 
 
 def read_partitions(path: Path, people: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, str]:
-    """Reads which images are for training, validation and test, by name: `train`, `validation` or `test`.
+    """Reads, by name of an image, whether it is for `train`, `validation` or `test`.
 
     Args:
       path: `list_eval_partition.txt`.
-      people: as `read_people` gives them.
+      people: the result of `read_people`.
 
     Raises:
-      DataError: the file is missing or damaged (names the line), or says nothing of an image of these people.
+      DataError: the file is missing or damaged (names the line), or lacks an image of these people.
     """
     partitions: dict[str, str] = {}
     for number, line in _lines(path):
@@ -110,7 +106,7 @@ def _read_labels(path: Path, attribute: str) -> dict[str, int]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """A text file's lines that are not blank, with their numbers."""
+    """Yields the lines of a text file that are not blank, with their numbers."""
     try:
         with open(path, encoding="ascii") as file:
             yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if line.strip())
@@ -123,8 +119,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 IMAGE_FOLDER = "img_align_celeba"
 CELEBA_CLASSES = 2
 CELEBA_ATTRIBUTE = "Smiling"
-# What LEAF scales its images to.
+# The size of LEAF's images.
 CELEBA_SHAPE = (84, 84, 3)
+# Single tasks decode about so many; nothing else depends on it.
 _IMAGES_PER_TASK = 2000
 
 
@@ -141,8 +138,8 @@ class Celeba(SourceSettings):
       attribute: the label is 1 where an image has it, otherwise 0; a name from the second line of
         `list_attr_celeba.txt`. LEAF's JSON has Smiling only.
       split: `random`, each person's images are divided by the job, or as LEAF's folders `train` and `test` have it; or
-        `by_image_partition`, as `list_eval_partition.txt` has it. That file speaks of images, but all images of a
-        person are on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
+        `by_image_partition`, as `list_eval_partition.txt` has it. The file lists images, but all images of a person are
+        on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
       images: the folder of JPEGs; default: `img_align_celeba` in the input or beside it, or in their folders `raw`.
     """
 
@@ -158,48 +155,26 @@ class Celeba(SourceSettings):
             raise ValueError(f"input_shape must be [height, width, 3], or 1 for grey, not {list(self.input_shape)}")
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder.
-
-        Raises:
-          ConfigError: there is no such attribute, or the number of classes does not fit.
-          DataError: a text file or the folder of images is missing, or a text file is damaged.
-        """
+        """Describes the folder; errors as of `SourceSettings.build`."""
         del workspace
         self.check_features(self.input_shape, CELEBA_CLASSES)
-        return celeba_images(Path(self.input), self)
-
-
-def celeba_images(folder: Path, options: Celeba, images_per_task: int = _IMAGES_PER_TASK) -> RawData:
-    """The raw data of CelebA's folder, or of a folder of LEAF's JSON.
-
-    People are users: `identity_00001`, or, in LEAF's JSON, `1`. An image that is missing or damaged becomes a dead
-    letter.
-
-    Args:
-      folder: every worker must see it under this name.
-      options: how it is read.
-      images_per_task: of which single tasks decode about so many; decides nothing else.
-
-    Raises:
-      ConfigError: there is no such attribute, or an option does not go with LEAF's JSON.
-      DataError: a text file or the folder of images is missing, or a file is damaged.
-    """
-    is_leaf = folder.is_dir() and not (folder / IDENTITY_FILE).exists() and _has_leaf_files(folder)
-    raw, images = _leaf_form(folder, options) if is_leaf else _text_form(folder, options)
-    jpegs = _image_folder(folder, options.images)
-    count = max(1, math.ceil(len(images) / images_per_task / len(raw.units)))
-    parameters = {
-        "attribute": options.attribute,
-        "split": options.split,
-        # The images are too many to be files of the job, but they decide the content as well.
-        "images_sha256": hash_images(jpegs, sorted(set(images))),
-    }
-    return dataclasses.replace(
-        raw,
-        read_users=CelebaReader(_reader(raw), jpegs, options.input_shape),
-        parts=tuple(part for unit in raw.units for part in part_names(unit, count)),
-        parameters=parameters,
-    )
+        folder = Path(self.input)
+        is_leaf = folder.is_dir() and not (folder / IDENTITY_FILE).exists() and _has_leaf_files(folder)
+        raw, images = _leaf_form(folder, self) if is_leaf else _text_form(folder, self)
+        jpegs = _image_folder(folder, self.images)
+        count = max(1, math.ceil(len(images) / _IMAGES_PER_TASK / len(raw.units)))
+        parameters = {
+            "attribute": self.attribute,
+            "split": self.split,
+            # The images are too many to be files of the job, but they decide the content as well.
+            "images_sha256": hash_images(jpegs, sorted(set(images))),
+        }
+        return dataclasses.replace(
+            raw,
+            read_users=CelebaReader(_reader(raw), jpegs, self.input_shape),
+            parts=tuple(part for unit in raw.units for part in part_names(unit, count)),
+            parameters=parameters,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +192,7 @@ class CelebaReader:
     shape: tuple[int, ...]
 
     def __call__(self, path: Path) -> Iterator[UserRecord]:
-        """Reads the people.
-
-        Raises:
-          DataError: a text file is missing or damaged.
-        """
+        """Reads the people; raises DataError as `read_people`."""
         file, part, parts = split_part(path)
         for place, user in enumerate(self.read_people(file)):
             if place % parts == part:
@@ -229,7 +200,7 @@ class CelebaReader:
                 yield dataclasses.replace(user, x=x)
 
     def _pixels(self, name: Any) -> Any:
-        # What is no plain name of a file is reported as it is, and never looked for elsewhere.
+        # Anything but a plain name of a file is reported as it is, and never looked for elsewhere.
         if not _is_name(name):
             return name
         return read_image(self.images, name, file_format="JPEG", shape=self.shape, resampling="BOX")
@@ -240,25 +211,21 @@ class PeopleReader:
     """Reads `identity_CelebA.txt` and the files beside it: path -> people whose examples are names of images.
 
     Attributes:
-      attribute: the label is 1 where an image has it, otherwise 0.
-      uses_partition: whether `list_eval_partition.txt` says what is for validation and test.
+      attribute: the label is 1 for images with it, otherwise 0.
+      uses_partition: whether `list_eval_partition.txt` names the images for validation and test.
     """
 
     attribute: str
     uses_partition: bool
 
     def __call__(self, path: Path) -> list[UserRecord]:
-        """Reads all people; keeps those of the folder it read last, as several tasks read parts of it.
-
-        Raises:
-          DataError: a file is missing or damaged.
-        """
+        """Reads all people, and keeps those of the last folder, as several tasks read parts of it; raises DataError."""
         files = [path.with_name(name).stat() for name in _texts(self.uses_partition)]
         return _read_people(path.parent, self, tuple((file.st_ino, file.st_mtime_ns) for file in files))
 
 
 def _text_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
-    """The raw data, whose examples are names of images, and these names."""
+    """Describes the original files: raw data whose examples are names of images, and these names."""
     uses_partition = options.split == "by_image_partition"
     people = read_people(folder, options.attribute)
     if uses_partition:
@@ -277,7 +244,7 @@ def _text_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
 
 
 def _leaf_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
-    """The same of LEAF's JSON."""
+    """Describes LEAF's JSON, in the same way."""
     if (options.attribute, options.split) != (CELEBA_ATTRIBUTE, "random"):
         raise ConfigError(
             f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, whose labels are "
@@ -306,19 +273,16 @@ def _read_people(folder: Path, reader: PeopleReader, versions: tuple) -> list[Us
 
 
 def _image_folder(folder: Path, stated: str | None) -> Path:
+    candidates = [place / raw / IMAGE_FOLDER for place in (folder, folder.parent) for raw in ("", "raw")]
+    for path in candidates if stated is None else [Path(stated)]:
+        if path.is_dir():
+            return path
     if stated is not None:
-        candidates = [Path(stated)]
-    else:
-        candidates = [place / raw / IMAGE_FOLDER for place in (folder, folder.parent) for raw in ("", "raw")]
-    found = next((path for path in candidates if path.is_dir()), None)
-    if found is None and stated is not None:
         raise DataError(f"{stated}: no such folder; `images` takes the one with CelebA's aligned and cropped images")
-    if found is None:
-        raise DataError(
-            f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
-            "elsewhere"
-        )
-    return found
+    raise DataError(
+        f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
+        "elsewhere"
+    )
 
 
 def _has_leaf_files(folder: Path) -> bool:

@@ -25,7 +25,7 @@ _TFDS_BATCH = 1000
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """What the two data sets differ in; `train` and `test` match the names of batches."""
+    """The differences of the two data sets; `train` and `test` match the names of batches."""
 
     title: str
     archive: str
@@ -59,9 +59,8 @@ _CIFAR100 = _Format(
 def read_cifar10(source: str) -> ImageDataset:
     """Reads CIFAR-10, or a part of it in its format: images uint8 `[n, 32, 32, 3]`.
 
-    Args:
-      source: `cifar-10-python.tar.gz`, the folder that holds its batches, or `tfds` for TensorFlow Datasets, which
-        downloads them once.
+    The source is `cifar-10-python.tar.gz`, the folder of its batches, or `tfds` for TensorFlow Datasets, which
+    downloads the batches once.
 
     Raises:
       ConfigError: TensorFlow Datasets is asked for and not installed.
@@ -157,7 +156,7 @@ def load_array_pickle(content: bytes) -> Any:
 
 
 class PickledArray:
-    """What a pickle says of an array: checked here, because NumPy would believe a forged or damaged one."""
+    """An array as a pickle states it: checked here, because NumPy would believe a forged or damaged one."""
 
     def __init__(self, *_: Any):
         self._state: tuple[Any, ...] = ()
@@ -166,7 +165,7 @@ class PickledArray:
         self._state = state
 
     def to_numpy(self) -> np.ndarray:
-        """The array, of unsigned bytes; raises ValueError if it is anything else."""
+        """Converts to an array of unsigned bytes; raises ValueError for anything else."""
         _, shape, dtype, is_fortran, content = self._state
         if not isinstance(dtype, _PickledDtype) or dtype.name not in (b"u1", "u1"):
             raise ValueError("its data are not unsigned bytes")
@@ -174,7 +173,7 @@ class PickledArray:
 
 
 class _PickledDtype:
-    """What a pickle says of an array's type."""
+    """An array's type as a pickle states it."""
 
     def __init__(self, name: Any, *_: Any):
         self.name = name
@@ -187,14 +186,14 @@ class _Unpickler(pickle.Unpickler):
     """Refuses every class and function but those that stand for arrays of bytes."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns what a pickle may name."""
+        """Returns a class or function that a pickle may name."""
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
         return _ALLOWED[module, name]
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes in a pickle that Python 2 can read."""
+    """Encodes bytes as Python 3 writes them in a pickle that Python 2 can read."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed in it")
     return text.encode("latin1")

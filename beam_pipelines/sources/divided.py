@@ -17,6 +17,7 @@ own; and each silo lays a mask of its own over all its images: patches of 2 x 2 
 probability.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,7 +36,7 @@ from beam_pipelines.sources.partition import (
     partition_by_shares,
     uniform_partition,
 )
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Fraction, Positive, Settings, to_plain
@@ -66,12 +67,7 @@ class ByClasses(Settings, tag_field="kind", tag="classes"):
     classes_per_client: Count
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns, for the train and the test side, the positions of each client's images.
-
-        Args:
-          sides: labels and a random stream of each side.
-          num_classes: of the images.
-          shares: draws what both sides have in common.
+        """Returns the positions of each client's images for each side; `shares` draws what both sides have in common.
 
         Raises:
           ConfigError: the images cannot be divided so.
@@ -134,7 +130,7 @@ class PartitionedImages(SourceSettings):
 
     Attributes:
       images: which images; `cifar100` has 100 fine classes.
-      partition: how they are divided.
+      partition: how the images are divided.
       shrink: side of the squares of pixels of which each becomes one pixel, their mean.
     """
 
@@ -143,17 +139,10 @@ class PartitionedImages(SourceSettings):
     shrink: Count = 1
 
     def build(self, workspace: Path) -> RawData:
-        """Writes the clients' images to `workspace/partitioned_images.npz`, which the job then reads.
-
-        Raises:
-          ConfigError: a setting, or the shape or the number of classes, does not fit; or TensorFlow Datasets is asked
-            for and not installed.
-          DataError: the input is missing or damaged.
-        """
+        """Writes the clients' images to `workspace/partitioned_images.npz`; errors as of `SourceSettings.build`."""
         dataset = _POOLED_IMAGES[self.images](self.input)
         self.check_features(shrunken_shape(dataset.train.x.shape[1:], self.shrink), dataset.num_classes)
         clients = partitioned_images(dataset, self.partition, self.shrink, self.seed)
-        write_silo_arrays(workspace / "partitioned_images.npz", clients)
         given = to_plain(self.partition)
         options = {name: given.get(name) for name in ("num_clients", "classes_per_client", "concentration")}
         parameters = {
@@ -163,20 +152,17 @@ class PartitionedImages(SourceSettings):
             "shrink": self.shrink,
             "origin": dataset.origin,
         }
-        return array_images("partitioned_images", workspace, self.num_classes, parameters, has_test_examples=True)
+        return array_images(
+            "partitioned_images", workspace, clients, self.num_classes, parameters, has_test_examples=True
+        )
 
 
 def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int, seed: int) -> Iterator[SiloArrays]:
-    """Makes the clients `silo_000`, ..., one at a time.
-
-    Args:
-      dataset: its train images are divided among the clients as training examples, its test images as test examples.
-      partition: how.
-      shrink: side of the squares of pixels of which each becomes one pixel.
-      seed: the same arguments and seed give the same clients.
+    """Makes the clients `silo_000`, ..., one at a time; the same arguments give the same clients.
 
     Returns:
-      The clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`.
+      The clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`; images of the test side are
+      test examples.
 
     Raises:
       ConfigError: the images cannot be divided among so many clients, or cannot be shrunk.
@@ -195,16 +181,16 @@ def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int,
 
     def clients() -> Iterator[SiloArrays]:
         for client, (train_part, test_part) in enumerate(zip(train_parts, test_parts, strict=True)):
-            sides = (dataset.train[train_part], dataset.test[test_part])
-            yield SiloArrays(
-                # The name decides a client's random numbers in training: changed, it would change published results.
-                f"silo_{client:0{width}d}",
-                shrunk(np.concatenate([side.x for side in sides]), shrink),
-                np.concatenate([side.y for side in sides]),
-                np.arange(len(train_part) + len(test_part)) >= len(train_part),
-            )
+            # The name decides a client's random numbers in training: changed, it would change published results.
+            name = f"silo_{client:0{width}d}"
+            yield _silo(name, dataset.train[train_part], dataset.test[test_part], lambda x: shrunk(x, shrink))
 
     return clients()
+
+
+def _silo(name: str, train: Images, test: Images, change: Callable[[np.ndarray], np.ndarray]) -> SiloArrays:
+    x = np.concatenate([train.x, test.x])
+    return SiloArrays(name, change(x), np.concatenate([train.y, test.y]), np.arange(len(x)) >= len(train.y))
 
 
 _PATCH = 2
@@ -217,9 +203,9 @@ class RotatedMnist(SourceSettings):
     """Rotates and masks MNIST (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
     `input` is the folder of MNIST's four `idx.gz` files, or of others in their format with ten classes. The manifest's
-    parameters say under `rotation_groups` to which group each silo belongs, the ground truth of a clustering: group g
-    is rotated by 90 g degrees. MNIST's own test images are the test examples; `test_fraction` is not used, and `seed`
-    decides who gets which images, rotation and mask.
+    parameters have each silo's group under `rotation_groups`, the ground truth of a clustering: group g is rotated by
+    90 g degrees. MNIST's own test images are the test examples; `test_fraction` is not used, and `seed` decides who
+    gets which images, rotation and mask.
 
     Attributes:
       num_silos: number of silos, a multiple of `num_rotations`.
@@ -246,32 +232,21 @@ class RotatedMnist(SourceSettings):
             )
 
     def build(self, workspace: Path) -> RawData:
-        """Writes the silos' images to `workspace/rotated_mnist.npz`, which the job then reads.
-
-        Raises:
-          ConfigError: a setting, or the shape or the number of classes, does not fit.
-          DataError: a file is missing or damaged.
-        """
+        """Writes the silos' images to `workspace/rotated_mnist.npz`; errors as of `SourceSettings.build`."""
         mnist = read_mnist(Path(self.input))
         self.check_features(shrunken_shape(mnist.train.x.shape[1:], self.shrink), mnist.num_classes)
         groups, silos = rotated_mnist(mnist.train, mnist.test, self)
-        write_silo_arrays(workspace / "rotated_mnist.npz", silos)
         options = {name: getattr(self, name) for name in _ROTATIONS}
         parameters = {**options, "rotation_groups": groups, "origin": mnist.origin}
-        return array_images("rotated_mnist", workspace, self.num_classes, parameters, has_test_examples=True)
+        return array_images("rotated_mnist", workspace, silos, self.num_classes, parameters, has_test_examples=True)
 
 
-# What a manifest says of rotated images.
+# Parameters of rotated images in a manifest.
 _ROTATIONS = ("num_silos", "num_rotations", "mask_fraction", "train_per_silo", "test_per_silo", "shrink")
 
 
 def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[dict[str, int], Iterator[SiloArrays]]:
-    """Makes the silos.
-
-    Args:
-      train: where each silo's first `train_per_silo` examples come from.
-      test: where its other `test_per_silo` examples come from, marked as test examples.
-      options: how; the same options give the same silos.
+    """Makes the silos, `train_per_silo` examples each and then `test_per_silo` test examples; same options, same silos.
 
     Returns:
       The group of each silo, by its name (`silo_000`, ...): group g is rotated by 90 g degrees, counter-clockwise. And
@@ -281,7 +256,7 @@ def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[d
       ConfigError: there are too few images, or images of their shape cannot be rotated or shrunk.
     """
     (height, width), seed = train.x.shape[1:3], options.seed
-    # Judged here: the silos are made only when they are asked for.
+    # Judged here: the silos are made one by one, later.
     shrunken_shape(train.x.shape[1:], options.shrink)
     if options.num_rotations > 1 and height != width:
         raise ConfigError(f"data: images of {height} x {width} pixels cannot be rotated by 90 degrees")
@@ -291,30 +266,23 @@ def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[d
     groups = {_name(silo): int(rank) % options.num_rotations for silo, rank in enumerate(order)}
 
     def silos() -> Iterator[SiloArrays]:
-        for silo, parts in enumerate(zip(train_parts, test_parts, strict=True)):
+        for silo, (train_part, test_part) in enumerate(zip(train_parts, test_parts, strict=True)):
             mask = patch_mask((height, width), options.mask_fraction, np.random.default_rng([seed, _MASKS, silo]))
-            sides = [side[part] for side, part in zip((train, test), parts, strict=True)]
-            rotated = np.rot90(np.concatenate([side.x for side in sides]), groups[_name(silo)], axes=(1, 2))
-            yield SiloArrays(
-                _name(silo),
-                shrunk(np.where(mask[..., np.newaxis], np.uint8(_WHITE), rotated), options.shrink),
-                np.concatenate([side.y for side in sides]),
-                np.arange(len(rotated)) >= len(parts[0]),
-            )
+            change = functools.partial(_masked, groups[_name(silo)], mask, options.shrink)
+            yield _silo(_name(silo), train[train_part], test[test_part], change)
 
     return groups, silos()
 
 
-def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:
-    """Draws a mask of patches of 2 x 2 pixels that lie on a grid, each there with probability `fraction`.
+def _masked(turns: int, mask: np.ndarray, shrink: int, x: np.ndarray) -> np.ndarray:
+    return shrunk(np.where(mask[..., np.newaxis], np.uint8(_WHITE), np.rot90(x, turns, axes=(1, 2))), shrink)
 
-    Args:
-      shape: height and width of an image; at an odd edge, patches are cut.
-      fraction: the expected share of the area.
-      generator: draws the patches.
+
+def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:
+    """Draws a mask of patches of 2 x 2 pixels on a grid, cut at odd edges, each there with probability `fraction`.
 
     Returns:
-      Bool `shape`, true where the image is masked.
+      Bool `shape`, which is height and width; true where the image is masked.
     """
     height, width = shape
     patches = generator.random((-(-height // _PATCH), -(-width // _PATCH))) < fraction
@@ -322,7 +290,7 @@ def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Gen
 
 
 def _divide_rotations(images: Images, num_silos: int, per_silo: int, side: str, seed: list[int]) -> np.ndarray:
-    """Positions of each silo's images: int64 `[num_silos, per_silo]`."""
+    """Draws the positions of each silo's images: int64 `[num_silos, per_silo]`."""
     wanted = num_silos * per_silo
     if wanted > len(images.y):
         raise ConfigError(

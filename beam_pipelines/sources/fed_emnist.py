@@ -8,7 +8,7 @@ it: `emnist_all.sqlite.lzma`, a database with two tables,
 
 where each example is a `tf.train.Example` of `pixels`, float32 `[28, 28]`, background 1 and ink 0, and `label`, int64.
 
-The form that it was distributed in before is read too: two HDF5 files, such as `fed_emnist_digitsonly_train.h5` and
+The earlier form is read too: two HDF5 files, such as `fed_emnist_digitsonly_train.h5` and
 `fed_emnist_digitsonly_test.h5`, each with `/examples/<client>/pixels`, float32 `[n, 28, 28]`, background 1 and ink 0,
 and `/examples/<client>/label`, int32 `[n]`.
 """
@@ -19,7 +19,7 @@ import itertools
 import lzma
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ _COLUMNS = {
 
 
 def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
-    """The names of a database's train split and test split for so many classes.
+    """Finds the names of a database's train split and test split for so many classes.
 
-    They are `digits_only_train`, `digits_only_test` for 10 classes and `all_train`, `all_test` for 62, as published; or
-    `train` and `test`, in a database of one kind.
+    As published, these are `digits_only_train`, `digits_only_test` for 10 classes and `all_train`, `all_test` for 62;
+    in a database of one kind `train` and `test`.
 
     Raises:
       DataError: the file is no database or has another schema, or it has no such splits.
@@ -71,12 +71,7 @@ def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class FedEmnistReader:
-    """Reads every writer of a database, one at a time: `path -> UserRecords`, not judged.
-
-    Attributes:
-      train_split: the name of the split of training examples.
-      test_split: that of test examples.
-    """
+    """Reads every writer of a database, of these splits, one at a time: `path -> UserRecords`, not judged."""
 
     train_split: str
     test_split: str
@@ -85,7 +80,8 @@ class FedEmnistReader:
         """Reads a database.
 
         Raises:
-          DataError: it is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the writer.
+          DataError: the file is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the
+            writer.
         """
         place = str(path)
         splits = (self.train_split, self.test_split)
@@ -97,7 +93,7 @@ class FedEmnistReader:
                     splits,
                 )
             )
-            # Numbers of rows are sorted, not examples: that takes little memory, whether or not there is an index.
+            # Numbers of rows are sorted, not examples, which takes little memory even without an index.
             rows = database.execute(
                 "SELECT client_id, split_name, rowid FROM examples WHERE split_name IN (?, ?) "
                 "ORDER BY client_id, rowid",
@@ -162,7 +158,7 @@ def _opened_database(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; data.input takes TFF's emnist_all.sqlite or emnist_all.sqlite.lzma")
     try:
-        # Immutable: the file may lie where nobody may write, and SQLite would want to make its lock there.
+        # Immutable: the file may lie where nobody may write, and SQLite would make its lock there.
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as database:
             yield database
     except sqlite3.DatabaseError as error:
@@ -170,7 +166,7 @@ def _opened_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _parse(content: object) -> tuple[np.ndarray, int]:
-    """An example's pixels, float32 and flat, and its label; raises ValueError for anything else."""
+    """Parses an example's pixels, float32 and flat, and its label; raises ValueError for anything else."""
     # Imported late: the settings are checked before TensorFlow is started.
     import tensorflow as tf
     from google.protobuf.message import DecodeError
@@ -192,12 +188,12 @@ def _parse(content: object) -> tuple[np.ndarray, int]:
 
 
 _TRAIN, _TEST = "_train.h5", "_test.h5"
-# What h5py raises for files that are cut short, damaged or of another layout.
+# Errors of h5py for files that are cut short, damaged or of another layout.
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError)
 
 
 def list_h5_files(folder: Path) -> tuple[str, str]:
-    """The names of a folder's training file and test file.
+    """Finds the names of a folder's training file and test file.
 
     Raises:
       DataError: the folder does not hold exactly one of each, of the same name.
@@ -218,7 +214,7 @@ def read_h5_users(path: Path) -> Iterator[UserRecord]:
     A test file by itself gives nothing: its writers are those of the training file.
 
     Raises:
-      DataError: a file is damaged or has another layout; names it, and the writer where one was being read.
+      DataError: a file is damaged or has another layout; names the file and, where known, the writer.
     """
     if path.name.endswith(_TEST):
         return
@@ -241,7 +237,7 @@ def _test_file(train_file: str) -> str:
 
 @contextlib.contextmanager
 def _opened_h5(path: Path) -> Iterator[dict[str, Any]]:
-    """A file's clients by name, each to be read while the file is open."""
+    """Yields a file's clients by name, each to be read while the file is open."""
     # Imported late: it is slow, and few need it.
     import h5py
 
@@ -276,12 +272,7 @@ class FedEmnist(SourceSettings):
     """
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the database, which is decompressed into the workspace where it has to be.
-
-        Raises:
-          ConfigError: the shape or the number of classes does not fit.
-          DataError: the input is missing or damaged, or has another schema.
-        """
+        """Describes the database, decompressed into the workspace if needed; errors as of `SourceSettings.build`."""
         if self.num_classes not in FED_EMNIST_CLASSES:
             raise ConfigError(
                 f"data.num_classes is {self.num_classes}; fed_emnist has 10 (digits) or 62 (all characters)"
@@ -289,22 +280,17 @@ class FedEmnist(SourceSettings):
         self.check_features(FED_EMNIST_SHAPE, self.num_classes)
         path = Path(self.input)
         if path.is_dir():
-            return _described(path, list_h5_files(path), read_h5_users)
+            files = list_h5_files(path)
+            return RawData("fed_emnist", path, files, read_h5_users, are_images=True, has_test_examples=True)
         if path.suffix == ".lzma":
             path = decompress_database(path, workspace)
         splits = find_splits(path, self.num_classes)
-        return _described(path.parent, (path.name,), FedEmnistReader(*splits), {"splits": list(splits)})
-
-
-def _described(
-    folder: Path, files: tuple[str, ...], read_users: Any, parameters: Mapping[str, Any] | None = None
-) -> RawData:
-    return RawData(
-        source="fed_emnist",
-        folder=folder,
-        files=files,
-        read_users=read_users,
-        are_images=True,
-        has_test_examples=True,
-        parameters=parameters or {},
-    )
+        return RawData(
+            "fed_emnist",
+            path.parent,
+            (path.name,),
+            FedEmnistReader(*splits),
+            are_images=True,
+            has_test_examples=True,
+            parameters={"splits": list(splits)},
+        )

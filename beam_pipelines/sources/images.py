@@ -1,8 +1,4 @@
-"""Reads labelled images: single files, and data sets with a train and a test side.
-
-A single file gives pixels, or why there are none, and many files give one hash. Data sets are as they are published,
-and can be made smaller.
-"""
+"""Reads labelled images: single files, and data sets with a train and a test side, which can be made smaller."""
 
 import dataclasses
 import hashlib
@@ -28,15 +24,15 @@ def read_image(
     """Decodes one image and resizes it.
 
     Args:
-      folder: where it lies; every worker may have it under another name, so messages do not have it.
-      name: of the file in it.
+      folder: the folder, which messages leave out, as every worker may have it under another name.
+      name: of the file in the folder.
       file_format: the only one that is accepted, as Pillow names it: `JPEG`, `PNG`.
       shape: height, width and channels (3 for colours, 1 for grey) of the result.
       resampling: as Pillow names it: `BOX` averages over the area that becomes a pixel, `LANCZOS` is sharper.
-      must_be_square: whether another image than a square one is unusable.
+      must_be_square: whether images that are not square are unusable.
 
     Returns:
-      The pixels, float32 `[height * width * channels]` in [0, 1], or what is wrong with the file.
+      The pixels, float32 `[height * width * channels]` in [0, 1], or the fault of the file.
     """
     # Imported late: checking the settings needs no images.
     from PIL import Image, UnidentifiedImageError
@@ -53,14 +49,14 @@ def read_image(
     # Its own text has the folder in it.
     except UnidentifiedImageError:
         return _unusable(name, f"not a {file_format} image")
-    # What else Pillow raises for files that are cut short, damaged or forged.
+    # Pillow's other errors for files that are cut short, damaged or forged.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         return _unusable(name, f"damaged: {error}")
     return np.asarray(resized, np.float32).ravel() / np.float32(255)
 
 
 def hash_images(folder: Path, names: Iterable[str]) -> str:
-    """A digest of the names and the content of these files, and of which are missing, with a progress bar: sha256."""
+    """Hashes the names and contents of files, and which are missing, with a progress bar: SHA-256."""
     everyone = list(names)
     batches = [everyone[start : start + _FILES_PER_BATCH] for start in range(0, len(everyone), _FILES_PER_BATCH)]
     digest = hashlib.sha256()
@@ -93,20 +89,13 @@ class Images:
     y: np.ndarray
 
     def __getitem__(self, chosen: np.ndarray) -> "Images":
-        """The images at these positions, int64 `[m]`."""
+        """Returns the images at these positions, int64 `[m]`."""
         return Images(self.x[chosen], self.y[chosen])
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """A published data set.
-
-    Attributes:
-      train: its train side.
-      test: its test side.
-      num_classes: labels are integers in `[0, num_classes)`.
-      origin: what it was read from, as JSON has it.
-    """
+    """A published data set: two sides, labels in `[0, num_classes)`, and the files it was read from as JSON values."""
 
     train: Images
     test: Images
@@ -115,11 +104,11 @@ class ImageDataset:
 
 
 def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
-    """Averages squares of `factor * factor` pixels, rounded.
+    """Averages squares of `factor * factor` pixels, rounded; `factor` must divide height and width.
 
     Args:
       images: uint8 `[n, height, width, channels]`.
-      factor: divides height and width; see `shrunken_shape`.
+      factor: see `shrunken_shape`.
 
     Returns:
       uint8 `[n, height / factor, width / factor, channels]`.
@@ -130,7 +119,7 @@ def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
 
 
 def shrunken_shape(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
-    """The shape `(height, width, channels)` of images of this one after `shrunk`.
+    """Returns the shape `(height, width, channels)` that images have after `shrunk`.
 
     Raises:
       ConfigError: the factor is below 1, or does not divide the height or the width.

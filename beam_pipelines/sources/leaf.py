@@ -2,9 +2,9 @@
 
 A file is `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`.
 
-In the split form, the files of folders `train` and `test` say which of a user's examples are test examples. Where LEAF
-divided each user's examples (`-t sample`), `<file>_train_<share>.json` and `<file>_test_<share>.json` have the same
-users. Where it divided users (`-t user`), each user is in one of the folders, and has no examples in the other.
+In the split form, folders `train` and `test` say which of a user's examples are for test. Where LEAF divided each
+user's examples (`-t sample`), `<file>_train_<share>.json` and `<file>_test_<share>.json` have the same users. Where
+LEAF divided users (`-t user`), each user is in one of the folders alone.
 
 Source: `data/utils/split_data.py` of Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
 """
@@ -37,21 +37,13 @@ class Leaf(SourceSettings):
     """
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder.
-
-        Raises:
-          DataError: the folder is missing, or is none that `list_sources` takes.
-        """
+        """Describes the folder; raises DataError as `list_sources`."""
         del workspace
         return leaf_raw_data("leaf", Path(self.input), read_users)
 
 
 def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[UserRecord]]) -> RawData:
-    """The raw data of a folder of LEAF files, unsplit or split, of which `read` reads one.
-
-    Raises:
-      DataError: the folder is missing, or is none that `list_sources` takes.
-    """
+    """Describes a folder of LEAF files, unsplit or split, for a reader of one; raises DataError as `list_sources`."""
     files = list_sources(folder)
     train, test = ([name.partition("/")[2] for name in files if name.startswith(f"{side}/")] for side in SIDES)
     if not train:
@@ -63,7 +55,7 @@ def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[Use
 
 
 def list_sources(folder: Path) -> tuple[str, ...]:
-    """Names of a folder's LEAF files, sorted: those in it, or, of the split form, those in its `train` and its `test`.
+    """Lists a folder's LEAF files by name, sorted: those in the folder, or those in its `train` and its `test`.
 
     Raises:
       DataError: the folder is missing, holds no `.json` or `.json.gz` file, or holds both forms or half of one.
@@ -212,16 +204,11 @@ SIDES = (TRAIN, TEST)
 
 
 def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Finds the files of both folders that have the same users.
-
-    Args:
-      train: names of files in `train`.
-      test: names of files in `test`.
+    """Pairs the files of both folders, given by name, that have the same users.
 
     Returns:
-      What to read at a time: the files of `train`, then those of `test` that belong to none of them; and by file of
-      `train` the one of `test` that belongs to it. Their names differ in the folder's own word only, unless each folder
-      has one file.
+      The files to read at a time: those of `train`, then those of `test` without a partner; and by file of `train` its
+      partner in `test`. Names of partners differ in the folder's own word only, unless each folder has one file.
     """
     by_key = {_key(name, TEST): f"{TEST}/{name}" for name in test}
     partners = {f"{TRAIN}/{name}": by_key[_key(name, TRAIN)] for name in train if _key(name, TRAIN) in by_key}
@@ -234,7 +221,7 @@ def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ..
 
 @dataclasses.dataclass(frozen=True)
 class SplitReader:
-    """Reads a file of one folder and the one of the other that belongs to it: path -> users of both, not judged.
+    """Reads a file of one folder and its partner in the other: path -> users of both, not judged.
 
     An example's place in its user's list, as dead letters give it, counts the file of `train` first.
 
@@ -264,7 +251,7 @@ class SplitReader:
 
 
 def _joined(sides: Mapping[str, UserRecord]) -> UserRecord:
-    """One user's examples of both folders as one record."""
+    """Joins one user's examples of both folders to one record."""
     client = next(iter(sides.values())).client
     source = ", ".join(f"{side}/{record.source}" for side, record in sides.items())
     for side, record in sides.items():

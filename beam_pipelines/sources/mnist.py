@@ -5,8 +5,7 @@ MNIST to handwritten letters", 2017).
 
 Source of the writers: C. Yadav and L. Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019. Their QMNIST found the
 NIST record of every image of MNIST, and with it the writer: `qmnist-train-labels-idx2-int.gz` has one row for each
-training image of MNIST, in its order. 539 people wrote them. Other people wrote MNIST's test images, so those have no
-part in it.
+training image of MNIST, in its order, by 539 people. Other people wrote MNIST's test images.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ import numpy as np
 
 from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_arrays import SiloArrays
 from beam_pipelines.sources.silo_files import array_images
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import DataError
@@ -45,25 +44,24 @@ def read_mnist(folder: Path) -> ImageDataset:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder}: no {', '.join(missing)}; data.input takes the folder of MNIST's four .gz files")
+    return _read_sides(folder, MNIST_TRAIN_FILES, _TEST_FILES, MNIST_CLASSES)
+
+
+def _read_sides(
+    folder: Path, train: tuple[str, str], test: tuple[str, str], num_classes: int, first_label: int = 0
+) -> ImageDataset:
     return ImageDataset(
-        read_labelled_images(folder, *MNIST_TRAIN_FILES, MNIST_CLASSES),
-        read_labelled_images(folder, *_TEST_FILES, MNIST_CLASSES),
-        MNIST_CLASSES,
-        origin=[dataclasses.asdict(FileRecord.of(folder, name)) for name in names],
+        read_labelled_images(folder, *train, num_classes, first_label),
+        read_labelled_images(folder, *test, num_classes, first_label),
+        num_classes,
+        origin=[dataclasses.asdict(FileRecord.of(folder, name)) for name in (*train, *test)],
     )
 
 
 def read_labelled_images(
     folder: Path, images_file: str, labels_file: str, num_classes: int, first_label: int = 0
 ) -> Images:
-    """Reads a file of images and that of their labels.
-
-    Args:
-      folder: has both.
-      images_file: gzipped idx file of the images.
-      labels_file: that of their labels.
-      num_classes: how many there are.
-      first_label: the label, in the file, of class 0.
+    """Reads the gzipped idx files of images and of their labels, in which `first_label` is that of class 0.
 
     Returns:
       Images uint8 `[n, height, width, 1]`, labels int64 `[n]` in `[0, num_classes)`.
@@ -85,7 +83,7 @@ def read_labelled_images(
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Reads a gzipped idx file: uint8 or big-endian int32, as its header states, in the shape that that states.
+    """Reads a gzipped idx file: uint8 or big-endian int32, of the type and shape that the header states.
 
     Raises:
       DataError: the file is missing, cut short or damaged, or is something else.
@@ -119,7 +117,7 @@ _TRAIN_IMAGES = re.compile(rf"emnist-({'|'.join(_SPLITS)})-train-images-idx3-uby
 
 
 def read_emnist(path: Path) -> ImageDataset:
-    """Reads one split: images uint8 `[n, 28, 28, 1]`, upright, ink bright (255) on black (0).
+    """Reads one split of EMNIST: images uint8 `[n, 28, 28, 1]`, upright, ink bright (255) on black (0).
 
     Args:
       path: a folder with the four files of one split, `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`;
@@ -130,16 +128,14 @@ def read_emnist(path: Path) -> ImageDataset:
     """
     folder, split = _find_split(path)
     num_classes, first_label = _SPLITS[split]
-    sides: list[Images] = []
-    origin = []
-    for side in ("train", "test"):
-        names = (f"emnist-{split}-{side}-images-idx3-ubyte.gz", f"emnist-{split}-{side}-labels-idx1-ubyte.gz")
-        stored = read_labelled_images(folder, *names, num_classes, first_label)
-        # EMNIST's files have columns where MNIST's have rows.
-        sides.append(Images(stored.x.swapaxes(1, 2), stored.y))
-        origin += [dataclasses.asdict(FileRecord.of(folder, name)) for name in names]
-    train, test = sides
-    return ImageDataset(train, test, num_classes, origin)
+    train, test = (
+        (f"emnist-{split}-{side}-images-idx3-ubyte.gz", f"emnist-{split}-{side}-labels-idx1-ubyte.gz")
+        for side in ("train", "test")
+    )
+    stored = _read_sides(folder, train, test, num_classes, first_label)
+    # EMNIST's files have columns where MNIST's have rows.
+    upright_train, upright_test = (Images(side.x.swapaxes(1, 2), side.y) for side in (stored.train, stored.test))
+    return dataclasses.replace(stored, train=upright_train, test=upright_test)
 
 
 def _find_split(path: Path) -> tuple[Path, str]:
@@ -164,7 +160,7 @@ _LABEL, _WRITER = 0, 2
 
 
 def find_writers(folder: Path, named: str | None) -> Path:
-    """The file of writers: the one that is named, or `WRITERS_FILE` in MNIST's folder or in `mnist_writers` beside it.
+    """Finds the file of writers: the one named, or `WRITERS_FILE` in MNIST's folder or in `mnist_writers` beside it.
 
     Raises:
       DataError: there is no such file.
@@ -200,12 +196,7 @@ def read_writers(path: Path, images: Images) -> np.ndarray:
 
 
 def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[SiloArrays]:
-    """Makes a client of each writer, one at a time: `writer_0000`, ..., with the person's number.
-
-    Args:
-      images: MNIST's training images.
-      writers: int64 `[n]`, who wrote each.
-      shrink: see `beam_pipelines.sources.images.shrunk`.
+    """Makes a client of each writer, int64 `[n]`, one at a time: `writer_0000`, ..., with the person's number.
 
     Yields:
       x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`, in MNIST's order.
@@ -233,19 +224,13 @@ class MnistWriters(SourceSettings):
     shrink: Count = 1
 
     def build(self, workspace: Path) -> RawData:
-        """Writes the writers' images to `workspace/mnist_writers.npz`, which the job then reads.
-
-        Raises:
-          ConfigError: `shrink`, or the shape or the number of classes, does not fit.
-          DataError: a file is missing or damaged, or its rows do not go with the images.
-        """
+        """Writes the writers' images to `workspace/mnist_writers.npz`; errors as of `SourceSettings.build`."""
         folder = Path(self.input)
         path = find_writers(folder, self.writers)
         images = read_labelled_images(folder, *MNIST_TRAIN_FILES, MNIST_CLASSES)
         self.check_features(shrunken_shape(images.x.shape[1:], self.shrink), MNIST_CLASSES)
         writers = mnist_writers(images, read_writers(path, images), self.shrink)
-        write_silo_arrays(workspace / "mnist_writers.npz", writers)
         files = [*((folder, name) for name in MNIST_TRAIN_FILES), (path.parent, path.name)]
         origin = [dataclasses.asdict(FileRecord.of(*file)) for file in files]
         parameters = {"shrink": self.shrink, "origin": origin}
-        return array_images("mnist_writers", workspace, self.num_classes, parameters, has_test_examples=False)
+        return array_images("mnist_writers", workspace, writers, self.num_classes, parameters, has_test_examples=False)

@@ -7,13 +7,13 @@ Federated Settings", 2018 (`data/femnist/preprocess`). The second edition has ev
     by_class/<class>/hsf_<part>/*.png                   what it shows: 30 is 0, 41 is A, 61 is a, as in ASCII
     by_write/hsf_<part>/f<writer>_<form>/<kind>/*.png   who wrote it
 
-Which two belong together is told by their content alone. Background 1, ink 0. The stages:
+Only the content tells which two belong together. Background 1, ink 0. The stages:
 
 | stage | tasks | gives |
 |---|---|---|
 | hash class images | folders of `by_class` | (hash, class), to the hash's partition |
 | hash writer images | folders of `by_write` | (hash, writer, name of the file), to the hash's partition |
-| join images | partitions of hashes | (writer, name, label or what is wrong), to the writer's partition |
+| join images | partitions of hashes | (writer, name, label or fault), to the writer's partition |
 | read writers | partitions of writers | users, with their images decoded |
 """
 
@@ -39,7 +39,8 @@ from beam_pipelines.rules import keyed_hash
 from beam_pipelines.sources.images import hash_images, read_image
 from tff_pdp.errors import ConfigError, DataError
 
-NIST_SHAPE = (28, 28, 1)
+# Single tasks read at least so many; nothing else depends on it.
+_IMAGES_PER_TASK = 2000
 _CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 # Lower-case letters that look unlike their upper-case forms; EMNIST's By_Merge counts the others as upper case.
 _OWN_LOWER_CASE = "abdefghnqrt"
@@ -53,11 +54,11 @@ CLASS_CHOICES = tuple(_CHOICES)
 
 
 def class_numbers(classes: str) -> dict[str, int]:
-    """The labels of classes, by the name of a class's folder: those that are not chosen are missing.
+    """Returns the labels of the chosen classes, by the name of a class's folder.
 
     Args:
       classes: `all` has 62: digits, upper case, lower case. `digits` has 10; `letters` 52, upper case first. `merged`
-        has 47: lower-case letters of which both cases look alike count as upper case (Cohen et al., "EMNIST", 2017).
+        has 47: lower-case letters that look like their upper case count as upper case (Cohen et al., "EMNIST", 2017).
 
     Raises:
       ConfigError: there is no such choice.
@@ -71,49 +72,8 @@ def class_numbers(classes: str) -> dict[str, int]:
 
 
 def num_nist_classes(classes: str) -> int:
-    """The number of classes of a choice; raises ConfigError where there is no such choice."""
+    """Returns the number of classes of a choice; raises ConfigError where there is no such choice."""
     return 1 + max(class_numbers(classes).values())
-
-
-def nist_images(folder: Path, classes: str, shape: tuple[int, ...], images_per_task: int = 2000) -> RawData:
-    """The raw data of a folder that holds `by_class` and `by_write`.
-
-    Writers are users. An image of a writer that is damaged, has no class, or has the same content as an image in
-    another class or by another writer, becomes a dead letter. Images of classes that are not chosen are counted and
-    left out, as are images in `by_class` that no writer has.
-
-    Args:
-      folder: every worker must see it under this name.
-      classes: see `class_numbers`.
-      shape: height, width and 1. As in LEAF, images are scaled by Lanczos resampling.
-      images_per_task: of which single tasks read at least so many; decides nothing else.
-
-    Raises:
-      ConfigError: no such choice of classes, or not one channel.
-      DataError: a folder is missing or has no images, or a folder in `by_class` has another name than a class.
-    """
-    if len(shape) != 3 or shape[2] != 1:
-        raise ConfigError(f"input_shape is {list(shape)}; NIST's images take [height, width, 1]")
-    numbers = class_numbers(classes)
-    class_images = _images_by_folder(folder, _class_folders(folder))
-    writer_images = _images_by_folder(folder, _writer_folders(folder))
-    for part, images in ((BY_CLASS, class_images), (BY_WRITE, writer_images)):
-        if not any(images.values()):
-            raise DataError(f"{folder / part}: no .png file where NIST SD19 has them; the input is the folder of both")
-    stages = NistStages(
-        folder, _tasks(class_images, images_per_task), _tasks(writer_images, images_per_task), numbers, shape
-    )
-    names = itertools.chain.from_iterable([*class_images.values(), *writer_images.values()])
-    return RawData(
-        source="nist_sd19",
-        folder=folder,
-        # Too many to be named one by one.
-        files=(),
-        read_users=None,
-        are_images=True,
-        user_stages=stages,
-        parameters={"classes": classes, "images_sha256": hash_images(folder, names)},
-    )
 
 
 def _class_folders(folder: Path) -> list[str]:
@@ -143,11 +103,11 @@ def _images_by_folder(folder: Path, places: list[str]) -> dict[str, list[str]]:
     return {place: [name for _, name in images_in(folder, [place])] for place in listed}
 
 
-def _tasks(images: dict[str, list[str]], images_per_task: int) -> tuple[tuple[str, ...], ...]:
-    """Divides places into tasks, each with at least so many images where there are enough."""
+def _tasks(images: dict[str, list[str]]) -> tuple[tuple[str, ...], ...]:
+    """Divides places into tasks."""
     tasks, count = [[]], 0
     for place, names in images.items():
-        if count >= images_per_task:
+        if count >= _IMAGES_PER_TASK:
             tasks.append([])
             count = 0
         tasks[-1].append(place)
@@ -166,6 +126,8 @@ _COLUMNS = {
     "reason": pyarrow.string(),
     "found": pyarrow.string(),
 }
+# The columns of hashed images, and which part of their folder's name is the class or the writer.
+_HASHED = {_CLASS_IMAGES: (("hash", "class"), 1), _WRITER_IMAGES: (("hash", "writer", "name"), 2)}
 _MOST_PARTITIONS = 64
 # How many classes or writers a dead letter names.
 _NAMED = 5
@@ -179,8 +141,8 @@ class NistStages:
       folder: of `by_class` and `by_write`; every worker must see it under this name.
       class_tasks: for each task the folders of images of one class each.
       writer_tasks: for each task the folders of images of one writer each.
-      numbers: the label of each class that is wanted, by the name of its folder.
-      shape: height, width and 1.
+      numbers: the labels of the chosen classes; see `class_numbers`.
+      shape: height, width and 1. As in LEAF, images are scaled by Lanczos resampling.
     """
 
     folder: Path
@@ -190,10 +152,10 @@ class NistStages:
     shape: tuple[int, ...]
 
     def __call__(self, rules: ClientRules) -> tuple[Stage, ...]:
-        """Builds them; the last gives the table of users."""
+        """Builds the stages, of which the last gives the table of users."""
         partitions = min(_MOST_PARTITIONS, max(len(self.class_tasks), len(self.writer_tasks)))
-        hash_classes = _HashClassImages(self.folder, partitions)
-        hash_writers = _HashWriterImages(self.folder, partitions)
+        hash_classes = _HashImages(self.folder, partitions, _CLASS_IMAGES)
+        hash_writers = _HashImages(self.folder, partitions, _WRITER_IMAGES)
         join = _JoinImages(self.numbers, partitions)
         read = _ReadWriters(self.folder, self.shape, rules)
         takes = (_CLASS_IMAGES, _WRITER_IMAGES)
@@ -206,36 +168,27 @@ class NistStages:
 
 
 @dataclasses.dataclass(frozen=True)
-class _HashClassImages:
-    """Folders of images of one class each -> (hash, name of the class), by hash."""
+class _HashImages:
+    """Folders of images of one class or writer each -> (hash, class) or (hash, writer, name of the file), by hash."""
 
     folder: Path
     partitions: int
+    table: str
 
     def __call__(self, task: tuple[str, ...], context: TaskContext) -> Iterator[Piece]:
-        rows = [(_content_hash(self.folder, name), place.split("/")[1]) for place, name in images_in(self.folder, task)]
-        count_rows(context, _CLASS_IMAGES, "read", len(rows))
-        yield from _pieces(_CLASS_IMAGES, ("hash", "class"), rows, lambda row: row[0][0] % self.partitions)
-
-
-@dataclasses.dataclass(frozen=True)
-class _HashWriterImages:
-    """Folders of images of one writer each -> (hash, writer, name of the file), by hash."""
-
-    folder: Path
-    partitions: int
-
-    def __call__(self, task: tuple[str, ...], context: TaskContext) -> Iterator[Piece]:
+        columns, part = _HASHED[self.table]
         rows = [
-            (_content_hash(self.folder, name), place.split("/")[2], name)
+            (_content_hash(self.folder, name), place.split("/")[part], name)[: len(columns)]
             for place, name in images_in(self.folder, task)
         ]
-        yield from _pieces(_WRITER_IMAGES, ("hash", "writer", "name"), rows, lambda row: row[0][0] % self.partitions)
+        if self.table == _CLASS_IMAGES:
+            count_rows(context, _CLASS_IMAGES, "read", len(rows))
+        yield from _pieces(self.table, columns, rows, lambda row: row[0][0] % self.partitions)
 
 
 @dataclasses.dataclass(frozen=True)
 class _JoinImages:
-    """Images of both kinds with the same hashes -> (writer, name, label or what is wrong), by writer."""
+    """Images of both kinds with the same hashes -> (writer, name, label or fault), by writer."""
 
     numbers: dict[str, int]
     partitions: int
@@ -263,7 +216,7 @@ class _JoinImages:
         yield from _pieces(_LABELLED, columns, rows, lambda row: _partition_of(row[0], self.partitions))
 
     def _label(self, classes: set[str], writers: set[str]) -> tuple[int | None, Unusable | None]:
-        """An image's label, or what is wrong with it; neither for one of a class that is not chosen."""
+        """Returns an image's label, or the reason for a dead letter; neither for a class that is not chosen."""
         labels = {self.numbers.get(name) for name in classes}
         if not labels:
             return None, Unusable(Reason.IMAGE_WITHOUT_CLASS, "no image in by_class has this content")
@@ -304,7 +257,7 @@ class _ReadWriters:
 
 
 def images_in(folder: Path, places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The PNG files under some places in a folder: (place, name in the folder), sorted for each place."""
+    """Lists the PNG files under some places in a folder: (place, name in the folder), sorted for each place."""
     for place in places:
         names = []
         for parent, _, files in os.walk(folder / place):
@@ -350,9 +303,10 @@ def _rows(context: TaskContext, table: str) -> Iterator[tuple]:
 class NistSd19(SourceSettings):
     """Groups NIST Special Database 19 by the person who wrote it (Grother, 1995; LEAF, 2018): raw FEMNIST.
 
-    `input` is the folder that holds `by_class` and `by_write`. Users are `f0000_14`, ... Images are scaled to
-    `input_shape`, of 1 channel, as in LEAF. Background 1, ink 0. `beam_pipelines.sources.nist` says what becomes a dead
-    letter.
+    `input` is the folder that holds `by_class` and `by_write`. Users are the writers `f0000_14`, ... Images are scaled
+    to `input_shape`, of 1 channel, as in LEAF. Background 1, ink 0. A writer's image becomes a dead letter if it is
+    damaged, has no class, or has the same content as an image of another class or writer. Images of classes that are
+    not chosen, and images in `by_class` without a writer, are counted and left out.
 
     Attributes:
       classes: `all` (62), `digits` (10), `letters` (52), or `merged` (47, as in EMNIST's By_Merge).
@@ -361,12 +315,29 @@ class NistSd19(SourceSettings):
     classes: Literal["all", "digits", "letters", "merged"] = "all"
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder.
-
-        Raises:
-          ConfigError: the shape or the number of classes does not fit.
-          DataError: a folder is missing or has no images.
-        """
+        """Describes the folder; errors as of `SourceSettings.build`."""
         del workspace
-        self.check_features(self.input_shape, num_nist_classes(self.classes))
-        return nist_images(Path(self.input), self.classes, self.input_shape)
+        shape, folder = self.input_shape, Path(self.input)
+        self.check_features(shape, num_nist_classes(self.classes))
+        if len(shape) != 3 or shape[2] != 1:
+            raise ConfigError(f"data.input_shape is {list(shape)}; NIST's images take [height, width, 1]")
+        class_images = _images_by_folder(folder, _class_folders(folder))
+        writer_images = _images_by_folder(folder, _writer_folders(folder))
+        for part, images in ((BY_CLASS, class_images), (BY_WRITE, writer_images)):
+            if not any(images.values()):
+                raise DataError(
+                    f"{folder / part}: no .png file as NIST SD19 has them; data.input is the folder of both"
+                )
+        names = itertools.chain.from_iterable([*class_images.values(), *writer_images.values()])
+        return RawData(
+            source="nist_sd19",
+            folder=folder,
+            # Too many to be named one by one.
+            files=(),
+            read_users=None,
+            are_images=True,
+            user_stages=NistStages(
+                folder, _tasks(class_images), _tasks(writer_images), class_numbers(self.classes), shape
+            ),
+            parameters={"classes": self.classes, "images_sha256": hash_images(folder, names)},
+        )

@@ -1,4 +1,4 @@
-"""Divides pooled examples among simulated clients, and writes handwritten digits so divided, which need no download."""
+"""Divides pooled examples among simulated clients, and writes handwritten digits so divided, without a download."""
 
 import gzip
 import json
@@ -22,13 +22,13 @@ def dirichlet_partition(
 
     A small concentration (0.1) gives each client few classes, a large one (100) gives all the same mix. Clients are of
     different sizes, unlike those of `draw_class_mixes`. The whole division is drawn again until every client has
-    `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do).
+    `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do). The same arguments give the same parts.
 
     Args:
       labels: integer class of each example, `[n]`.
       num_clients: number of parts.
       concentration: the Dirichlet parameter, one value for all clients; above 0.
-      seed: the same arguments and seed give the same parts.
+      seed: of the draws.
       min_examples: the fewest examples a client may hold.
 
     Returns:
@@ -59,13 +59,8 @@ def draw_class_shares(
     """Draws how much of each class each client gets: a few classes each, in uneven shares.
 
     Every class goes to equally many clients, whose shares are drawn from [0.4, 0.6] and divided by their sum (Shamsian
-    et al., "Personalized Federated Learning using Hypernetworks", ICML 2021).
-
-    Args:
-      num_clients: number of clients; times `classes_per_client`, a multiple of `num_classes`.
-      num_classes: number of classes.
-      classes_per_client: how many different classes each client gets, at most `num_classes`.
-      generator: draws classes and shares.
+    et al., "Personalized Federated Learning using Hypernetworks", ICML 2021). `num_clients * classes_per_client` must
+    be a multiple of `num_classes`.
 
     Returns:
       float64 `[num_clients, num_classes]`; the shares of a class add up to 1.
@@ -94,7 +89,7 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
     Args:
       labels: integer class of each example, `[n]`.
       shares: float64 `[num_clients, num_classes]`, adding up to 1 for each class; 0 for clients without the class.
-      generator: draws who gets which examples of a class.
+      generator: draws the examples of each client.
 
     Returns:
       For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one of them.
@@ -114,13 +109,8 @@ def draw_class_mixes(
 
     Source: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", 2019: q ~ Dir(alpha p), here with 1 for each class as p. Where p is read as probabilities that add
-    up to 1, alpha is `concentration * num_classes`.
-
-    Args:
-      num_clients: number of clients.
-      num_classes: number of classes.
-      concentration: above 0; small values (0.1) give each client few classes, large ones (100) give all the same mix.
-      generator: draws the mixes.
+    up to 1, alpha is `concentration * num_classes`. A small concentration, above 0, gives each client few classes
+    (0.1), a large one (100) all the same mix.
 
     Returns:
       float64 `[num_clients, num_classes]`; the mix of a client adds up to 1.
@@ -140,7 +130,7 @@ def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: n
     """Divides examples evenly among clients that each draw theirs, without replacement, from classes in their own mix.
 
     A client draws the class of each of its examples; a draw of a class that is used up is repeated (Hsu et al., 2019).
-    So the last clients, who find what the others left, may have mixes quite unlike those asked for.
+    The last clients, with the others' leftovers, may have mixes quite unlike those asked for.
 
     Args:
       labels: integer class of each example, `[n]`.
@@ -148,8 +138,8 @@ def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: n
       generator: draws classes and examples.
 
     Returns:
-      For each client the sorted int64 indices of its examples: `n / num_clients` of them, up to whole examples. Every
-      index in `[0, n)` is in exactly one of them.
+      For each client the sorted int64 indices of its examples, `n / num_clients` up to whole examples. Every index in
+      `[0, n)` is in exactly one of them.
     """
     num_clients, num_classes = mixes.shape
     members = [generator.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]
@@ -171,20 +161,20 @@ def uniform_partition(num_examples: int, num_clients: int, generator: np.random.
 
 
 def _draw_class_counts(size: int, mix: np.ndarray, left: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """How many examples of each class one client draws, at most those `left`: int64 `[num_classes]`."""
+    """Draws how many examples of each class one client gets, at most those `left`: int64 `[num_classes]`."""
     counts = np.zeros_like(left)
     while (missing := size - counts.sum()) > 0:
         # All draws at once, and again for those that found nothing: as likely as draws one by one.
         weights = np.where(counts < left, mix, 0.0)
         if not weights.sum() > 0:
-            # A mix of classes that are all used up says nothing about the others.
+            # All classes of the mix are used up.
             weights = left - counts
         counts = np.minimum(counts + generator.multinomial(missing, weights / weights.sum()), left)
     return counts
 
 
 def _even_sizes(num_examples: int, num_clients: int) -> np.ndarray:
-    """Sizes that differ by one at most and add up to `num_examples`: int64 `[num_clients]`, the larger ones first."""
+    """Returns sizes that differ by one at most, the larger ones first: int64 `[num_clients]`."""
     smaller, larger_ones = divmod(num_examples, num_clients)
     return np.where(np.arange(num_clients) < larger_ones, smaller + 1, smaller)
 
@@ -201,14 +191,12 @@ def _draw_owners(
 
 
 def _owners_in_order(count: int, shares: np.ndarray) -> np.ndarray:
-    """The owner of each of `count` examples, the first owner's coming first."""
+    """Assigns `count` examples to owners in their order, by shares."""
     boundaries = np.floor(np.cumsum(shares) * count).astype(np.int64)
-    # The shares sum to 1 only up to rounding, so the last client takes whatever is left.
+    # The shares sum to 1 only up to rounding, so the last client takes the rest.
     return np.searchsorted(boundaries[:-1], np.arange(count), side="right")
 
 
-DIGITS_SHAPE = (8, 8, 1)
-DIGITS_CLASSES = 10
 _MAX_INTENSITY = 16.0
 
 
@@ -217,17 +205,11 @@ def write_digits_leaf(
 ) -> Path:
     """Writes scikit-learn's 1,797 real 8x8 digits, divided among silos, as a LEAF JSON file.
 
-    Prepare the folder with `input_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright.
-
-    Args:
-      folder: where to write; made if missing.
-      num_clients: number of silos, named `silo_00`, `silo_01`, ...
-      concentration: how alike the silos' label mixes are; see `dirichlet_partition`.
-      seed: the same arguments and seed give the same bytes.
-      min_examples: the fewest digits a silo may hold.
+    Prepare the folder with `input_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright. Silos
+    are `silo_00`, `silo_01`, ..., divided by `dirichlet_partition`; the same arguments give the same bytes.
 
     Returns:
-      The file written, `folder/all_data_0.json.gz`.
+      The file written, `folder/all_data_0.json.gz`; the folder is made if missing.
 
     Raises:
       DataError: the division asked for is impossible.

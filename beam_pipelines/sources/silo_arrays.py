@@ -1,6 +1,6 @@
-"""Silos as arrays, in one `.npz` file: `<silo>/x`, `<silo>/y` and, where it is known, `<silo>/is_test` for each silo.
+"""Writes and reads silos as arrays, in one `.npz` file: `<silo>/x`, `<silo>/y` and, where known, `<silo>/is_test`.
 
-Written and read one silo at a time: the file may be larger than memory, a silo may not.
+Silos are written and read one at a time: the file may be larger than memory, a silo may not.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tff_pdp.errors import DataError
 from tff_pdp.files import replacing
 
 _MEMBERS = ("x", "y", "is_test")
-# What NumPy and zipfile raise for files that are cut short, damaged, encrypted or forged.
+# Errors of NumPy and zipfile for files that are cut short, damaged, encrypted or forged.
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -35,10 +35,10 @@ class SiloArrays:
     """One silo's examples.
 
     Attributes:
-      name: the silo.
+      name: the silo's name.
       x: `[n, ...]`, numbers of any type.
       y: `[n]` or `[n, 1]`, labels.
-      is_test: bool `[n]`, which examples are for test; None where that is not known.
+      is_test: bool `[n]`, which examples are for test; None for an unknown choice.
     """
 
     name: str
@@ -48,7 +48,7 @@ class SiloArrays:
 
 
 def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
-    """Writes silos in one move: `path` holds all of them, or what it held before. Equal silos give equal bytes."""
+    """Writes silos in one move: `path` holds all of them, or its old content. Equal silos give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
         for silo in silos:
@@ -61,10 +61,10 @@ def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
 
 
 def read_silo_arrays(path: Path) -> Iterator[SiloArrays]:
-    """Reads a file's silos, in the order in which it holds them. Arrays of Python objects are refused.
+    """Reads a file's silos, in their order there. Arrays of Python objects are refused.
 
     Raises:
-      DataError: the file cannot be read or is no `.npz` file, a silo lacks its x or y, or a name means nothing here.
+      DataError: the file cannot be read or is no `.npz` file, a silo lacks its x or y, or a name is unknown.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -21,7 +21,7 @@ import numpy as np
 from beam_pipelines.options import RawData, SourceSettings, files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
-from beam_pipelines.sources.silo_arrays import read_silo_arrays
+from beam_pipelines.sources.silo_arrays import SiloArrays, read_silo_arrays, write_silo_arrays
 from tff_pdp.errors import DataError
 from tff_pdp.settings import Finite
 
@@ -32,13 +32,13 @@ _BRIGHTEST = 255
 class SiloFiles(SourceSettings):
     """Reads feature vectors of silos, as they are.
 
-    `input` is a `.mat`, `.json`, `.json.gz` or `.npz` file, or a folder; `beam_pipelines.sources.silo_files` says what
-    the files hold. With two classes, labels {-1, 1} become {0, 1}.
+    `input` is a `.mat`, `.json`, `.json.gz` or `.npz` file, or a folder; see `beam_pipelines.sources.silo_files`. With
+    two classes, labels {-1, 1} become {0, 1}.
 
     Attributes:
       label_shift: added to every label of a regression, before the scale. A public constant, not taken from the data:
         nothing in the ledger accounts for it.
-      label_scale: what the labels of a regression are then multiplied by, not 0. A public constant too.
+      label_scale: factor of the shifted labels, not 0. A public constant too.
     """
 
     label_shift: Finite = 0.0
@@ -52,11 +52,7 @@ class SiloFiles(SourceSettings):
             raise ValueError("label_shift and label_scale are for regressions; set num_classes to 0 for one")
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the files.
-
-        Raises:
-          DataError: the input is missing or holds no such file.
-        """
+        """Describes the files; raises DataError as `list_silo_files`."""
         del workspace
         folder, files = list_silo_files(Path(self.input))
         return RawData(
@@ -70,7 +66,7 @@ class SiloFiles(SourceSettings):
 
 
 def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """The folder and the names of the silo files at a path, which is one of them or a folder.
+    """Finds the folder and the names of the silo files at a path, which is one of them or a folder.
 
     Raises:
       DataError: there is none, or there are several `.mat` files, whose silos would have the same names.
@@ -94,8 +90,8 @@ class SiloFileReader:
     Attributes:
       num_classes: 0 for a regression, whose labels are shifted and scaled; with 2, labels {-1, 1} become {0, 1}.
       label_shift: added to the labels of a regression, a public constant.
-      label_scale: what they are then multiplied by, a public constant.
-      brightest: what the features are divided by: 255 for 8-bit pixels.
+      label_scale: factor of these labels afterwards, a public constant.
+      brightest: divisor of the features: 255 for 8-bit pixels.
     """
 
     num_classes: int
@@ -104,11 +100,7 @@ class SiloFileReader:
     brightest: int = 1
 
     def __call__(self, path: Path) -> Iterator[UserRecord]:
-        """Reads a file, one silo at a time where its format allows.
-
-        Raises:
-          DataError: the file cannot be read or is not what its name says.
-        """
+        """Reads a file, one silo at a time where its format allows; raises DataError for an unreadable file."""
         read = _reader_of(path)
         if read is None:
             raise DataError(f"{path}: not a silo file; they end in {_suffixes()}")
@@ -132,7 +124,7 @@ class SiloFileReader:
         return labels
 
     def _scaled(self, label: Any) -> Any:
-        # What is no number, or too large for one, is reported as it is.
+        # Anything but a number, or one too large, is reported as it is.
         if type(label) not in (int, float) or not abs(label) <= np.finfo(np.float32).max:
             return label
         return (label + self.label_shift) * self.label_scale
@@ -165,7 +157,7 @@ def _suffixes() -> str:
 
 
 def _user_of_arrays(client: str, source: str, x: Any, y: Any, is_test: np.ndarray | None = None) -> UserRecord:
-    """A silo's arrays as a record; what is no array of examples or of labels is described, as validation reports it."""
+    """Makes a record of a silo's arrays; a malformed array is described, for validation to report."""
     rows = _describe(x)
     if isinstance(x, np.ndarray) and x.ndim >= 2 and x.dtype.kind in _NUMBERS:
         # Numbers too large for float32 become infinite, which validation then reports.
@@ -189,7 +181,7 @@ _HEADER_LENGTH = 512
 
 
 def read_mat_cells(path: Path) -> list[tuple[Any, Any]]:
-    """Reads `(X, Y)` of every silo, as they are: what a cell holds is not judged.
+    """Reads `(X, Y)` of every silo, not judged.
 
     Raises:
       DataError: the file cannot be read, is of MATLAB's version 7.3, or has no cells X and Y of the same length.
@@ -200,7 +192,7 @@ def read_mat_cells(path: Path) -> list[tuple[Any, Any]]:
     _refuse_version_73(path)
     try:
         content = scipy.io.loadmat(path, variable_names=_CELLS)
-    # What SciPy raises for a damaged file depends on where the damage is.
+    # SciPy's errors for a damaged file depend on the place of the damage.
     except Exception as error:
         raise DataError(f"{path}: not a MATLAB file of version 5 to 7.2, or truncated or damaged: {error}") from error
     missing = [name for name in _CELLS if name not in content]
@@ -233,14 +225,22 @@ def _cell_members(path: Path, name: str, cell: Any) -> list[Any]:
 
 
 def array_images(
-    source: str, workspace: Path, num_classes: int, parameters: Mapping[str, Any], *, has_test_examples: bool
+    source: str,
+    workspace: Path,
+    silos: Iterable[SiloArrays],
+    num_classes: int,
+    parameters: Mapping[str, Any],
+    *,
+    has_test_examples: bool,
 ) -> RawData:
-    """The raw data of 8-bit images in `workspace/<source>.npz`, as `beam_pipelines.sources.silo_arrays` writes them."""
+    """Writes silos of 8-bit images to `workspace/<source>.npz`, and describes the file."""
+    file = f"{source}.npz"
+    write_silo_arrays(workspace / file, silos)
     return RawData(
-        source=source,
-        folder=workspace,
-        files=(f"{source}.npz",),
-        read_users=SiloFileReader(num_classes, brightest=_BRIGHTEST),
+        source,
+        workspace,
+        (file,),
+        SiloFileReader(num_classes, brightest=_BRIGHTEST),
         are_images=True,
         has_test_examples=has_test_examples,
         parameters=parameters,

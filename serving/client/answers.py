@@ -1,4 +1,4 @@
-"""Defines what clients return: predictions, the state of versions, and the signatures of a model."""
+"""Defines the answers of clients: predictions, the state of versions, and the signatures of a model."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -24,12 +24,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """The answer of `classify` for a batch.
-
-    Attributes:
-      classes: labels, string `[n, k]`.
-      scores: float32 `[n, k]`, the probability of each label.
-    """
+    """The answer of `classify` for a batch: labels, string `[n, k]`, and the probability of each, float32 `[n, k]`."""
 
     classes: np.ndarray
     scores: np.ndarray
@@ -37,11 +32,7 @@ class Classification:
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """The answer of `regress` for a batch.
-
-    Attributes:
-      values: float32 `[n]`.
-    """
+    """The answer of `regress` for a batch: float32 `[n]`."""
 
     values: np.ndarray
 
@@ -53,8 +44,8 @@ class VersionState:
     Attributes:
       version: its number.
       state: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`.
-      error_code: `OK`, or the gRPC code of what ended it.
-      error_message: why it ended, or empty.
+      error_code: `OK`, or the gRPC code of the error that ended the version.
+      error_message: that of the error, or empty.
     """
 
     version: int
@@ -64,7 +55,7 @@ class VersionState:
 
     @property
     def available(self) -> bool:
-        """True if the version takes requests."""
+        """Tells whether the version takes requests."""
         return self.state == "AVAILABLE"
 
 
@@ -74,7 +65,7 @@ class TensorDescription:
 
     Attributes:
       dtype: as TensorFlow's protos name it, such as `DT_FLOAT`.
-      shape: its dimensions, None for an open one; None altogether where the rank is open.
+      shape: the dimensions, None for an open one; None altogether where the rank is open.
     """
 
     dtype: str
@@ -100,16 +91,12 @@ class ModelMetadata:
 
 
 def answers_name(outputs: Collection[str]) -> str:
-    """What the answers are called among the outputs of `predict`: a regression's, or else a classifier's."""
+    """Returns the name of the answers among the outputs of `predict`: a regression's, or else a classifier's."""
     return "values" if "values" in outputs else "probabilities"
 
 
 def version_states(document: Mapping[str, Any]) -> list[VersionState]:
-    """Reads a `GetModelStatusResponse` in its JSON form.
-
-    Raises:
-      KeyError, TypeError or ValueError: it is none.
-    """
+    """Reads the JSON form of a `GetModelStatusResponse`; raises KeyError, TypeError or ValueError for anything else."""
     states = []
     for entry in document["model_version_status"]:
         status = entry.get("status", {})
@@ -119,11 +106,7 @@ def version_states(document: Mapping[str, Any]) -> list[VersionState]:
 
 
 def metadata(document: Mapping[str, Any]) -> ModelMetadata:
-    """Reads a `GetModelMetadataResponse` in its JSON form.
-
-    Raises:
-      KeyError, TypeError or ValueError: it is none.
-    """
+    """Reads the JSON form of a `GetModelMetadataResponse`; errors as of `version_states`."""
     spec = document["model_spec"]
     signatures = document["metadata"][SIGNATURE_FIELD]["signature_def"]
     return ModelMetadata(

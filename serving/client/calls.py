@@ -1,6 +1,6 @@
 """Makes one call over an unreliable network: how it fails, its deadline, and when it is tried again.
 
-Over HTTP, a connection's time-out is for a whole answer, head and body, not for each of the reads it takes.
+Over HTTP, a time-out is for a whole answer, head and body, not for each of its reads.
 """
 
 import functools
@@ -27,9 +27,9 @@ class ServerError(ServingError):
     """A server answered with an error, or not at all.
 
     Attributes:
-      address: who was asked: `host:port`, or the URL.
-      code: gRPC's name of the status, such as `NOT_FOUND`; of an answer over REST the HTTP status, such as `404`.
-      message: what the server said.
+      address: the server's `host:port`, or the URL.
+      code: gRPC's name of the status, such as `NOT_FOUND`, or over REST the HTTP status, such as `404`.
+      message: that of the server.
     """
 
     def __init__(self, address: str, code: str, message: str):
@@ -40,7 +40,7 @@ class ServerError(ServingError):
 
 
 class UnavailableError(ServerError):
-    """Nobody answered, or the server said that it cannot at the moment. The one failure that is tried again."""
+    """Nobody answered, or the server is unavailable at the moment. The one failure that is tried again."""
 
     def __init__(self, address: str, code: str, message: str):
         super().__init__(address, code, message)
@@ -56,18 +56,14 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def remaining(self, address: str) -> float:
-        """Seconds left, above 0.
-
-        Raises:
-          ServerError: none are left.
-        """
+        """Returns the seconds left, above 0; raises ServerError where none are."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise self.error(address)
         return seconds
 
     def error(self, address: str) -> ServerError:
-        """What to raise when the time is over."""
+        """Builds the error of a call whose time is over."""
         return ServerError(address, DEADLINE_EXCEEDED, f"no answer within {self._seconds:g} seconds")
 
 
@@ -80,9 +76,9 @@ def call_with_retries(
     failed together do not return together.
 
     Args:
-      attempt: makes one attempt within the seconds it is given; raises `UnavailableError` where another may help.
-      address: who is asked.
-      deadline: the end of all attempts.
+      attempt: makes one attempt within the seconds given; raises `UnavailableError` where another may help.
+      address: the server, for messages.
+      deadline: of all attempts together.
       max_attempts: at least 1.
 
     Raises:
@@ -103,14 +99,10 @@ def call_with_retries(
 
 
 def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
-    """A pool whose calls keep to `urllib3.Timeout(total=...)` however slowly an answer trickles in.
+    """Builds a pool whose calls keep to `urllib3.Timeout(total=...)` however slowly an answer trickles in.
 
-    Args:
-      url: scheme, host and port.
-      max_kept: most connections that are kept open between calls.
-
-    Raises:
-      LocationParseError or ValueError: `url` is none.
+    At most `max_kept` connections are kept open between calls. Raises LocationParseError or ValueError for a malformed
+    URL of scheme, host and port.
     """
     pool = urllib3.connection_from_url(url, maxsize=max_kept)
     connection = _TimedHTTPSConnection if pool.scheme == "https" else _TimedHTTPConnection
@@ -120,7 +112,7 @@ def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
 
 class _TimedHTTPConnection(HTTPConnection):
     def getresponse(self) -> urllib3.HTTPResponse:
-        # By now the time-out is what is left of the total, the rest having gone into connecting and sending.
+        # By now connecting and sending have used up a part of the total time-out.
         build = functools.partial(_TimedResponse, end=time.monotonic() + (self.timeout or 0))
         self.response_class = build  # pyright: ignore[reportAttributeAccessIssue]  # It is only called.
         return super().getresponse()

@@ -1,18 +1,15 @@
-"""The client of the gRPC API. Importing it imports TensorFlow, whose messages the requests are made of."""
+"""Asks a server over gRPC. The import takes TensorFlow along, whose messages requests are made of."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
 import grpc
 import numpy as np
 import tensorflow as tf
-from google.protobuf import json_format
 from google.protobuf.message import Message
 
 # TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
-from tensorflow.core.example import example_pb2
-from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorflow_serving.apis import (
     classification_pb2,
     get_model_metadata_pb2,
@@ -36,7 +33,10 @@ from serving.client.model_client import (
     ModelClient,
     ModelSpec,
     Options,
+    Version,
 )
+from serving.saved_model.warmup import example
+from serving.tf_serving import to_dict
 
 # A server that restarts is found again within this time, not gRPC's default of up to two minutes.
 _FIRST_RECONNECT_MILLISECONDS, _LONGEST_RECONNECT_MILLISECONDS = 100, 1000
@@ -55,16 +55,9 @@ class GrpcClient(ModelClient[Message]):
         credentials: grpc.ChannelCredentials | None = None,
         **options: Unpack[Options],
     ):
-        """Does not connect yet; arguments as of `ModelClient`.
+        """Does not connect yet; arguments and errors as of `ModelClient`.
 
-        Args:
-          address: `host:port`.
-          timeout_seconds: how long one call may take, retries and parts included.
-          credentials: such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
-          options: as of `ModelClient`.
-
-        Raises:
-          ServingError: a limit is not positive.
+        `credentials` are those of gRPC, such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
         """
         super().__init__(address, timeout_seconds, **options)
         arguments = [
@@ -83,24 +76,23 @@ class GrpcClient(ModelClient[Message]):
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
 
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """As `ModelClient.status`."""
+        """Asks as `ModelClient.status`."""
         spec = _spec(ModelSpec(model_name, version), "")
         request = get_model_status_pb2.GetModelStatusRequest(model_spec=spec)
         response = self._send(self._models.GetModelStatus, request, Deadline(self._timeout_seconds))
-        return self._checked(lambda: answers.version_states(_to_dict(response)))
+        return self._checked(lambda: answers.version_states(to_dict(response)))
 
-    def metadata(self, model_name: str, *, version: int | None = None, label: str | None = None) -> ModelMetadata:
-        """As `ModelClient.metadata`."""
-        spec = _spec(ModelSpec(model_name, version, label), "")
+    def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
+        """Asks as `ModelClient.metadata`."""
+        spec = _spec(ModelSpec(model_name, **version), "")
         request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_FIELD])
         response = self._send(self._predictions.GetModelMetadata, request, Deadline(self._timeout_seconds))
-        return self._checked(lambda: answers.metadata(_to_dict(response)))
+        return self._checked(lambda: answers.metadata(to_dict(response)))
 
     def reload_config(self, config: Message) -> None:
-        """Replaces the whole configuration of the server, and waits until models that are new to it have loaded.
+        """Replaces the server's whole list of models, a `ModelServerConfig`, and waits until new models have loaded.
 
-        Args:
-          config: a `ModelServerConfig` that lists every model: those that it leaves out are unloaded.
+        Models that the list leaves out are unloaded.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the configuration.
@@ -115,12 +107,17 @@ class GrpcClient(ModelClient[Message]):
 
     def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[Message, int]:
         if method == PREDICT:
-            inputs = {"client_id": _strings(batch.client_ids), batch.key: _column(batch.values)}
+            dtype = tf.float32 if isinstance(batch.values, np.ndarray) else tf.string
+            inputs = {
+                "client_id": tf.make_tensor_proto(batch.client_ids, tf.string),
+                batch.key: tf.make_tensor_proto(batch.values, dtype),
+            }
             request = predict_pb2.PredictRequest(model_spec=_spec(spec, signature_name), inputs=inputs)
         else:
             build = classification_pb2.ClassificationRequest if method == CLASSIFY else regression_pb2.RegressionRequest
             request = build(model_spec=_spec(spec, signature_name))
-            request.input.example_list.examples.extend(_examples(batch))
+            pairs = zip(batch.client_ids, batch.values, strict=True)
+            request.input.example_list.examples.extend(example(client_id, np.asarray(x)) for client_id, x in pairs)
         return request, request.ByteSize()
 
     def _call(self, method: str, spec: ModelSpec, payload: Message, deadline: Deadline) -> tuple[np.ndarray, ...]:
@@ -156,32 +153,6 @@ def _spec(spec: ModelSpec, signature_name: str) -> Message:
     return message
 
 
-def _column(values: np.ndarray | Sequence[bytes]) -> Message:
-    if not isinstance(values, np.ndarray):
-        return _strings(values)
-    # One copy of the bytes; a list of floats would be converted and packed one by one.
-    return tensor_pb2.TensorProto(
-        dtype=types_pb2.DT_FLOAT, tensor_shape=_shape(values.shape), tensor_content=values.astype("<f4").tobytes()
-    )
-
-
-def _strings(values: Sequence[str] | Sequence[bytes]) -> Message:
-    encoded = [value.encode() if isinstance(value, str) else value for value in values]
-    return tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=_shape((len(encoded),)), string_val=encoded)
-
-
-def _shape(sizes: tuple[int, ...]) -> Message:
-    return tensor_shape_pb2.TensorShapeProto(dim=[{"size": size} for size in sizes])
-
-
-def _examples(batch: Batch) -> Iterator[Message]:
-    for client_id, example in zip(batch.client_ids, batch.values, strict=True):
-        message = example_pb2.Example()
-        message.features.feature["client_id"].bytes_list.value.append(client_id.encode())
-        message.features.feature["x"].float_list.value.extend(np.ravel(example).tolist())
-        yield message
-
-
 def _arrays(method: str, response: Any) -> tuple[np.ndarray, ...]:
     if method == PREDICT:
         outputs = dict(response.outputs)
@@ -192,11 +163,3 @@ def _arrays(method: str, response: Any) -> tuple[np.ndarray, ...]:
         scores = [[one.score for one in result.classes] for result in results]
         return np.array(classes, np.str_), np.array(scores, np.float32)
     return (np.array([one.value for one in response.result.regressions], np.float32),)
-
-
-def _to_dict(message: Message) -> dict[str, Any]:
-    return json_format.MessageToDict(
-        message,
-        preserving_proto_field_name=True,
-        including_default_value_fields=True,  # pyright: ignore[reportCallIssue]  # Named differently from protobuf 5 on.
-    )

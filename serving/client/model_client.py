@@ -1,10 +1,10 @@
-"""The interface of both clients: what they check, how they split batches, and how they join the answers."""
+"""Defines the interface of both clients: their checks, how they split batches, and how they join the answers."""
 
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -27,7 +27,7 @@ Client = TypeVar("Client", bound="ModelClient")
 
 
 class Options(TypedDict, total=False):
-    """The options of every client; `ModelClient` says what they are."""
+    """The options of every client; see `ModelClient`."""
 
     client_id_hash: Callable[[str], str] | None
     max_batch_size: int
@@ -35,9 +35,16 @@ class Options(TypedDict, total=False):
     max_attempts: int
 
 
+class Version(TypedDict, total=False):
+    """The version to ask, by number or by label; by default the newest."""
+
+    version: int | None
+    label: str | None
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """Which model is asked: its newest version, or one by number, or one by label."""
+    """The model that is asked: its newest version, or one by number, or one by label."""
 
     name: str
     version: int | None = None
@@ -60,7 +67,7 @@ class Batch:
         return len(self.client_ids)
 
     def part(self, start: int, stop: int) -> "Batch":
-        """Examples `start` to `stop`, the latter excluded."""
+        """Returns the examples `start` to `stop`, the latter excluded."""
         return Batch(self.client_ids[start:stop], self.key, self.values[start:stop])
 
 
@@ -74,10 +81,10 @@ class ModelClient(abc.ABC, Generic[Payload]):
     that matters.
 
     A call that finds no server, loses the connection before an answer or is told to come back (`UNAVAILABLE`) is tried
-    again, as long as its deadline allows. Nothing else is.
+    again, as long as its deadline allows; no other error is.
 
     Attributes:
-      address: who is asked.
+      address: the server's address, as given.
     """
 
     def __init__(
@@ -95,8 +102,8 @@ class ModelClient(abc.ABC, Generic[Payload]):
         Args:
           address: `host:port`; for REST also a URL such as `https://models.example.org`.
           timeout_seconds: how long one call may take, retries and parts included.
-          client_id_hash: turns ids into those of the export, usually a `serving.client_ids.ClientIdHash`; None if
-            callers pass them as the export has them.
+          client_id_hash: turns ids into those of the export, usually a `serving.client_ids.ClientIdHash`; None where
+            callers pass the export's own.
           max_batch_size: most examples in one request.
           max_message_bytes: largest request sent and largest answer accepted.
           max_attempts: how often one request is sent at most.
@@ -114,13 +121,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
         self._max_attempts = max_attempts
 
     def predict(
-        self,
-        model_name: str,
-        client_ids: Sequence[str],
-        x: np.ndarray,
-        *,
-        version: int | None = None,
-        label: str | None = None,
+        self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Prediction:
         """Predicts each example with the weights of its client.
 
@@ -128,8 +129,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
           model_name: the name the model is served under.
           client_ids: one id for each example; an empty one asks for the global model.
           x: float32 `[n, *input_shape]`.
-          version: the version to ask, by default the newest.
-          label: the label of the version to ask.
+          **version: the version to ask, `version=3` or `label="stable"`; by default the newest.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the request.
@@ -137,58 +137,30 @@ class ModelClient(abc.ABC, Generic[Payload]):
             Unicode, or an example that is larger than a message may be.
         """
         batch = self._batch(client_ids, "x", _numbers(x))
-        return self._predict(ModelSpec(model_name, version, label), "", batch)
+        return Prediction(*self._joined(PREDICT, ModelSpec(model_name, **version), "", batch))
 
     def predict_images(
-        self,
-        model_name: str,
-        client_ids: Sequence[str],
-        images: Sequence[bytes],
-        *,
-        version: int | None = None,
-        label: str | None = None,
+        self, model_name: str, client_ids: Sequence[str], images: Sequence[bytes], **version: Unpack[Version]
     ) -> Prediction:
-        """Predicts each image, of a model whose examples are images; as `predict`.
-
-        Args:
-          model_name: the name the model is served under.
-          client_ids: one id for each image.
-          images: contents of image files in a format that the export reads, such as PNG or JPEG.
-          version: the version to ask, by default the newest.
-          label: the label of the version to ask.
-        """
+        """Predicts images, the bytes of PNG or JPEG files, for a model of images; otherwise as `predict`."""
         if not all(isinstance(image, bytes) for image in images):
             raise ServingError("Images are the bytes of image files; pass arrays of pixels to predict.")
         batch = self._batch(client_ids, "image_bytes", images)
-        return self._predict(ModelSpec(model_name, version, label), IMAGES_SIGNATURE, batch)
+        return Prediction(*self._joined(PREDICT, ModelSpec(model_name, **version), IMAGES_SIGNATURE, batch))
 
     def classify(
-        self,
-        model_name: str,
-        client_ids: Sequence[str],
-        x: np.ndarray,
-        *,
-        version: int | None = None,
-        label: str | None = None,
+        self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Classification:
         """Classifies each example, sent as `tf.Example`; arguments and errors as of `predict`."""
         batch = self._batch(client_ids, "x", _numbers(x))
-        parts = list(self._answers(CLASSIFY, ModelSpec(model_name, version, label), CLASSIFY, batch))
-        return Classification(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return Classification(*self._joined(CLASSIFY, ModelSpec(model_name, **version), CLASSIFY, batch))
 
     def regress(
-        self,
-        model_name: str,
-        client_ids: Sequence[str],
-        x: np.ndarray,
-        *,
-        version: int | None = None,
-        label: str | None = None,
+        self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Regression:
         """Predicts the value of each example, sent as `tf.Example`; arguments and errors as of `predict`."""
         batch = self._batch(client_ids, "x", _numbers(x))
-        parts = list(self._answers(REGRESS, ModelSpec(model_name, version, label), REGRESS, batch))
-        return Regression(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return Regression(*self._joined(REGRESS, ModelSpec(model_name, **version), REGRESS, batch))
 
     @abc.abstractmethod
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
@@ -199,7 +171,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
         """
 
     @abc.abstractmethod
-    def metadata(self, model_name: str, *, version: int | None = None, label: str | None = None) -> ModelMetadata:
+    def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
         """Asks for the signatures of the newest version, or of one.
 
         Raises:
@@ -218,12 +190,12 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def _call(self, method: str, spec: ModelSpec, payload: Payload, deadline: Deadline) -> tuple[np.ndarray, ...]:
         """Sends one request and returns the arrays of its answer, each `[n, ...]`.
 
-        They are answers and `personalized` of `predict`, classes and scores of `classify`, values of `regress`.
+        `predict` has answers and `personalized`, `classify` classes and scores, `regress` values.
         """
 
-    def _predict(self, spec: ModelSpec, signature_name: str, batch: Batch) -> Prediction:
-        parts = list(self._answers(PREDICT, spec, signature_name, batch))
-        return Prediction(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    def _joined(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> list[np.ndarray]:
+        parts = list(self._answers(method, spec, signature_name, batch))
+        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
     def _batch(self, client_ids: Sequence[str], key: str, values: Any) -> Batch:
         if isinstance(client_ids, str) or not all(isinstance(one, str) for one in client_ids):
@@ -233,7 +205,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
             raise ServingError(
                 f"{len(client_ids)} client ids for {number} examples: send one for each, and at least one example."
             )
-        # Refused here, since both protocols fail at them in ways of their own.
+        # Refuses invalid Unicode, at which both protocols fail in ways of their own.
         for client_id in client_ids:
             encode_id(client_id)
         ids = client_ids if self._client_id_hash is None else [self._client_id_hash(one) for one in client_ids]
@@ -254,7 +226,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def _fitting(
         self, method: str, spec: ModelSpec, signature_name: str, batch: Batch, start: int
     ) -> Iterator[tuple[Payload, int]]:
-        """Requests that are small enough, and how many examples each has; a request that is not is halved."""
+        """Yields requests that are small enough and their numbers of examples; a larger request is halved."""
         payload, num_bytes = self._encode(method, spec, signature_name, batch)
         if num_bytes <= self._max_message_bytes:
             yield payload, len(batch)

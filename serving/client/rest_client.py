@@ -1,4 +1,4 @@
-"""Asks a server over REST: the client, and the JSON documents that it sends and is answered. It needs no TensorFlow."""
+"""Asks a server over REST, in JSON documents and without TensorFlow."""
 
 import base64
 import http.client
@@ -25,12 +25,13 @@ from serving.client.model_client import (
     ModelClient,
     ModelSpec,
     Options,
+    Version,
 )
 from tff_pdp.errors import ServingError
 
 
 def request(method: str, signature_name: str, batch: Batch) -> bytes:
-    """The body of a request: columns for `predict`, examples for `classify` and `regress`."""
+    """Writes the body of a request: columns for `predict`, examples for `classify` and `regress`."""
     document: dict[str, Any] = {"signature_name": signature_name} if signature_name else {}
     if method == PREDICT:
         document["inputs"] = {"client_id": batch.client_ids, batch.key: _column(batch.values)}
@@ -43,11 +44,7 @@ def request(method: str, signature_name: str, batch: Batch) -> bytes:
 
 
 def read(body: bytes) -> Any:
-    """The document in an answer.
-
-    Raises:
-      ValueError: it holds none.
-    """
+    """Parses the body of an answer; raises ValueError for anything but JSON."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -56,10 +53,10 @@ def read(body: bytes) -> Any:
 
 
 def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
-    """The arrays in the answer to `request`, as `ModelClient._call` wants them.
+    """Reads the arrays in the answer to `request`, as `ModelClient._call` returns them.
 
     Raises:
-      KeyError, TypeError or ValueError: it is no answer of a personal model.
+      KeyError, TypeError, ValueError: the document is no answer of a personal model.
     """
     if method == PREDICT:
         outputs = document["outputs"]
@@ -73,7 +70,7 @@ def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
 
 
 def error_message(body: bytes) -> str:
-    """What the server said, which is JSON if it is one that serves models."""
+    """Returns the message of an error, in JSON or, from other servers, as text."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -103,16 +100,11 @@ _SERVICE_UNAVAILABLE = 503
 class RestClient(ModelClient[bytes]):
     """Calls the REST API, over connections that are kept open. Proxies in the environment are ignored.
 
-    A call that must open a connection first may outlast its deadline by as much again, where the host's name or
-    addresses do not answer.
+    A call that opens a connection may take twice its deadline, where the host's name or addresses do not answer.
     """
 
     def __init__(self, address: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, **options: Unpack[Options]):
-        """Does not connect yet; arguments as of `ModelClient`.
-
-        Raises:
-          ServingError: the address is not one, or a limit is not positive.
-        """
+        """Does not connect yet; arguments and errors as of `ModelClient`, and ServingError for a malformed address."""
         super().__init__(address, timeout_seconds, **options)
         self._url = (address if "://" in address else f"http://{address}").rstrip("/")
         try:
@@ -122,12 +114,12 @@ class RestClient(ModelClient[bytes]):
             raise ServingError(f"{address} is no address of a REST API: use host:port or a URL.") from error
 
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """As `ModelClient.status`."""
+        """Asks as `ModelClient.status`."""
         return self._get(ModelSpec(model_name, version), "", answers.version_states)
 
-    def metadata(self, model_name: str, *, version: int | None = None, label: str | None = None) -> ModelMetadata:
-        """As `ModelClient.metadata`."""
-        return self._get(ModelSpec(model_name, version, label), "/metadata", answers.metadata)
+    def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
+        """Asks as `ModelClient.metadata`."""
+        return self._get(ModelSpec(model_name, **version), "/metadata", answers.metadata)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -170,7 +162,7 @@ class RestClient(ModelClient[bytes]):
     def _exchange(
         self, method: str, path: str, body: bytes | None, seconds: float, deadline: Deadline
     ) -> tuple[int, bytes]:
-        """One request and its answer: the HTTP status and the body."""
+        """Sends one request, and returns the HTTP status and the body of its answer."""
         url = f"{self._url}{path}"
         try:
             response = self._pool.urlopen(
@@ -215,9 +207,9 @@ class RestClient(ModelClient[bytes]):
 
 
 def _not_answered(url: str, error: ProtocolError) -> ServingError:
-    """What to raise where a request was sent and no answer of HTTP began."""
+    """Builds the error of a request that was sent and got no answer of HTTP."""
     reason = error.args[-1]
-    # Hanging up is among them; whatever else came instead of an answer would come again.
+    # A server that hung up may answer next time; anything else would come again.
     if isinstance(reason, ConnectionError):
         return UnavailableError(url, UNAVAILABLE, str(error))
     if isinstance(reason, http.client.HTTPException):

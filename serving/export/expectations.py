@@ -1,4 +1,4 @@
-"""Works out what an export must answer: the model's own answers in this process, for every signature."""
+"""Works out the right answers of an export: the model's own in this process, for every signature."""
 
 import contextlib
 import itertools
@@ -22,22 +22,19 @@ from tff_pdp.models.base import Model
 
 NUM_EXAMPLES = 8
 MAX_REFERENCES = 32
-# Requests with full models gather much: this bounds a batch of them.
+# A batch that gathers full models takes much memory.
 _MAX_BATCH, _MAX_BATCH_BYTES = 64, 1 << 28
 
 
-def public_examples(model: Model) -> np.ndarray:
-    """Examples that are nobody's: float32 `[n, *input_shape]`, drawn uniformly from `[0, 1)`."""
-    return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
-
-
-def check_examples(model: Model, examples: np.ndarray) -> np.ndarray:
-    """Returns the examples as float32.
+def examples_for(model: Model, given: np.ndarray | None) -> np.ndarray:
+    """Returns examples that are nobody's, float32 `[n, *input_shape]`: those given, or draws uniform in `[0, 1)`.
 
     Raises:
-      ServingError: they are not finite, not of the model's shape, or none.
+      ServingError: the examples given are not finite, not of the model's shape, or none.
     """
-    examples = np.asarray(examples, np.float32)
+    if given is None:
+        return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
+    examples = np.asarray(given, np.float32)
     if examples.shape[1:] != model.input_shape or not len(examples):
         needed = ", ".join(["n", *map(str, model.input_shape)])
         raise ServingError(f"Example inputs have shape {examples.shape}; the model needs [{needed}] with n at least 1.")
@@ -47,7 +44,7 @@ def check_examples(model: Model, examples: np.ndarray) -> np.ndarray:
 
 
 def default_references(models: PersonalModels) -> dict[str, Arrays]:
-    """The weights of the global model and of the first clients, as the models themselves say."""
+    """Returns the weights of the global model and of the first clients, by id, from the models themselves."""
     numbers = {"": GLOBAL_ROW, **dict(zip(models.client_ids[:MAX_REFERENCES], models.rows.tolist(), strict=False))}
     with tf.device("/CPU:0"):
         return {client_id: models.weights_of_row(row) for client_id, row in numbers.items()}
@@ -58,10 +55,8 @@ def build_expectations(
 ) -> list[Expectation]:
     """Returns requests to every signature that mix the references' clients, and the right answers.
 
-    Args:
-      models: what is exported.
-      examples: float32 `[n, *input_shape]`; each client is asked about all of them.
-      references: all weights of some clients, by id ("" for the global model).
+    Each client with reference weights ("" for the global model) is asked about all examples, float32
+    `[n, *input_shape]`.
     """
     model = models.model
     with tf.device("/CPU:0"):
@@ -74,7 +69,7 @@ def build_expectations(
         x = np.stack([examples[number] for number, _ in batch])
         right = np.stack([answers[client_id][number] for number, client_id in batch])
         client_ids = [client_id for _, client_id in batch]
-        # What the signatures compute is one function, so the further batches need not go through all of them.
+        # All signatures call one function, so further batches need not go through each.
         for signature_name in layout.PREDICT_SIGNATURES if batch is first else layout.PREDICT_SIGNATURES[:1]:
             inputs = {"client_id": np.array(client_ids, object), "x": x}
             expected.append(Expectation(signature_name, inputs, _predicted(model, client_ids, right)))
@@ -86,19 +81,15 @@ def build_expectations(
 
 
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
-    """Returns what a published version answers for the global model, by the id "", and for some clients, by theirs.
+    """Returns a published version's answers for the global model, by the id "", and for some clients, by theirs.
 
-    A version that is made from it must answer the same. The model must too, as it is now: an export has its graph of
-    then, and whatever has changed in the program or its configuration since would change every client's answers.
-
-    Args:
-      export_dir: the directory of the version.
-      models: what was read from it.
+    A version made from the published one must answer the same, and so must the model as it is now: an export has the
+    graph of its time, and a change of the program or its configuration since would change every client's answers.
 
     Raises:
-      ServingError: the version does not load, or answers differently from `models`.
+      ServingError: the version does not load, or answers differently from `models`, which were read from it.
     """
-    examples = public_examples(models.model)[: _batch_size(models)]
+    examples = examples_for(models.model, None)[: _batch_size(models)]
     places = np.linspace(0, len(models.rows) - 1, MAX_REFERENCES).astype(int) if len(models.rows) else []
     rows = {"": GLOBAL_ROW, **{models.client_ids[place]: int(models.rows[place]) for place in places}}
     (signature_name, *_) = layout.PREDICT_SIGNATURES
@@ -140,7 +131,7 @@ def _expected_of_examples(model: Model, client_ids: list[str], x: np.ndarray, ri
 
 
 def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: int) -> Iterator[Expectation]:
-    """One image that is nobody's, for some clients."""
+    """Yields a request with one image that is nobody's, for some clients."""
     pixels = np.random.default_rng(1).integers(0, 256, model.input_shape, np.uint8)
     content = tf.io.encode_png(pixels).numpy()
     client_ids = list(references)[: min(size, NUM_EXAMPLES)]

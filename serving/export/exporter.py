@@ -1,4 +1,4 @@
-"""Exporting personal models: one SavedModel for all clients, verified before any server can see it."""
+"""Exports personal models as one SavedModel for all clients, verified before any server can see it."""
 
 import contextlib
 import dataclasses
@@ -14,14 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from serving.export import expectations
-from serving.export import model_checks as layouts
-from serving.export.model_checks import check_models, check_references
+from serving.export.model_checks import check_models, check_references, estimate
 from serving.export.served_module import ServedModule, write_vocabulary
 from serving.export.signatures import build_signatures, finish_signatures, signature_names
 from serving.export.versions import HeldBasePath, hold, staged_version
 from serving.models import Arrays, PersonalModels
 from serving.saved_model import layout, warmup
-from serving.saved_model import layout as manifest
 from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.files import naming
 
@@ -41,38 +39,39 @@ def export_models(
 ) -> Path:
     """Writes, verifies and publishes one SavedModel for all clients.
 
-    Its signatures `serving_default` and `predict` take `client_id` string `[batch]` and `x` float32
-    `[batch, *input_shape]`, and return `probabilities` float32 `[batch, num_classes]` (of a regression: `values`
-    float32 `[batch]`), and `personalized` bool `[batch]`. A batch may mix clients; an unknown or empty id is answered
-    by the global model. `predict_images`, of models of images, takes `image_bytes` string `[batch]` in place of `x`:
-    see `serving.export.signatures`. `classify` returns `classes` string and `scores` float32 `[batch, num_classes]`
-    (of a regression: `regress` returns `outputs` float32 `[batch]`) for `inputs` string `[batch]`: serialised
-    `tf.Example` messages of `x` and perhaps `client_id`. TensorFlow Serving demands these names.
+    | signature | takes | returns |
+    |---|---|---|
+    | `serving_default`, `predict` | `client_id`, `x` | `probabilities` (or `values`), `personalized` bool `[n]` |
+    | `predict_images`, of images | `client_id`, `image_bytes` string `[n]` | the same |
+    | `classify` | `inputs` string `[n]`: `tf.Example`s of these | `classes` string, `scores` `[n, num_classes]` |
+    | `regress` | as `classify` | `outputs` float32 `[n]` |
+
+    `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `probabilities` float32 `[n, num_classes]`, `values`,
+    of a regression, float32 `[n]`. A batch may mix clients; the global model answers an unknown or empty id.
 
     The export holds client ids as they are given and weights fitted to single clients: both are personal data. Pass
     keyed hashes as ids unless the ids may be published.
 
     Args:
-      base_path: directory of all versions of the model; the new version is a child of it. Where the caller holds it
-        already, what `versions.hold` gave.
-      models: what is served.
-      model_name: the name under which the model will be served.
+      base_path: directory of all versions of the model, or its `versions.hold` if the caller holds the path already.
+      models: the models to serve.
+      model_name: the name under which they will be served.
       privacy_report: JSON values, stored as `assets.extra/privacy_report.json`.
       model_card: JSON values, stored as `assets.extra/model_card.json`.
-      example_inputs: float32 `[n, *input_shape]`, n at least 1, not stored: what the export must answer like
+      example_inputs: float32 `[n, *input_shape]`, n at least 1, not stored: the export must answer them like
         `model.predict`. By default drawn uniformly from `[0, 1)`.
-      references: all weights of some clients, by id ("" for the global model), worked out independently of `models`:
-        what the export must answer like. By default those of `models`, for 32 clients.
-      further_expectations: what else it must answer, such as what the version before did.
+      references: all weights of some clients, by id ("" for the global model), worked out independently of `models`,
+        for the same comparison. By default those of `models`, for 32 clients.
+      further_expectations: further requests and answers, such as those of the version before.
       version: the version number, above every number used before; by default the next one.
-      process: what verifies the export; by default one that is started for this call, which takes seconds.
+      process: the process that verifies; by default one is started for this call, which takes seconds.
 
     Returns:
       The published directory, `base_path/<version>`.
 
     Raises:
-      ServingError: if an argument does not fit the model, the export fails its verification, or somebody else exports
-        to the base path. Nothing is published, and nothing is left that looks like a version.
+      ServingError: an argument does not fit the model, the export fails its verification, or somebody else exports to
+        the base path. Nothing is published, and nothing is left that looks like a version.
     """
     layout.check_model_name(model_name)
     with contextlib.ExitStack() as stack:
@@ -83,9 +82,7 @@ def export_models(
             check_references(models, references)
         expected = expectations.build_expectations(
             models,
-            expectations.public_examples(models.model)
-            if example_inputs is None
-            else expectations.check_examples(models.model, example_inputs),
+            expectations.examples_for(models.model, example_inputs),
             expectations.default_references(models) if references is None else references,
         )
         documents = Documents(model_name, privacy_report, model_card)
@@ -97,7 +94,7 @@ def export_models(
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """What is said of an export: its name, and JSON values about its privacy and its purpose."""
+    """The name of an export, and JSON values about its privacy and its purpose."""
 
     model_name: str
     privacy_report: Mapping[str, Any]
@@ -116,31 +113,16 @@ def publish(
 ) -> Path:
     """Writes models that passed `check_models`, verifies and publishes them; returns the version's directory.
 
-    Args:
-      held: directory of all versions, absolute.
-      models: what is served.
-      documents: what is said of it.
-      expected: what it must answer.
-      process: what verifies it.
-      version: as in `export_models`.
-      details: JSON values for the manifest, beside its own.
-
-    Raises:
-      ServingError: as `export_models`.
+    `details` are further JSON values for the manifest; other arguments and errors are those of `export_models`.
     """
     with staged_version(held, version) as (number, staging), _naming_disk_of(staging):
         signatures = _write_saved_model(staging, models)
         (staging / layout.EXTRA_DIRECTORY).mkdir()
-        manifest.write_json(staging / layout.MODEL_CARD_FILE, dict(documents.model_card))
-        manifest.write_json(staging / layout.PRIVACY_REPORT_FILE, dict(documents.privacy_report))
-        warmup.write_requests(
-            staging,
-            documents.model_name,
-            signature_names(models.model),
-            models.client_ids,
-            models.model.input_shape,
-        )
-        manifest.write_manifest(
+        layout.write_json(staging / layout.MODEL_CARD_FILE, dict(documents.model_card))
+        layout.write_json(staging / layout.PRIVACY_REPORT_FILE, dict(documents.privacy_report))
+        names, input_shape = signature_names(models.model), models.model.input_shape
+        warmup.write_requests(staging, documents.model_name, names, models.client_ids, input_shape)
+        layout.write_manifest(
             staging,
             {
                 "model_name": documents.model_name,
@@ -151,7 +133,7 @@ def publish(
                 "num_clients": len(models.client_ids),
                 "num_rows": models.num_rows,
                 "weights": {"shared": sorted(models.shared), "stacked": sorted(models.stacked)},
-                "size": dataclasses.asdict(layouts.estimate(models)),
+                "size": dataclasses.asdict(estimate(models)),
                 "signatures": signatures,
                 **(details or {}),
             },
@@ -161,7 +143,7 @@ def publish(
 
 
 def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:
-    """Returns what the signatures take and give."""
+    """Writes the SavedModel, and returns the descriptions of its signatures."""
     # TensorFlow names the table after this path, so it must be unique and say nothing about this machine.
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = Path(scratch) / Path(layout.VOCABULARY_FILE).name
@@ -176,7 +158,7 @@ def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _naming_disk_of(staging: Path) -> Iterator[None]:
-    """Makes errors of a full disk name what could not be written, TensorFlow's among them."""
+    """Makes errors of a full disk name the folder, TensorFlow's among them."""
     try:
         with naming(staging):
             yield

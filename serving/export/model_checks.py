@@ -1,7 +1,4 @@
-"""Checks personal models before anything is written of them, and estimates how large their export is.
-
-Sizes are those on disk and in a server.
-"""
+"""Checks personal models before anything is written, and estimates the size of their export on disk and in a server."""
 
 import collections
 import dataclasses
@@ -9,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from serving.client_ids import encode_id
 from serving.export.served_module import GLOBAL_ID
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
 from tff_pdp.errors import ServingError
@@ -24,12 +22,12 @@ _ROW_NUMBER_BYTES, _FLOAT_BYTES = 4, 4
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSize:
-    """About what an export takes.
+    """The approximate size of an export.
 
     Attributes:
       bytes_on_disk: of all files of one version.
-      bytes_in_memory: that a server takes to hold it; while it replaces a version, it holds two.
-      bytes_per_example: that a request takes for the weights of each example, while it runs.
+      bytes_in_memory: of a server that holds one version; two are held while one replaces the other.
+      bytes_per_example: of a running request, for the weights of each example.
     """
 
     bytes_on_disk: int
@@ -37,7 +35,7 @@ class LayoutSize:
     bytes_per_example: int
 
     def text(self) -> str:
-        """The three for a reader."""
+        """Returns the three sizes in words."""
         return (
             f"{_megabytes(self.bytes_on_disk)} on disk, {_megabytes(self.bytes_in_memory)} in a server's memory, and "
             f"{_megabytes(self.bytes_per_example)} for each example of a running request"
@@ -45,7 +43,7 @@ class LayoutSize:
 
 
 def estimate(models: PersonalModels) -> LayoutSize:
-    """What an export of these models will take; nothing of them is checked."""
+    """Estimates the size of an export of these models, unchecked."""
     ids = sum(len(client_id.encode()) + 1 for client_id in models.client_ids)
     rows = _ROW_NUMBER_BYTES * len(models.client_ids)
     return LayoutSize(
@@ -56,7 +54,7 @@ def estimate(models: PersonalModels) -> LayoutSize:
 
 
 def weight_bytes_per_example(models: PersonalModels) -> int:
-    """Bytes that each example of a batch gathers of the stacks, and of the weights that are made from them."""
+    """Returns the bytes that each example of a batch gathers from the stacks, and of weights made from them."""
     gathered = _FLOAT_BYTES * models.values_per_client
     if models.make_weights is None:
         return gathered
@@ -108,8 +106,7 @@ def check_client_ids(models: PersonalModels) -> None:
             raise ServingError(
                 f"Client id {client_id!r} cannot be exported: it is empty, {GLOBAL_ID!r}, or holds a line break."
             )
-        if not client_id.isascii():
-            _check_encoding(client_id)
+        encode_id(client_id)
     if len(set(models.client_ids)) != len(models.client_ids):
         (repeated, _), *_ = collections.Counter(models.client_ids).most_common(1)
         raise ServingError(f"Client id {repeated!r} cannot be exported: two clients have it.")
@@ -151,13 +148,6 @@ def _check_rows(models: PersonalModels) -> None:
         raise ServingError(
             f"Client {models.client_ids[client]!r} has row {rows[client]}, but the stacks have {num_rows} rows."
         )
-
-
-def _check_encoding(client_id: str) -> None:
-    try:
-        client_id.encode()
-    except UnicodeEncodeError as error:
-        raise ServingError(f"Client id {client_id!r} cannot be exported: it is not valid Unicode.") from error
 
 
 def _owner(models: PersonalModels, name: str) -> str:

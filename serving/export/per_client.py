@@ -1,4 +1,4 @@
-"""An export for every client, for silos that may hold only their own: a file with its row and the global model's."""
+"""Exports a SavedModel for every client, of its row and the global model's, for silos that may hold only their own."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.errors import ServingError
 
 MAX_SEPARATE_CLIENTS = 200
-# Of each export, of a small model with TensorFlow 2.14 on two busy cores: 1.4 to 2.3.
+# An export of a small model with TensorFlow 2.14 took 1.4 to 2.3 on two busy cores.
 _SECONDS = 2
 _CONTENT = "content_sha256"
 
@@ -36,44 +36,35 @@ def export_per_client(
     model_card: Mapping[str, Any],
     example_inputs: np.ndarray | None = None,
     references: Mapping[str, Arrays] | None = None,
-    allow_many: bool = False,
     progress: bool = False,
     process: FreshProcess | None = None,
 ) -> dict[str, Path]:
     """Writes, verifies and publishes one SavedModel for every client, with its row and the global model's.
 
-    No other client's id or row is in it. The global model is in all of them, so it must be one that every client may
-    have: from a mean of the clients' own models, one of two clients could work out the other's.
+    No other client's id or row is in an export. The global model is in all exports, so it must be one that every client
+    may have: from a mean of the clients' own models, one of two clients could work out the other's.
 
-    They lie in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. Called again
-    after it was interrupted, it keeps the versions that hold the same values and still pass their verification; of
-    what has changed it publishes the next version.
+    Exports lie in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. A second
+    call, as after an interruption, keeps the versions that hold the same values and still pass their verification, and
+    publishes the next version of the others.
 
-    Args:
-      folder: of all exports.
-      models: of all clients.
-      model_name: what every model's name starts with.
-      privacy_report: as in `export_models`, for every export.
-      model_card: as in `export_models`, for every export.
-      example_inputs: as in `export_models`.
-      references: as in `export_models`; by default every client's own weights of `models`.
-      allow_many: whether there may be more than `MAX_SEPARATE_CLIENTS`.
-      progress: whether a bar is shown.
-      process: as in `export_models`.
+    Other arguments are those of `export_models`, for every export; `references` are by default every client's own
+    weights, and `progress` shows a bar.
 
     Returns:
       The published directories by client id.
 
     Raises:
-      ServingError: as `export_models`; there are too many clients; or an id cannot be part of a model's name.
+      ServingError: as `export_models`; there are more than `MAX_SEPARATE_CLIENTS` clients; or an id cannot be part of a
+        model's name.
     """
     clients = len(models.client_ids)
-    if clients > MAX_SEPARATE_CLIENTS and not allow_many:
+    if clients > MAX_SEPARATE_CLIENTS:
         raise ServingError(
-            f"Separate exports of {clients} clients would take about {clients * _SECONDS / 60:.0f} minutes, "
-            f"{clients * GRAPH_BYTES / 1e6:.0f} MB for graphs, and "
+            f"Separate exports are made of at most {MAX_SEPARATE_CLIENTS} clients: those of {clients} would take about "
+            f"{clients * _SECONDS / 60:.0f} minutes, {clients * GRAPH_BYTES / 1e6:.0f} MB for graphs, and "
             f"{clients * LOADED_GRAPH_BYTES / 1e9:.1f} GB of a server's memory besides the weights. Export one for "
-            f"all of them, or allow more than {MAX_SEPARATE_CLIENTS}."
+            "all of them."
         )
     folder = Path(folder).absolute()
     check_models(models)
@@ -81,11 +72,7 @@ def export_per_client(
         check_references(models, references)
     for client_id in models.client_ids:
         layout.check_model_name(f"{model_name}.{client_id}")
-    examples = (
-        expectations.public_examples(models.model)
-        if example_inputs is None
-        else expectations.check_examples(models.model, example_inputs)
-    )
+    examples = expectations.examples_for(models.model, example_inputs)
     exported = {}
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(FreshProcess()) if process is None else process
@@ -103,7 +90,7 @@ def export_per_client(
 
 
 def only_client(models: PersonalModels, number: int) -> PersonalModels:
-    """The models of one client: its row and the global one."""
+    """Returns the models of one client: its row and the global one."""
     row = int(models.rows[number])
     rows = [GLOBAL_ROW] if row == GLOBAL_ROW else [GLOBAL_ROW, row]
     return dataclasses.replace(
@@ -121,7 +108,7 @@ def _kept_or_published(
     content = _content(models, documents)
     published = list(layout.published_versions(held.path).values())
     if published and _recorded_content(published[-1]) == content:
-        # The functions of a model are in no hash, so what was exported must still answer like them.
+        # The functions of a model are in no hash, so the export must still answer like them.
         with contextlib.suppress(ServingError):
             process.verify(published[-1], expected)
             return published[-1]
@@ -136,7 +123,7 @@ def _recorded_content(export_dir: Path) -> str | None:
 
 
 def _content(models: PersonalModels, documents: Documents) -> str:
-    """SHA-256 of all that an export is made of, but for functions."""
+    """Hashes everything that an export is made of, but for functions: SHA-256."""
     about = {
         "documents": dataclasses.asdict(documents),
         "client_ids": list(models.client_ids),

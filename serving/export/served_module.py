@@ -1,4 +1,4 @@
-"""The graph that is served: a table from client ids to rows, stacked personal weights, and the model over them."""
+"""Builds the graph that is served: a table from client ids to rows, stacked personal weights, and the model."""
 
 from pathlib import Path
 
@@ -26,12 +26,7 @@ class ServedModule(tf.Module):
     """
 
     def __init__(self, models: PersonalModels, vocabulary_path: Path):
-        """Builds the variables and the lookup table.
-
-        Args:
-          models: what is served.
-          vocabulary_path: what `write_vocabulary` wrote of them.
-        """
+        """Builds the variables, and the lookup table of the file that `write_vocabulary` wrote."""
         super().__init__(name="served_models")
         self._models = models
         self.shared = [tf.Variable(tf.constant(models.shared[name])) for name in sorted(models.shared)]

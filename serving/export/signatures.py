@@ -1,6 +1,6 @@
-"""Builds what can be called: one function over the served module, in the forms that TensorFlow Serving's APIs take.
+"""Builds the signatures: one function over the served module, in the forms that TensorFlow Serving's APIs take.
 
-Images are sent as PNG or JPEG bytes, and become what the model was trained on in the graph.
+Images are sent as PNG or JPEG bytes, and decoded in the graph to examples like those of training.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.core.protobuf import saved_model_pb2
 
 from serving.export.served_module import ServedModule, answers_of
 from serving.saved_model import layout
+from serving.saved_model.signatures import describe
 from tff_pdp.models.base import Model
 
 # TensorFlow's message classes are built at run time, where a type checker cannot see them.
@@ -24,20 +25,20 @@ _METHOD_NAMES = {
 
 
 def signature_names(model: Model) -> tuple[str, ...]:
-    """The signatures of an export of this model."""
+    """Returns the names of the signatures of an export of this model."""
     images = (layout.IMAGES_SIGNATURE,) if takes_images(model.input_shape) else ()
     return (*layout.PREDICT_SIGNATURES, *images, examples_signature(model))
 
 
 def examples_signature(model: Model) -> str:
-    """The signature that takes serialised `tf.Example` messages: it classifies or regresses."""
+    """Returns the name of the signature that takes serialised `tf.Example` messages: `classify` or `regress`."""
     return layout.CLASSIFY_SIGNATURE if model.num_classes else layout.REGRESS_SIGNATURE
 
 
 def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
     """Traces every signature; all call one function, so that the graph holds the model once.
 
-    The first dimension of each input and output is open: TensorFlow Serving needs that for row JSON and for batching.
+    The first dimension of each input and output is open, which TensorFlow Serving needs for row JSON and for batching.
     """
     client_id = tf.TensorSpec([None], tf.string, name="client_id")
     x = tf.TensorSpec([None, *model.input_shape], tf.float32, name="x")
@@ -92,7 +93,7 @@ def finish_signatures(export_dir: Path) -> dict[str, Any]:
     """Writes the method names of `classify` and `regress`, which `tf.saved_model.save` leaves at `predict`.
 
     Returns:
-      What each signature takes and gives, as JSON values.
+      The descriptions of the signatures by name; see `serving.saved_model.signatures.describe`.
     """
     path = export_dir / layout.SAVED_MODEL_FILE
     saved_model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
@@ -101,20 +102,7 @@ def finish_signatures(export_dir: Path) -> dict[str, Any]:
     for name, definition in definitions.items():
         definition.method_name = _METHOD_NAMES.get(name, definition.method_name)
     path.write_bytes(saved_model.SerializeToString(deterministic=True))
-    return {name: _described(definition) for name, definition in definitions.items() if definition.inputs}
-
-
-def _described(definition: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
-    return {
-        "method": definition.method_name,
-        "inputs": {key: _described_tensor(info) for key, info in definition.inputs.items()},
-        "outputs": {key: _described_tensor(info) for key, info in definition.outputs.items()},
-    }
-
-
-def _described_tensor(info: meta_graph_pb2.TensorInfo) -> dict[str, Any]:
-    sizes = [dimension.size for dimension in info.tensor_shape.dim]
-    return {"dtype": tf.as_dtype(info.dtype).name, "shape": [None if size < 0 else size for size in sizes]}
+    return {name: describe(definition) for name, definition in definitions.items() if definition.inputs}
 
 
 # A photograph of 16 megapixels takes 50 MB while it is decoded.
@@ -131,22 +119,22 @@ _GREY_WEIGHTS = (19595, 38470, 7471)
 
 
 def takes_images(input_shape: tuple[int, ...]) -> bool:
-    """Whether examples are images: `[height, width, 1]` in grey or `[height, width, 3]` in colour."""
+    """Tells whether examples are images: `[height, width, 1]` in grey or `[height, width, 3]` in colour."""
     return len(input_shape) == 3 and input_shape[2] in CHANNELS
 
 
 def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Tensor:
     """Decodes PNG and JPEG images, which may be mixed, for a model that `takes_images`.
 
-    They become grey or of three channels, as the model needs; transparency is dropped. Pixels are divided by 255;
-    images of other sizes are resized by averaging areas, whatever their proportions.
+    Images become grey or of three channels, as the model needs; transparency is dropped. Pixels are divided by 255.
+    Images of other sizes are resized by averaging areas, whatever their proportions.
 
     Args:
       image_bytes: string `[n]`.
       input_shape: height, width and channels of one example.
 
     Returns:
-      float32 `[n, *input_shape]`, in `[0, 1]`. Running it fails with INVALID_ARGUMENT for anything but PNG and JPEG,
+      float32 `[n, *input_shape]`, in `[0, 1]`. Evaluation fails with INVALID_ARGUMENT for anything but PNG and JPEG,
       and for more than `MAX_PIXELS` pixels, which are counted before they are decoded.
     """
     height, width, channels = input_shape
@@ -163,7 +151,7 @@ def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Te
     decoded = tf.map_fn(
         decode_one, image_bytes, fn_output_signature=tf.TensorSpec(input_shape, tf.float32), parallel_iterations=1
     )
-    # Of no images, `map_fn` gives no shape.
+    # Without images, `map_fn` gives no shape.
     return tf.ensure_shape(decoded, [None, *input_shape])
 
 

@@ -1,4 +1,4 @@
-"""Exports read back, and clients added to what was read: a client who joins later needs no new training."""
+"""Reads exports back and adds clients to them: a client that joins later needs no new training."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from tff_pdp.models.base import Model, Weights
 def read_models(
     export_dir: Path, model: Model, make_weights: Callable[[Weights, Weights], Weights] | None = None
 ) -> PersonalModels:
-    """Reads what `export_models` wrote. Nothing of the graph is run.
+    """Reads the models of an export, running nothing of its graph.
 
     Args:
       export_dir: the directory of one version.
-      model: the model that was exported; an export has only its graph.
-      make_weights: as it was exported; only where the layout is `hypernetwork`.
+      model: the exported model, of which an export has only the graph.
+      make_weights: as exported; only where the layout is `hypernetwork`.
 
     Raises:
       ServingError: the export is damaged, was not written by this package, or does not fit the model.
@@ -56,14 +56,13 @@ def read_models(
 def with_clients(
     models: PersonalModels, clients: Mapping[str, Mapping[str, np.ndarray] | int], *, replace: bool = False
 ) -> PersonalModels:
-    """Returns models with further clients, who may be named as `models.client_ids` are.
+    """Returns models with further clients, whose ids are of the same kind as `models.client_ids`.
 
     Args:
-      models: those there are; they stay as they are.
-      clients: by id, one row of every stack, float32; in the layout `clusters` also the number of a row there is.
-      replace: whether a client who is known gets the new row in place of the old. A row of arrays is written over the
-        old one, unless other clients own that, too. With the number of a row the old row stays as it is, in the layout
-        `clusters`, though nobody may own it any more.
+      models: the present models, which are not changed.
+      clients: by id, one row of every stack, float32; in the layout `clusters` also the number of an existing row.
+      replace: whether a known client gets the new row in place of the old. A row of arrays is written over the old one,
+        unless other clients own that, too. With the number of a row, the old row stays, though nobody may own it.
 
     Raises:
       ServingError: a client is known and not to be replaced, or a row does not fit the stacks.
@@ -93,7 +92,7 @@ def with_clients(
             client_ids.append(client_id)
             rows.append(row)
         else:
-            # One owner less: whoever is last to leave a row takes its place.
+            # One owner less: the last client to leave a row takes its place.
             if row != rows[number]:
                 owners[rows[number]] -= 1
             rows[number] = row
@@ -104,7 +103,7 @@ def with_clients(
 
 
 def _check_weights_can_be_made(export_dir: Path, models: PersonalModels) -> None:
-    """Refuses a `make_weights` that is not the export's: the function takes other names, or other shapes."""
+    """Refuses a `make_weights` that is not the export's, with other names or other shapes."""
     if models.make_weights is None:
         return
     try:

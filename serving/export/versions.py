@@ -1,4 +1,4 @@
-"""Publishing: an export is staged beside its final place, then renamed; a version number is never used twice."""
+"""Publishes versions: an export is staged beside its final place, then renamed; a number is never used twice."""
 
 import contextlib
 import dataclasses
@@ -29,16 +29,13 @@ class HeldBasePath:
 
 @contextlib.contextmanager
 def hold(base_path: Path) -> Iterator[HeldBasePath]:
-    """Keeps everybody else from exporting to a base path until the block ends.
+    """Keeps everybody else from exporting to a base path, which is created if missing, until the block ends.
 
-    Whoever builds a version from an older one holds the path from the reading on: a version that came between would
-    lose what it alone has. The lock ends with the process, however that ends.
-
-    Args:
-      base_path: directory of all versions of the model; created if missing.
+    A version built from an older one needs the path from the reading on: the clients of a version that came between
+    would be lost. The lock ends with the process, however that ends.
 
     Raises:
-      DataError: somebody else holds it.
+      DataError: somebody else holds the path.
     """
     base_path.mkdir(parents=True, exist_ok=True)
     with only_writer(base_path):
@@ -52,12 +49,8 @@ def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[t
     The staging directory is `<version>.tmp`, which servers ignore. A process that is killed leaves it behind, with all
     clients' weights; the next export removes it, and may take its number, under which nothing was published.
 
-    Args:
-      held: directory of all versions of the model.
-      version: the number to publish, or `None` for one above the highest ever used.
-
     Raises:
-      ServingError: if the number is not above every number ever used.
+      ServingError: the number, by default the next, is not above every number ever used.
     """
     base_path = held.path
     _remove_abandoned(base_path)
@@ -79,7 +72,7 @@ def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[t
 
 
 def last_version(base_path: Path) -> int:
-    """The highest version number ever published under a base path; 0 if none."""
+    """Returns the highest version number ever published under a base path; 0 if none."""
     try:
         recorded = _recorded((base_path / LAST_VERSION_FILE).read_bytes())
     except FileNotFoundError:
@@ -95,7 +88,7 @@ def _recorded(stored: bytes) -> int:
 
 
 def _remove_abandoned(base_path: Path) -> None:
-    """Removes what killed exporters left: whoever holds the path is the only one."""
+    """Removes the leftovers of killed exporters: no other exporter runs while the path is held."""
     for path in base_path.glob(f"*{STAGING_SUFFIX}"):
         if path.stem.isdecimal() and layout.is_plain_directory(path):
             _logger.warning("%s is removed: the process that wrote it was stopped before it published it", path)

@@ -1,7 +1,4 @@
-"""Writes what runs servers in containers: their arguments and option files, a Compose file, and Kubernetes manifests.
-
-`KitOptions` are what can be chosen about a deployment.
-"""
+"""Writes the files of servers in containers: arguments and option files, a Compose file, and Kubernetes manifests."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +17,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class KitOptions:
-    """Choices of a deployment.
+    """Options of a deployment.
 
     Attributes:
       image: the container image of TensorFlow Serving.
@@ -34,6 +31,9 @@ class KitOptions:
       rest_port: port of the REST API on a machine that runs docker.
       models_directory: where a server sees the models, as `<models_directory>/<model name>/<version>`.
       volume_claim: name of the PersistentVolumeClaim that holds the models in Kubernetes.
+
+    Raises:
+      ServingError: naming the first value that is out of range.
     """
 
     image: str = DOCKER_IMAGE
@@ -49,11 +49,6 @@ class KitOptions:
     volume_claim: str = "personal-models"
 
     def __post_init__(self):
-        """Checks the values.
-
-        Raises:
-          ServingError: naming the first that is wrong.
-        """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and value < (0 if field.name == "batch_timeout_micros" else 1):
@@ -61,7 +56,7 @@ class KitOptions:
 
 
 def batching_parameters(options: KitOptions) -> str:
-    """The text of a `--batching_parameters_file`.
+    """Returns the text of a `--batching_parameters_file`.
 
     Batches are padded to one of few sizes, so that the server meets no size that the warm-up did not come near.
     """
@@ -82,15 +77,15 @@ def batching_parameters(options: KitOptions) -> str:
 
 
 def monitoring_config() -> str:
-    """The text of a `--monitoring_config_file` that publishes metrics for Prometheus on the REST port."""
+    """Returns the text of a `--monitoring_config_file` that publishes metrics for Prometheus on the REST port."""
     return f'prometheus_config {{\n  enable: true\n  path: "{METRICS_PATH}"\n}}\n'
 
 
 def memory_mib(model_nbytes: int) -> int:
-    """Memory one server should have, in MiB, for models of so many bytes.
+    """Estimates the memory of one server in MiB, for models of so many bytes.
 
-    Twice the models, as a new version is loaded beside the old one, a fifth more for what loading adds, as TensorFlow
-    Serving estimates itself, and half a GiB for the server and its requests.
+    Two copies of the models, as a new version is loaded beside the old one; a fifth more for loading, TensorFlow
+    Serving's own estimate; and half a GiB for the server and its requests.
     """
     return 512 + -(-model_nbytes * 12 // (5 * _MIB))
 
@@ -102,7 +97,7 @@ _GRPC_PORT, _REST_PORT = 8500, 8501
 
 
 def server_arguments() -> list[str]:
-    """Arguments of `tensorflow_model_server` that read the files of a kit."""
+    """Returns the arguments of `tensorflow_model_server` that read the files of a kit."""
     return [
         f"--model_config_file={CONFIG_DIRECTORY}/{CONFIG_FILE}",
         LABELS_ARGUMENT,
@@ -115,7 +110,7 @@ def server_arguments() -> list[str]:
 
 
 def health_script(model_name: str, port: int = _REST_PORT) -> str:
-    """A line of bash that succeeds if a version of the model is available: the image has neither curl nor wget.
+    """Returns a line of bash that succeeds if a version of the model is available, for an image without curl and wget.
 
     The REST API opens once every model is loaded, so one model speaks for all.
     """
@@ -125,7 +120,7 @@ def health_script(model_name: str, port: int = _REST_PORT) -> str:
 
 
 def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOptions, memory_mib: int) -> dict[str, Any]:
-    """A Compose file for one machine: loopback ports, everything mounted read-only, no privileges.
+    """Builds a Compose file for one machine: loopback ports, everything mounted read-only, no privileges.
 
     The server runs as the owner of the models, so that nobody else need be able to read them.
     """
@@ -166,7 +161,7 @@ def kustomization() -> dict[str, Any]:
 
 
 def kubernetes_manifests(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int) -> list[dict[str, Any]]:
-    """A Deployment, its Service and its PodDisruptionBudget; the models are on a volume, read-only."""
+    """Builds a Deployment, its Service and its PodDisruptionBudget; the models are on a volume, read-only."""
     labels = {"app.kubernetes.io/name": NAME}
     deployment = {
         "apiVersion": "apps/v1",

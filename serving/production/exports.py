@@ -1,7 +1,4 @@
-"""Finds the models below a folder and the size of their versions, and serves them by one command.
-
-The command starts TensorFlow Serving with a configuration that lies beside the versions.
-"""
+"""Finds the models below a folder and the sizes of their versions, and writes a command that serves them."""
 
 import dataclasses
 import json
@@ -16,13 +13,7 @@ from tff_pdp.errors import ServingError
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """One base path.
-
-    Attributes:
-      name: the name it is served under.
-      base_path: folder of its versions.
-      nbytes: bytes of each complete version, by number, oldest first.
-    """
+    """A model's name, the folder of its versions, and the bytes of each complete version by number, oldest first."""
 
     name: str
     base_path: Path
@@ -32,10 +23,10 @@ class ExportedModel:
 def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
     """Finds every base path that holds a complete version, among paths and the folders right below them.
 
-    A version counts if all files of its manifest are there; `serving verify` checks what they hold.
+    A version counts if all files of its manifest are there; `serving verify` checks their content.
 
     Raises:
-      ServingError: a path holds no complete version, or two base paths have the same name, which they are served under.
+      ServingError: a path holds no complete version, or two base paths have the same name and so the same model name.
     """
     found: dict[str, ExportedModel] = {}
     for path in paths:
@@ -53,11 +44,7 @@ def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
 
 
 def check_versions(base_path: Path, versions: Iterable[int]) -> None:
-    """Refuses versions that are not there, which TensorFlow Serving would wait for without end.
-
-    Raises:
-      ServingError: naming them.
-    """
+    """Refuses missing versions, which TensorFlow Serving would wait for without end, by a ServingError."""
     complete = complete_versions(base_path)
     if missing := sorted(set(versions) - set(complete)):
         raise ServingError(
@@ -67,7 +54,7 @@ def check_versions(base_path: Path, versions: Iterable[int]) -> None:
 
 
 def complete_versions(base_path: Path) -> dict[int, int]:
-    """The bytes of each complete version of a base path, by number, oldest first.
+    """Returns the bytes of each complete version of a base path, by number, oldest first.
 
     Raises:
       ServingError: the folder cannot be read.
@@ -92,7 +79,7 @@ def _exported(base_path: Path) -> list[ExportedModel]:
 
 
 def _nbytes(export_dir: Path) -> int | None:
-    """Bytes of the files in the manifest, or None where one is missing or there is no manifest."""
+    """Returns the bytes of the files in the manifest, or None where a file or the manifest is missing."""
     try:
         manifest = json.loads((export_dir / layout.MANIFEST_FILE).read_text(encoding="utf-8"))
         return sum((export_dir / name).stat().st_size for name in manifest["files"])
@@ -103,21 +90,14 @@ def _nbytes(export_dir: Path) -> int | None:
 def write_models_config(base_path: str | Path, model_name: str) -> Path:
     """Writes `models.config` into the base path, for a server that sees the base path as `/models/<model_name>`.
 
-    It lies beside the versions, where servers ignore it, so that one mount carries both. A file that lists the model
-    stays as it is: a rollout by labels lives in it.
-
-    Args:
-      base_path: directory of the model's versions.
-      model_name: the name requests will use.
-
-    Returns:
-      The file.
+    The file lies beside the versions, where servers ignore it, so that one mount carries both. A file that lists the
+    model already stays as it is, with the labels of a rollout.
 
     Raises:
-      ServingError: if the name cannot be served or there is no complete version: TensorFlow Serving would wait for
-        one without end.
+      ServingError: the name cannot be served, or there is no complete version, for which TensorFlow Serving would wait
+        without end.
     """
-    # Brings TensorFlow Serving's messages, and gRPC with them; other commands start without.
+    # Imported late: TensorFlow Serving's messages bring gRPC.
     from serving.models_config import ServedModel, read_model_config_file, write_model_config_file
 
     layout.check_model_name(model_name)
@@ -131,14 +111,7 @@ def write_models_config(base_path: str | Path, model_name: str) -> Path:
 
 
 def docker_command(base_path: str | Path, model_name: str, rest_port: int = 8501, grpc_port: int = 8500) -> str:
-    """Returns the shell line that serves an export on this machine's loopback address; needs `write_models_config`.
-
-    Args:
-      base_path: directory of the model's versions and its `models.config`.
-      model_name: the name requests will use.
-      rest_port: port of the REST API on this machine.
-      grpc_port: port of the gRPC API on this machine.
-    """
+    """Returns the shell line that serves a base path with its `models.config` on this machine's loopback address."""
     layout.check_model_name(model_name)
     return docker_run(Path(base_path), f"{MODELS_DIRECTORY}/{model_name}", rest_port=rest_port, grpc_port=grpc_port)
 
@@ -152,7 +125,7 @@ def docker_run(
 
     Args:
       folder: an existing folder with `models.config` and the models.
-      inside: where the server sees the folder.
+      inside: the folder's name inside the container.
       arguments: further arguments of the server.
       rest_port: port of the REST API on this machine's loopback address.
       grpc_port: port of the gRPC API there.

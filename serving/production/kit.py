@@ -1,7 +1,4 @@
-"""Writes the production kit: one folder with everything that TensorFlow Serving needs to serve exports.
-
-Its README says how to start the servers, ask them, and change versions.
-"""
+"""Writes the production kit: one folder with a README and everything that TensorFlow Serving needs to serve exports."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,16 +40,13 @@ def write_production_kit(
     """Writes `models.config`, batching and monitoring parameters, Compose and Kubernetes files, and how to use them.
 
     Args:
-      paths: base paths, and folders of base paths, of which all that hold a complete version are listed.
-      folder: where the kit is written; created if missing.
+      paths: base paths, and folders of base paths; all with a complete version are listed.
+      folder: the kit's folder; created if missing.
       model_name: the name of the one model, by default that of its base path's folder.
       versions: versions of the one model to serve; by default those with labels, or else always the newest.
       labels: version numbers of the one model by label.
-      replace: whether a kit that is there may be replaced, and the versions and labels in it lost.
+      replace: whether a kit may be replaced, and its versions and labels lost.
       options: everything else.
-
-    Returns:
-      The files.
 
     Raises:
       ServingError: a path holds no complete version, names clash, a version is missing, or the folder holds a kit.
@@ -100,18 +94,18 @@ def _yaml(*documents: Any) -> str:
 
 
 class _WithoutAnchors(yaml.SafeDumper):
-    """Writes out what occurs twice, which people change in one place."""
+    """Writes equal parts out in full, so that each can be changed by itself."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """All of them."""
+        """Ignores all aliases."""
         return True
 
 
 _TEXT = """\
 # Serving {title}
 
-Written by `serving deploy` for `{image}`. What writes these files is tested without containers: they parse,
-they agree with each other, and a server reads the list of models. Try them on a machine that does not matter first.
+Written by `serving deploy` for `{image}`. The program's tests run no containers: the files parse, they agree
+with each other, and a server reads the list of models. Try them on a machine that does not matter first.
 
 | file | for |
 |---|---|
@@ -171,7 +165,7 @@ where it grows.
 
 
 def readme(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int) -> str:
-    """The text of the file."""
+    """Returns the text of the README."""
     names = [model.name for model in models]
     return _TEXT.format(
         title=names[0] if len(names) == 1 else f"{len(names)} models",

@@ -21,13 +21,7 @@ STABLE, CANARY = "stable", "canary"
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A change of one model's versions and labels in a list of all models.
-
-    Attributes:
-      model_name: the model.
-      before: the full list of before.
-      final: the full list afterwards.
-    """
+    """A change of one model's versions and labels: the full list of models before it, and afterwards."""
 
     model_name: str
     before: Sequence[ServedModel]
@@ -35,17 +29,14 @@ class Rollout:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions afterwards."""
+        """Returns the model's versions afterwards."""
         return _named_versions(_entry(self.final, self.model_name))
 
     def loading(self, available: Iterable[int]) -> list[ServedModel]:
-        """The full list in between: the versions of before and after, under the labels of before.
+        """Returns the full list in between: the versions of before and after, under the labels of before.
 
-        A label cannot be moved to a version that is not loaded. So the new versions are loaded first, beside those
-        that answer meanwhile.
-
-        Args:
-          available: the versions that the server has loaded, which a list of before need not name.
+        A label cannot be moved to a version that is not loaded, so the new versions are loaded first, beside those of
+        before and those `available`, which the server has loaded without a list naming them.
         """
         before = _entry(self.before, self.model_name)
         versions = {*self.versions, *_named_versions(before), *before.labels.values(), *available}
@@ -53,7 +44,7 @@ class Rollout:
 
 
 def plan_rollout(models: Sequence[ServedModel], model_name: str, stable: int, canary: int | None = None) -> Rollout:
-    """Plans to serve these versions under these labels, and none besides but those with labels of other names.
+    """Plans to serve these versions under these labels, and no others but those with labels of other names.
 
     Raises:
       ServingError: the model is not in the list.
@@ -116,8 +107,8 @@ def roll_out(
 ) -> Rollout:
     """Moves the labels of one model, on a running server if there is one, and in its `models.config`.
 
-    Where the server fails on the way, it is sent the list of before again. The file is written last, so that a server
-    that starts anew serves what it did.
+    A server that fails on the way is sent the list of before again. The file is written last, so that a restarted
+    server has the old list until then.
 
     Args:
       config_file: the full list of models that the server was started with.
@@ -160,16 +151,12 @@ def _apply(client: GrpcClient, plan: Rollout, end: float) -> None:
 
 
 def _wait_for_versions(client: GrpcClient, plan: Rollout, failed_before: Iterable[int], end: float) -> None:
-    """Returns when every version is available.
-
-    Raises:
-      ServingError: one of them failed to load, or the time is over.
-    """
+    """Returns when every version is available; raises ServingError if one fails to load, or the time is over."""
     acts_until = time.monotonic() + _ACTS_WITHIN_SECONDS
     # Their files may have been repaired, and the server not have looked yet.
     in_doubt = set(failed_before)
     while True:
-        # Read first: what the server says after this moment counts.
+        # Read first: only states of after this moment count.
         acted = time.monotonic() >= acts_until
         states = _states(client, plan)
         failures = _failures(states)
@@ -188,7 +175,7 @@ def _wait_for_versions(client: GrpcClient, plan: Rollout, failed_before: Iterabl
 
 
 def _send_back(client: GrpcClient, plan: Rollout, error: BaseException) -> NoReturn:
-    """Gives the server the list of before, and raises what went wrong and what became of it."""
+    """Sends the server the list of before, and raises the error with the outcome of that."""
     reason = f"{str(error).rstrip('.') or 'The rollout was stopped'}."
     try:
         client.reload_config(to_proto(plan.before))
@@ -215,5 +202,5 @@ def _states(client: GrpcClient, plan: Rollout) -> dict[int, VersionState]:
 
 
 def _failures(states: Mapping[int, VersionState]) -> dict[int, str]:
-    """Why versions ended, of those that failed."""
+    """Returns the error messages of the versions that failed."""
     return {version: state.error_message for version, state in states.items() if state.error_code != "OK"}

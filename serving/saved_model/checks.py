@@ -1,7 +1,4 @@
-"""Checks an export before any of its graph runs: a SavedModel is a program, and assets name files.
-
-It may have no files but those that a server expects, and its documents must be JSON.
-"""
+"""Checks an export before any of its graph runs: a SavedModel is a program, and assets name files."""
 
 import json
 from pathlib import Path
@@ -18,11 +15,7 @@ _SERVER_SETTINGS = f"{layout.EXTRA_DIRECTORY}/saved_model_config.pbtxt"
 
 
 def check_files(export_dir: Path) -> None:
-    """Refuses links, special files and files that loaders read instead of those that are checked.
-
-    Raises:
-      ServingError: naming the first one.
-    """
+    """Refuses links, special files, and files that loaders read in place of the checked ones, by a ServingError."""
     if not export_dir.is_dir():
         raise ServingError(f"{export_dir} is not a directory.")
     for path in (export_dir, *export_dir.rglob("*")):
@@ -33,11 +26,7 @@ def check_files(export_dir: Path) -> None:
 
 
 def check_documents(export_dir: Path) -> None:
-    """Refuses a model card, a privacy report or another document beside them that is not JSON.
-
-    Raises:
-      ServingError: naming the file.
-    """
+    """Refuses a model card, a privacy report or another document beside them that is not JSON, by a ServingError."""
     for path in sorted((export_dir / layout.EXTRA_DIRECTORY).glob("*.json")):
         try:
             json.loads(path.read_text(encoding="utf-8"))
@@ -46,11 +35,7 @@ def check_documents(export_dir: Path) -> None:
 
 
 def check_complete(export_dir: Path) -> None:
-    """Refuses an export without a file that a server can do without and the exporter always writes.
-
-    Raises:
-      ServingError: naming the file.
-    """
+    """Refuses an export without a file that the exporter always writes, by a ServingError, though servers need none."""
     for name in (layout.MODEL_CARD_FILE, layout.PRIVACY_REPORT_FILE, layout.WARMUP_FILE):
         if not (export_dir / name).is_file():
             raise ServingError(f"{export_dir} has no {name}: it is not a complete export; export the model again.")
@@ -94,9 +79,9 @@ ALLOWED_OPS = frozenset(
 
 
 def check_export(export_dir: Path) -> None:
-    """Runs every check on an export. Nothing of the export is executed.
+    """Runs every check on an export, and nothing of the export.
 
-    The checks catch damage and well-known abuse; they are no sandbox, so serve only exports from someone you trust.
+    The checks find damage and well-known abuse; they are no sandbox, so serve only exports from someone you trust.
 
     Raises:
       ServingError: naming the first file, asset or op that is refused.
@@ -106,7 +91,7 @@ def check_export(export_dir: Path) -> None:
         check_manifest(export_dir)
         check_graph(export_dir, ALLOWED_OPS)
         check_documents(export_dir)
-        # Only for what it refuses.
+        # Called for its refusals alone.
         read_logs(export_dir)
     # Files that go away or may not be read, and JSON that is nested without end.
     except (OSError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and what it may do is on a list.
+"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and may use the ops on a list alone.
 
-Attributes of nodes are checked because TensorFlow takes some values on trust, and hangs or dies of them. Effects beside
-computing are checked as well: who reads and writes which files, and sets variables.
+TensorFlow takes some attributes of nodes on trust, and hangs or dies of wrong values. Effects beside computing are
+checked as well: which parts of the graph read and write which files, and set variables.
 """
 
 import functools
@@ -28,7 +28,7 @@ from tff_pdp.errors import ServingError
 MAX_GRAPH_BYTES = 64 << 20
 
 _SERVE_TAG = "serve"
-# What `tf.saved_model.save` writes for a `tf.Module`; other classes are revived by code outside TensorFlow's core.
+# The classes in a saved `tf.Module`; others are revived by code outside TensorFlow's core.
 _PLAIN_OBJECTS = frozenset(
     [
         "_generic_user_object",
@@ -47,11 +47,7 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
-    """Refuses a graph that may do anything but load its own files and compute.
-
-    Args:
-      export_dir: the directory of one version.
-      allowed_ops: the ops that it may use.
+    """Refuses a graph that may do anything but load its own files and compute, with the allowed ops alone.
 
     Raises:
       ServingError: naming the file, and the first asset, op or tensor that is refused.
@@ -72,7 +68,7 @@ def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
 
 
 def used_ops(export_dir: Path) -> list[str]:
-    """All ops of a checked graph and its functions, sorted."""
+    """Returns all ops of a checked graph and its functions, sorted."""
     program = Program(_read_meta_graph(export_dir / layout.SAVED_MODEL_FILE))
     return sorted({node.op for _, node in program.nodes()})
 
@@ -124,7 +120,7 @@ def _check_signatures(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
                 raise ServingError(f"signature {name!r} has {key!r}; use letters, digits, '_', '.' and '-' only")
             if info.WhichOneof("encoding") != "name":
                 raise ServingError(f"signature {name!r} has {key!r} in an encoding that is not served")
-    # It reads files, and TensorFlow Serving takes requests for every signature that gives a tensor.
+    # The initialization reads files, and TensorFlow Serving takes requests for every signature that gives a tensor.
     loading = meta_graph.signature_def.get(INIT_SIGNATURE)
     operations = {node.name for node in meta_graph.graph_def.node if node.op == "NoOp"}
     if loading is not None and (loading.inputs or {info.name for info in loading.outputs.values()} - operations):
@@ -155,8 +151,8 @@ MAX_CONSTANT_ELEMENTS = 1 << 26
 MAX_TENSORS_IN_LIST = 1 << 16
 # `tf.lookup.TextFileIndex`: the whole line, and its number. Any other column crashes where it is large enough.
 _WHOLE_LINES = frozenset({-2, -1})
-# What `tf.saved_model.save` adds to the attributes that ops define: shapes, names, how calls are ordered, and gradients
-# by name. Others change what runs: TensorFlow swaps functions with the same `api_implements` for one another.
+# Attributes that `tf.saved_model.save` adds to those of ops: shapes, names, the order of calls, and gradients by name.
+# Others change the run: TensorFlow swaps functions with the same `api_implements` for one another.
 _FURTHER_ATTRIBUTES = frozenset(
     [
         "_XlaMustCompile",
@@ -182,14 +178,15 @@ def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
     """Refuses attributes that no model of this package has.
 
     Raises:
-      ServingError: naming the node and what is wrong with it.
+      ServingError: naming the node and its fault.
     """
     for owner, op, attributes in _owners(meta_graph):
-        if refused := sorted(attributes.keys() - _FURTHER_ATTRIBUTES - _attributes(op)):
+        defined, list_lengths = _attributes(op)
+        if refused := sorted(attributes.keys() - _FURTHER_ATTRIBUTES - defined):
             raise ServingError(f"{owner} has the attribute {refused[0]!r}, which may change what runs")
         for name, value in attributes.items():
             _check_value(owner, name, value)
-        for name in _list_lengths(op):
+        for name in list_lengths:
             if not 0 <= attributes.get(name, _NO_VALUE).i <= MAX_TENSORS_IN_LIST:
                 raise ServingError(f"{owner} takes or makes {attributes[name].i} tensors")
         if op == "Const" and attributes.get("dtype", _NO_VALUE).type != attributes.get("value", _NO_VALUE).tensor.dtype:
@@ -201,7 +198,7 @@ def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
 
 
 def _owners(meta_graph: meta_graph_pb2.MetaGraphDef) -> Iterator[tuple[str, str, Attributes]]:
-    """All nodes, functions and arguments: how to name each, its op (empty where it is no node) and its attributes."""
+    """Yields a name for messages, the op (empty for no node) and the attributes of all nodes, functions, arguments."""
     for node in meta_graph.graph_def.node:
         yield f"node {node.name!r}", node.op, node.attr
     for function in meta_graph.graph_def.library.function:
@@ -233,18 +230,13 @@ def _check_constant(owner: str, tensor: tensor_pb2.TensorProto) -> None:
 
 
 @functools.cache
-def _attributes(op: str) -> frozenset[str]:
-    """The attributes that an op defines."""
+def _attributes(op: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns the attributes that an op defines, and those of them that say how many tensors it takes or makes."""
     definition = op_def_registry.get(op) if op else None
-    return frozenset() if definition is None else frozenset(attribute.name for attribute in definition.attr)
-
-
-@functools.cache
-def _list_lengths(op: str) -> frozenset[str]:
-    """The attributes of an op that say how many tensors it takes or makes."""
-    definition = op_def_registry.get(op) if op else None
-    arguments = () if definition is None else (*definition.input_arg, *definition.output_arg)
-    return frozenset(argument.number_attr for argument in arguments if argument.number_attr)
+    if definition is None:
+        return frozenset(), frozenset()
+    numbers = {argument.number_attr for argument in (*definition.input_arg, *definition.output_arg)}
+    return frozenset(attribute.name for attribute in definition.attr), frozenset(numbers - {""})
 
 
 INIT_SIGNATURE = "__saved_model_init_op"
@@ -259,13 +251,7 @@ _EFFECTS = frozenset({*_WRITE_OPS, *_READ_OPS, _SET_VARIABLE})
 
 
 class _Run(NamedTuple):
-    """One occasion on which a part of the graph runs.
-
-    Attributes:
-      what: the occasion, for messages.
-      places: the nodes that may run then.
-      effects: the ops with effects that they may be.
-    """
+    """An occasion on which nodes of the graph (`places`) may run, and the ops with effects they may have then."""
 
     what: str
     places: set[Place]
@@ -275,13 +261,9 @@ class _Run(NamedTuple):
 def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
     """Refuses a graph in which an op with an effect may run on another occasion than the one that needs it.
 
-    Saving writes files, restoring reads the variables, initialization reads the assets, and each of them nothing else.
-    Requests touch neither files nor variables. What nobody runs may not touch files either: TensorFlow has more ways of
-    choosing what runs than there are checks here.
-
-    Args:
-      meta_graph: the graph, whose ops and attributes passed their checks.
-      program: the same graph.
+    Saving writes files, restoring reads the variables, initialization reads the assets, and each nothing else. Requests
+    touch neither files nor variables. Nodes that never run may not touch files either: TensorFlow has more ways of
+    choosing what runs than there are checks here. The ops and attributes of the graph must have passed their checks.
 
     Raises:
       ServingError: naming the first op that is refused.
@@ -298,11 +280,7 @@ def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> 
 
 
 def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph that reads a file which the loader does not name: an asset, or the variables of this export.
-
-    Args:
-      meta_graph: the graph, which passed `check_effects`.
-      program: the same graph.
+    """Refuses a graph, which passed `check_effects`, that reads files besides its assets and its own variables.
 
     Raises:
       ServingError: naming the node that reads a file.
@@ -318,7 +296,7 @@ def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) 
         for origin in program.origins(scope, node.input[index]):
             if not origin.op:
                 _check_bound_inputs(meta_graph, program, origin.function, origin.tensor)
-            # Only what has no value of its own is what the loader gives it, or fails.
+            # A placeholder has the loader's value or none; any other op has a value of its own.
             elif origin.function != GRAPH or origin.op != "Placeholder" or origin.tensor not in from_loader[node.op]:
                 raise ServingError(
                     f"node {node.name!r} reads a file that is not one of the export's assets: its name comes from "

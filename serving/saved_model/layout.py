@@ -1,6 +1,6 @@
-"""Says where things are inside an export, which versions a base path holds, and what an export's manifest promises.
+"""Names the files of an export, finds the versions of a base path, and writes and checks an export's manifest.
 
-The manifest names what an export holds, and the SHA-256 of every file, so that a damaged copy is not served.
+The manifest has the SHA-256 of every file, so that a damaged copy is not served.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 from tff_pdp.digests import from_text, with_digest
 from tff_pdp.errors import ServingError
 
-# The first is what a request gets that names none.
+# A request that names no signature gets the first.
 PREDICT_SIGNATURES = ("serving_default", "predict")
 IMAGES_SIGNATURE = "predict_images"
 CLASSIFY_SIGNATURE, REGRESS_SIGNATURE = "classify", "regress"
@@ -34,11 +34,7 @@ MAX_VERSION = 2**63 - 1
 
 
 def check_model_name(model_name: str) -> None:
-    """Refuses a model name that could not stand in a URL, a path and a config file alike.
-
-    Raises:
-      ServingError: if the name has other characters than letters, digits, `_`, `-` and `.`.
-    """
+    """Refuses a model name that could not stand in a URL, a path and a config file alike, by a ServingError."""
     if not _MODEL_NAME.fullmatch(model_name):
         raise ServingError(
             f"Model name {model_name!r} cannot be served: use letters, digits, '_', '-' and '.', and start "
@@ -67,7 +63,7 @@ def published_versions(base_path: Path) -> dict[int, Path]:
 
 
 def is_plain_directory(path: Path) -> bool:
-    """True for a directory that is not a link to one."""
+    """Tells whether a path is a directory and not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -77,12 +73,7 @@ _UNDIGESTED_VERSION = 1
 
 
 def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
-    """Writes `assets.extra/manifest.json` over the files that are there now; call it last.
-
-    Args:
-      export_dir: a complete SavedModel directory.
-      details: JSON values recorded beside the hashes, such as the signatures and the TensorFlow version.
-    """
+    """Writes `assets.extra/manifest.json`: the hashes of all files, complete by now, and details as JSON values."""
     paths = [path for path in files(export_dir) if path != export_dir / MANIFEST_FILE]
     content = with_digest(
         {
@@ -122,7 +113,7 @@ def read_manifest(export_dir: Path) -> dict[str, Any]:
 
 
 def read_document(export_dir: Path, name: str) -> dict[str, Any]:
-    """Reads a JSON object beside the graph of an export, such as its model card, as the manifest knows it.
+    """Reads a JSON object beside the graph of an export, such as its model card, and compares it with the manifest.
 
     Raises:
       ServingError: if the manifest or the document is missing or damaged.
@@ -142,7 +133,7 @@ def check_manifest(export_dir: Path) -> None:
     """Compares the files of an export with its manifest.
 
     Raises:
-      ServingError: if the manifest is missing, malformed or of another format, or a file is missing, added or changed.
+      ServingError: the manifest is missing, malformed or of another format, or a file is missing, added or changed.
     """
     path = export_dir / MANIFEST_FILE
     expected = read_manifest(export_dir)["files"]
@@ -157,11 +148,7 @@ def check_manifest(export_dir: Path) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes strict, indented JSON.
-
-    Raises:
-      ServingError: if `value` holds something JSON cannot express, NaN included.
-    """
+    """Writes strict, indented JSON; raises ServingError for a value that JSON cannot express, NaN included."""
     try:
         text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -170,11 +157,11 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def files(export_dir: Path) -> list[Path]:
-    """All files below a directory, sorted; links are not followed."""
+    """Returns all files below a directory, sorted; links are not followed."""
     return sorted(path for path in export_dir.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""A MetaGraphDef read as a program: which ops run when, and where a tensor's value comes from. Nothing is executed."""
+"""Reads a MetaGraphDef as a program: which ops run when, and where a value comes from. Nothing is executed."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -24,9 +24,9 @@ class Origin(NamedTuple):
     """Where a value comes from.
 
     Attributes:
-      function: the function that it comes from, `GRAPH` for the graph itself.
-      tensor: the tensor's name there, or for an argument the argument's.
-      op: the op that makes it; empty for an argument of a function, whose value callers outside the graph may give.
+      function: the function, `GRAPH` for the graph itself.
+      tensor: the name of the tensor or argument there.
+      op: the op that makes the value; empty for an argument of a function, which callers outside the graph may give.
     """
 
     function: str
@@ -38,7 +38,7 @@ class Program:
     """The graph of a MetaGraphDef and the functions it calls.
 
     Attributes:
-      arguments: names of each function's arguments, in their order; of `GRAPH`, none.
+      arguments: names of each function's arguments, in their order; `GRAPH` has none.
     """
 
     def __init__(self, meta_graph: meta_graph_pb2.MetaGraphDef):
@@ -46,7 +46,7 @@ class Program:
 
         Raises:
           ServingError: names are used twice or not defined, functions call themselves or are nested too deeply, or an
-            argument of one is a list or of any dtype.
+            argument of a function is a list or of any dtype.
         """
         library = meta_graph.graph_def.library.function
         self._functions: dict[str, function_pb2.FunctionDef] = {
@@ -69,16 +69,16 @@ class Program:
         self._check_depth()
 
     def nodes(self) -> Iterator[tuple[str, node_def_pb2.NodeDef]]:
-        """All nodes with the function that they are in, `GRAPH` for the graph itself."""
+        """Yields all nodes with the function that they are in, `GRAPH` for the graph itself."""
         for scope, nodes in self._nodes.items():
             for node in nodes.values():
                 yield scope, node
 
     def run_by(self, names: Iterable[str]) -> set[Place]:
-        """The nodes that may run when these nodes or tensors of the graph are fetched, functions and all.
+        """Returns the nodes that may run when these nodes or tensors of the graph are fetched, functions and all.
 
         Raises:
-          ServingError: a name is not that of a node.
+          ServingError: there is no node of a name.
         """
         graph = self._nodes[GRAPH]
         waiting, seen, called = [_node_name(name) for name in names], set(), set()
@@ -94,10 +94,10 @@ class Program:
         return {(GRAPH, name) for name in seen} | self.run_by_calls(called)
 
     def run_by_calls(self, names: Iterable[str]) -> set[Place]:
-        """The nodes that may run when these functions are called.
+        """Returns the nodes that may run when these functions are called.
 
         Raises:
-          ServingError: a name is not that of a function.
+          ServingError: there is no function of a name.
         """
         waiting, called = list(names), set()
         while waiting:
@@ -110,11 +110,9 @@ class Program:
         return {(name, node) for name in called for node in self._nodes[name]}
 
     def origins(self, scope: str, reference: str) -> list[Origin]:
-        """Follows a string back through identities, variables and calls to where it may come from.
+        """Follows a string, an input of a node in a function or in `GRAPH`, back to where it may come from.
 
-        Args:
-          scope: the function that uses it, or `GRAPH`.
-          reference: the tensor, as an input of a node there.
+        The way leads through identities, variables and calls.
         """
         string_assignments = [
             (place, node.input[1])
@@ -159,7 +157,7 @@ class Program:
 
 
 def _arguments(function: function_pb2.FunctionDef) -> list[str]:
-    """Names of arguments, if each is one tensor: after a list, inputs have other numbers than arguments."""
+    """Returns the names of arguments, each one tensor: after a list, inputs would have other numbers than arguments."""
     for argument in function.signature.input_arg:
         if argument.number_attr or argument.type_list_attr or argument.type_attr:
             raise ServingError(f"function {function.signature.name!r} takes a list, or a tensor of any dtype")
@@ -167,7 +165,7 @@ def _arguments(function: function_pb2.FunctionDef) -> list[str]:
 
 
 def _by_name(nodes: Iterable[node_def_pb2.NodeDef], arguments: list[str]) -> dict[str, node_def_pb2.NodeDef]:
-    """The nodes of one scope, if every reference there means one node or argument."""
+    """Returns the nodes of one scope by name; refuses names that are no reference to one node or argument."""
     counts = collections.Counter([*arguments, *(node.name for node in nodes)])
     for name, count in counts.items():
         if count > 1:
@@ -178,7 +176,7 @@ def _by_name(nodes: Iterable[node_def_pb2.NodeDef], arguments: list[str]) -> dic
 
 
 def _functions_of(node: node_def_pb2.NodeDef) -> set[str]:
-    """The functions that a node's attributes name."""
+    """Returns the functions that a node's attributes name."""
     called = [value.func for value in node.attr.values() if value.HasField("func")]
     return {function.name for function in (*called, *(one for value in node.attr.values() for one in value.list.func))}
 

@@ -1,4 +1,4 @@
-"""Loading one export and running its signatures, the way TensorFlow Serving does: SignatureDefs in a session."""
+"""Loads one export and runs its signatures as TensorFlow Serving does: SignatureDefs in a session."""
 
 import contextlib
 import logging
@@ -25,13 +25,10 @@ _METHODS = (
 
 
 def load_servable(export_dir: Path) -> "Servable":
-    """Checks an export, loads it on the CPU and replays its warm-up requests.
-
-    Args:
-      export_dir: directory of one version.
+    """Checks the export of one version, loads it on the CPU and replays its warm-up requests.
 
     Raises:
-      ServingError: if a check refuses the export, or it does not load or answer its own warm-up requests.
+      ServingError: a check refuses the export, or it does not load or answer its own warm-up requests.
     """
     check_export(export_dir)
     try:
@@ -61,16 +58,10 @@ class Servable:
     """
 
     def __init__(self, export_dir: Path):
-        """Loads the SavedModel under `export_dir`, unchecked; `load_servable` is the way in.
-
-        Args:
-          export_dir: directory of one version.
-        """
+        """Loads the SavedModel of one version, unchecked; `load_servable` checks first."""
         graph = tf.Graph()
-        config = config_pb2.ConfigProto(
-            # A development server must not claim the accelerator that training uses.
-            device_count={"GPU": 0},
-        )
+        # A development server must not claim the accelerator that training uses.
+        config = config_pb2.ConfigProto(device_count={"GPU": 0})
         with graph.as_default(), _without_deprecation_warnings():
             self._session = tf.compat.v1.Session(graph=graph, config=config)
             meta_graph = tf.compat.v1.saved_model.load(self._session, [tf.saved_model.SERVING], str(export_dir))
@@ -97,7 +88,7 @@ class Servable:
         """Returns the signature that a classify or regress request names; empty for `serving_default`.
 
         Raises:
-          RequestError: INVALID_ARGUMENT if there is none: here TensorFlow Serving answers differently from predict.
+          RequestError: INVALID_ARGUMENT if there is none, where TensorFlow Serving answers differently from predict.
         """
         name = name or DEFAULT_SIGNATURE
         if name not in self._runnable:
@@ -107,15 +98,12 @@ class Servable:
     def predict(
         self, signature_name: str, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str] = ()
     ) -> Tensors:
-        """Runs one signature.
+        """Runs one signature, and returns its outputs by their keys.
 
         Args:
           signature_name: empty for `serving_default`.
           inputs: one array for each input of the signature, by its key, of the declared dtype and shape.
           output_filter: keys of the outputs to return; all of them if empty.
-
-        Returns:
-          The outputs by their keys.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
@@ -161,12 +149,12 @@ class Servable:
             message = error.message.removeprefix("Graph execution error:").strip()
             raise RequestError(code_from_number(error.error_code), message) from error
         except UnicodeDecodeError as error:
-            # The runtime quotes what it refuses, and TensorFlow cannot raise a message that is not UTF-8.
+            # The runtime quotes the refused input, and TensorFlow cannot raise a message that is not UTF-8.
             raise invalid_argument("An input was refused that is neither well-formed nor UTF-8.") from error
         return dict(zip(signature.output_keys, outputs, strict=True))
 
     def close(self) -> None:
-        """Frees the session and what it holds. No request may be running, and none may come afterwards."""
+        """Frees the session. No request may be running, and none may come afterwards."""
         self._callables.clear()
         self._session.close()
         del self._session
@@ -192,7 +180,7 @@ def filtered(outputs: Tensors, output_filter: Sequence[str]) -> Tensors:
 
 @contextlib.contextmanager
 def _without_deprecation_warnings() -> Iterator[None]:
-    """Hides one warning: the session loader is deprecated for programs, but is how TensorFlow Serving works."""
+    """Hides one warning: the session loader is deprecated for programs, but TensorFlow Serving works by it."""
 
     def keep(record: logging.LogRecord) -> bool:
         return "is deprecated" not in record.getMessage()

@@ -1,7 +1,8 @@
-"""Checks requests against a signature, in TensorFlow Serving's words: worked out once, and cheap for each request."""
+"""Checks requests against a signature, in TensorFlow Serving's words and cheaply, and describes signatures."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +21,7 @@ VALUES_KEY = tf.saved_model.REGRESS_OUTPUTS
 
 @dataclasses.dataclass(frozen=True)
 class _Expected:
-    """What one input must be: its NumPy dtype (`object` for strings), and its sizes, None where any will do."""
+    """The dtype and sizes an input must have: `object` for strings, None for sizes of any number."""
 
     dtype: np.dtype
     dtype_name: str
@@ -32,7 +33,7 @@ class Signature:
 
     Attributes:
       name: the key of the signature.
-      definition: the SignatureDef itself.
+      definition: the SignatureDef.
       input_keys: keys of the inputs, sorted.
       output_keys: keys of the outputs, sorted.
       is_batchable: whether requests can be merged: the first size of every input and output is the number of examples.
@@ -94,15 +95,12 @@ class Signature:
                 raise invalid_argument(f"duplicate output tensor alias: {key}")
 
     def classify_inputs(self, examples: np.ndarray) -> Tensors:
-        """Returns the input of a classification, if the signature can classify.
+        """Returns the input of a classification of serialised `tf.Example` messages, bytes `[n]`, n at least 1.
 
-        As in TensorFlow Serving, that is read off the names of its tensors, not off its method name.
-
-        Args:
-          examples: bytes `[n]`, n at least 1: serialised `tf.Example` messages.
+        As in TensorFlow Serving, the names of a signature's tensors, not its method name, tell whether it can classify.
 
         Raises:
-          RequestError: INVALID_ARGUMENT if the signature cannot, or there are no examples.
+          RequestError: INVALID_ARGUMENT if the signature cannot classify, or there are no examples.
         """
         self._check_single_input()
         if len(self.output_keys) not in (1, 2):
@@ -135,10 +133,7 @@ class Signature:
 
 
 def check_classes(outputs: Tensors, num_examples: int) -> Tensors:
-    """Returns what a classification answers, if each example has its row of classes, scores, or both.
-
-    Returns:
-      `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, each only where the signature has it.
+    """Returns the answer of a classification: `classes` bytes `[n, k]` or `scores` float32 `[n, k]`, or both.
 
     Raises:
       RequestError: INVALID_ARGUMENT if the outputs are not of that form.
@@ -162,10 +157,7 @@ def check_classes(outputs: Tensors, num_examples: int) -> Tensors:
 
 
 def check_values(outputs: Tensors, num_examples: int) -> Tensors:
-    """Returns what a regression answers, if each example has one value.
-
-    Returns:
-      `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
+    """Returns the answer of a regression, `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
 
     Raises:
       RequestError: INVALID_ARGUMENT if the output is not of that form.
@@ -188,11 +180,29 @@ def _examples_input(examples: np.ndarray) -> Tensors:
     return {EXAMPLES_KEY: examples}
 
 
+def describe(definition: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
+    """Describes a signature as JSON: its `method`, and the `dtype` and `shape` of `inputs` and `outputs` by key."""
+    return {
+        "method": definition.method_name,
+        "inputs": {key: _described(definition.inputs[key]) for key in sorted(definition.inputs)},
+        "outputs": {key: _described(definition.outputs[key]) for key in sorted(definition.outputs)},
+    }
+
+
+def _described(info: meta_graph_pb2.TensorInfo) -> dict[str, Any]:
+    return {"dtype": tf.as_dtype(info.dtype).name, "shape": _shape(info)}
+
+
+def _shape(info: meta_graph_pb2.TensorInfo) -> tuple[int | None, ...] | None:
+    """Returns the sizes of a tensor, None where one is open; None for any rank."""
+    if info.tensor_shape.unknown_rank:
+        return None
+    return tuple([None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim])
+
+
 def _expected(info: meta_graph_pb2.TensorInfo) -> _Expected:
     dtype = tf.as_dtype(info.dtype)
-    sizes = [dimension.size for dimension in info.tensor_shape.dim]
-    shape = None if info.tensor_shape.unknown_rank else tuple(None if size < 0 else size for size in sizes)
-    return _Expected(np.dtype(dtype.as_numpy_dtype), dtype.name, shape)
+    return _Expected(np.dtype(dtype.as_numpy_dtype), dtype.name, _shape(info))
 
 
 def _has_free_first_size(info: meta_graph_pb2.TensorInfo) -> bool:

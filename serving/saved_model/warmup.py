@@ -1,7 +1,6 @@
-"""Writes and reads warm-up requests, which a server replays before a version takes its first real request.
+"""Writes and reads an export's warm-up requests, which a server replays before a version takes its first real request.
 
-They are stored with the export. Their file is read record by record, and refused if a server would not load it, or not
-for long.
+Their file is refused if a server would not load it, or would take much memory for it.
 """
 
 import dataclasses
@@ -23,21 +22,17 @@ from tff_pdp.errors import DataError, ServingError
 # pyright: reportAttributeAccessIssue=false
 
 
-# TensorFlow Serving refuses to load a version with more.
+# TensorFlow Serving does not load a version with more.
 MAX_RECORDS = 1000
 MAX_BYTES = 64 << 20
 MAX_ELEMENTS = 1 << 24
 
 
 def read_logs(export_dir: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Reads the warm-up requests of an export; none if it has no warm-up file.
-
-    Returns:
-      Logs that are each of a predict, classify or regress request.
+    """Reads the logs of an export's predict, classify and regress requests; none if it has no warm-up file.
 
     Raises:
-      ServingError: naming the file and the record, if TensorFlow Serving would not load the file, or it would take much
-        memory.
+      ServingError: naming the file and the record that TensorFlow Serving would not load, or not in bounded memory.
     """
     path = export_dir / layout.WARMUP_FILE
     if not path.exists():
@@ -82,9 +77,9 @@ class WarmupRequest:
     """One stored request.
 
     Attributes:
-      kind: the API that it is for: `predict`, `classify` or `regress`.
-      signature_name: the signature that it calls.
-      inputs: by key; of `classify` and `regress` only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
+      kind: `predict`, `classify` or `regress`.
+      signature_name: the signature.
+      inputs: by key; to classify and regress only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
     """
 
     kind: str
@@ -95,17 +90,10 @@ class WarmupRequest:
 def write_requests(
     export_dir: Path, model_name: str, signatures: Sequence[str], client_ids: Sequence[str], input_shape: tuple
 ) -> None:
-    """Writes warm-up requests for every signature and batch size, for known and unknown clients.
+    """Writes warm-up requests for every signature of `layout` and batch size, for known and unknown clients.
 
-    Examples are zeros and images are black: what warms a server up is the shape, and an export should carry no one's
-    data.
-
-    Args:
-      export_dir: the SavedModel directory.
-      model_name: the name under which the model will be served.
-      signatures: names of the signatures, of those in `layout`.
-      client_ids: the clients of the export; may be empty.
-      input_shape: shape of one example.
+    Examples are zeros of `input_shape` and images are black: shapes warm a server up, and an export should carry no
+    one's data.
     """
     with tf.io.TFRecordWriter(str(export_dir / layout.WARMUP_FILE)) as writer:
         for signature_name in signatures:
@@ -138,7 +126,7 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
 
 
 def example(client_id: str, x: np.ndarray) -> tf.train.Example:
-    """One example as the `classify` and `regress` signatures take it: features `client_id` and `x`."""
+    """Builds an example for the signatures `classify` and `regress`: features `client_id` and `x`."""
     features = {
         "client_id": tf.train.Feature(bytes_list=tf.train.BytesList(value=[client_id.encode()])),
         "x": tf.train.Feature(float_list=tf.train.FloatList(value=x.ravel())),
@@ -177,13 +165,15 @@ def _examples_log(
 
 
 def _examples_request(kind: str, request) -> WarmupRequest:
-    serialised = np.array([*_serialised(request.input), None], object)[:-1]
+    context, examples = read_examples(request.input)
+    # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
+    serialised = np.array([*(context + one for one in examples), None], object)[:-1]
     return WarmupRequest(kind, request.model_spec.signature_name, {tf.saved_model.CLASSIFY_INPUTS: serialised})
 
 
-def _serialised(message: input_pb2.Input) -> list[bytes]:
+def read_examples(message: input_pb2.Input) -> tuple[bytes, list[bytes]]:
+    """Returns the context of a request to classify or regress, empty without one, and its examples, serialised."""
     if message.WhichOneof("kind") != "example_list_with_context":
-        return [one.SerializeToString() for one in message.example_list.examples]
-    context = message.example_list_with_context.context.SerializeToString()
-    # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
-    return [context + one.SerializeToString() for one in message.example_list_with_context.examples]
+        return b"", [one.SerializeToString() for one in message.example_list.examples]
+    listed = message.example_list_with_context
+    return listed.context.SerializeToString(), [one.SerializeToString() for one in listed.examples]

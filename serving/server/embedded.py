@@ -1,26 +1,25 @@
-"""An embedded server for development, tests and demonstrations. In production, run TensorFlow Serving itself."""
+"""Runs a development server inside this process; in production, run TensorFlow Serving."""
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import socket
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from serving.errors import log_failure
 from serving.models_config import ServedModel
 from serving.saved_model import layout
-from serving.server.grpc_server import check_port, running_grpc_server
+from serving.server.grpc_server import running_grpc_server
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions, Limits
 from serving.server.rest_api import RestApi
-from serving.server.rest_server import bind, running_rest_server
+from serving.server.rest_server import running_rest_server
 from serving.tf_serving import METRICS_PATH
 from tff_pdp.errors import ServingError
 
@@ -34,7 +33,7 @@ class EmbeddedServer:
     Use it as a context manager, or call `start` and `stop`. A version exported while it runs is picked up within
     `poll_seconds`; one that does not load is reported in the model status, and the old one goes on.
 
-    There is no authentication and no encryption: it listens on the loopback address unless told otherwise.
+    There is no authentication and no encryption; the default address is the loopback address.
 
     Example:
       with EmbeddedServer("exports/femnist", "femnist") as server:
@@ -42,10 +41,10 @@ class EmbeddedServer:
           server.wait()
 
     Attributes:
-      models: what is served from the start.
+      models: the models served from the start.
       host: the address listened on.
-      rest_port: the REST port; while the server runs, the one it got.
-      grpc_port: the gRPC port; while the server runs, the one it got.
+      rest_port: the REST port, a free one in place of 0 while the server runs.
+      grpc_port: the gRPC port, likewise.
     """
 
     def __init__(
@@ -95,8 +94,8 @@ class EmbeddedServer:
         """Serves several models. Does not start anything yet.
 
         Args:
-          models: what to serve, such as `read_model_config_file` returns.
-          **options: as for the constructor.
+          models: the models to serve, such as those of `read_model_config_file`.
+          **options: those of the constructor.
 
         Raises:
           ServingError: if there is no model, two have the same name, or a name cannot be served.
@@ -119,35 +118,34 @@ class EmbeddedServer:
           ServingError: if a port is taken or a model has no version that loads; nothing is left running then.
         """
         with contextlib.ExitStack() as starting:
-            # Ports first: a taken one is found out before a long load.
-            listening = starting.enter_context(bind(self.host, self.rest_port))
-            check_port(self.host, self.grpc_port)
+            # Ports first: a taken one is found out before a long load, and gRPC would print lines of its own.
+            listening = starting.enter_context(_bind("REST", self.host, self.rest_port))
+            _bind("gRPC", self.host, self.grpc_port).close()
             metrics = Metrics()
             manager = ModelManager(
-                self.models, poll_seconds=self._poll_seconds, batching=self._batching, on_event=metrics
+                self.models, poll_seconds=self._poll_seconds, metrics=metrics, batching=self._batching
             )
             starting.callback(manager.stop)
             manager.load()
-            loop = self._start_loop(manager, metrics, listening)
-            starting.callback(loop.end)
+            grpc_port = starting.enter_context(self._answering(manager, metrics, listening))
             manager.start_watching()
-            self.rest_port, self.grpc_port = listening.getsockname()[1], loop.grpc_port
+            self.rest_port, self.grpc_port = listening.getsockname()[1], grpc_port
             self._stopped.clear()
             self._running = starting.pop_all()
 
     def stop(self) -> None:
-        """Lets running requests finish, closes the ports and joins every thread; harmless if already stopped."""
+        """Lets running requests finish, closes the ports and joins every thread; does nothing if already stopped."""
         self._running.close()
         self._stopped.set()
 
     def wait(self) -> None:
-        """Blocks until another thread calls `stop`, or Ctrl-C is pressed, which it turns into a normal return."""
+        """Blocks until another thread calls `stop`, or Ctrl-C is pressed, which is a normal return."""
         with contextlib.suppress(KeyboardInterrupt):
             self._stopped.wait()
 
     @property
     def banner(self) -> str:
-        """What to tell the person who started it: addresses, and what this server is not."""
+        """Tells the person who started the server its addresses, and that it is not for production."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return "\n".join(
             [
@@ -169,55 +167,54 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def _start_loop(self, manager: ModelManager, metrics: Metrics, listening: socket.socket) -> "_Loop":
-        started: Future[_Loop] = Future()
-        thread = threading.Thread(
-            target=lambda: _run_loop(self._answer(manager, metrics, listening, started), started),
-            name="serving",
-            daemon=True,
-        )
+    @contextlib.contextmanager
+    def _answering(self, manager: ModelManager, metrics: Metrics, listening: socket.socket) -> Iterator[int]:
+        """Runs both protocols in a thread while the block runs, then lets requests finish; yields the gRPC port."""
+        started: Future[_Started] = Future()
+        answering = self._answer(manager, metrics, listening, started)
+        thread = threading.Thread(target=_run_loop, args=(answering, started), name="serving", daemon=True)
         thread.start()
         try:
-            loop = started.result()
-        except BaseException:
-            # It failed, or Ctrl-C was pressed; then it starts all the same, and is to end.
+            yield started.result().grpc_port
+        finally:
+            # After Ctrl-C, the server starts all the same and must be ended.
             with contextlib.suppress(Exception):
                 started.result().end()
             thread.join()
-            raise
-        return dataclasses.replace(loop, thread=thread)
 
     async def _answer(
-        self, manager: ModelManager, metrics: Metrics, listening: socket.socket, started: "Future[_Loop]"
+        self, manager: ModelManager, metrics: Metrics, listening: socket.socket, started: "Future[_Started]"
     ) -> None:
         """Runs both protocols until the loop is told to end."""
-        asyncio.get_running_loop().set_exception_handler(_log_loop_failure)
-        stopping = asyncio.Event()
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(_log_loop_failure)
         async with (
             running_grpc_server(manager, metrics, self.host, self.grpc_port, self._limits) as grpc_port,
             running_rest_server(RestApi(manager, self._limits), metrics, listening, self._limits),
         ):
-            started.set_result(_Loop(asyncio.get_running_loop(), stopping, grpc_port))
+            started.set_result(_Started(grpc_port, lambda: loop.call_soon_threadsafe(stopping.set)))
             await stopping.wait()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Loop:
-    """The event loop of a running server, and the thread that it is run by."""
+class _Started(NamedTuple):
+    """A server that answers, and how to end it."""
 
-    loop: asyncio.AbstractEventLoop
-    stopping: asyncio.Event
     grpc_port: int
-    thread: threading.Thread | None = None
-
-    def end(self) -> None:
-        """Lets running requests finish and waits for the thread."""
-        self.loop.call_soon_threadsafe(self.stopping.set)
-        if self.thread is not None:
-            self.thread.join()
+    end: Callable[[], object]
 
 
-def _run_loop(answering: Coroutine[Any, Any, None], started: "Future[_Loop]") -> None:
+def _bind(protocol: str, host: str, port: int) -> socket.socket:
+    """Takes a port, where requests wait until a server listens."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServingError(
+            f"{protocol} port {port} on {host} cannot be used ({reason}); choose another, or 0."
+        ) from error
+
+
+def _run_loop(answering: Coroutine[Any, Any, None], started: "Future[_Started]") -> None:
     try:
         asyncio.run(answering)
     except BaseException as error:

@@ -1,14 +1,12 @@
-"""Runs TensorFlow Serving's gRPC services on an asyncio loop.
+"""Runs TensorFlow Serving's gRPC services on an asyncio loop: `PredictionService` and `ModelService`.
 
-`PredictionService` runs signatures and describes them; `ModelService` tells the states of models, and sets which are
-served. A method reads bytes as its request, and what it raises becomes the status of the call.
+A method reads bytes as its request, and its errors become the status of the call.
 """
 
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -29,9 +27,10 @@ from serving.errors import INTERNAL_ERROR, RequestError, invalid_argument, log_f
 from serving.models_config import from_proto
 from serving.saved_model.servable import DEFAULT_SIGNATURE
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY
+from serving.saved_model.warmup import read_examples
 from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import SIGNATURE_DEF, ModelManager, metadata_response, requested_spec, status_response
-from serving.server.metrics import Metrics
+from serving.server.metrics import Metrics, Observation
 from serving.server.options import Limits
 from serving.server.tensors import examples_tensor, fill, to_arrays
 from tff_pdp.errors import ServingError
@@ -48,14 +47,10 @@ Method = Callable[[Any], Awaitable[Message]]
 
 
 def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMethodHandler:
-    """Builds what gRPC calls for one method.
+    """Builds gRPC's handler of one method.
 
-    The request is read here and not by the library, which answers UNKNOWN, in words of its own, to bytes that are none.
-
-    Args:
-      request_type: the message that the method takes.
-      method: answers a request; a `RequestError` ends the call with its status, anything else with INTERNAL, without
-        the values of the request.
+    A `RequestError` ends the call with its status, any other error with INTERNAL, without the values of the request.
+    Bytes that are no request are INVALID_ARGUMENT, where the library would answer UNKNOWN in words of its own.
     """
 
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> Message:
@@ -81,11 +76,7 @@ def _serialized(response: Message) -> bytes:
 
 
 class ModelService:
-    """Tells the states of models, and changes which are served.
-
-    Attributes:
-      methods: what gRPC calls, by name.
-    """
+    """Tells the states of models, and changes which are served; `methods` has gRPC's handlers by name."""
 
     def __init__(self, manager: ModelManager):
         self._manager = manager
@@ -112,11 +103,7 @@ _ENTRYPOINT = "GRPC"
 
 
 class PredictionService:
-    """Runs signatures and describes them.
-
-    Attributes:
-      methods: what gRPC calls, by name.
-    """
+    """Runs signatures and describes them; `methods` has gRPC's handlers by name."""
 
     def __init__(self, manager: ModelManager, metrics: Metrics, limits: Limits):
         self._manager = manager
@@ -130,13 +117,18 @@ class PredictionService:
             "MultiInference": method_handler(inference_pb2.MultiInferenceRequest, self._multi_inference),
         }
 
-    async def _predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
-        """Runs one signature on the tensors of the request."""
+    @contextlib.contextmanager
+    def _acquired(self, api: str, request: Any) -> Iterator[tuple[Observation, LoadedVersion]]:
         with (
-            self._metrics.request(_ENTRYPOINT, "Predict") as observation,
+            self._metrics.request(_ENTRYPOINT, api) as observation,
             self._manager.acquire(requested_spec(request)) as loaded,
         ):
             observation.model_name = loaded.name
+            yield observation, loaded
+
+    async def _predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
+        """Runs one signature on the tensors of the request."""
+        with self._acquired("Predict", request) as (observation, loaded):
             inputs = await to_arrays(request.inputs, self._limits.max_elements)
             signature_name = request.model_spec.signature_name
             outputs = await observation.timed(loaded.run(signature_name, inputs, tuple(request.output_filter)))
@@ -149,12 +141,8 @@ class PredictionService:
     async def _classify(
         self, request: classification_pb2.ClassificationRequest
     ) -> classification_pb2.ClassificationResponse:
-        """Labels and scores of the examples of the request."""
-        with (
-            self._metrics.request(_ENTRYPOINT, "Classify") as observation,
-            self._manager.acquire(requested_spec(request)) as loaded,
-        ):
-            observation.model_name = loaded.name
+        """Returns labels and scores of the examples of the request."""
+        with self._acquired("Classify", request) as (observation, loaded):
             signature_name = request.model_spec.signature_name
             outputs = await observation.timed(loaded.classify(signature_name, self._examples(request.input)))
             response = classification_pb2.ClassificationResponse()
@@ -163,12 +151,8 @@ class PredictionService:
             return response
 
     async def _regress(self, request: regression_pb2.RegressionRequest) -> regression_pb2.RegressionResponse:
-        """One value for each example of the request."""
-        with (
-            self._metrics.request(_ENTRYPOINT, "Regress") as observation,
-            self._manager.acquire(requested_spec(request)) as loaded,
-        ):
-            observation.model_name = loaded.name
+        """Returns one value for each example of the request."""
+        with self._acquired("Regress", request) as (observation, loaded):
             signature_name = request.model_spec.signature_name
             outputs = await observation.timed(loaded.regress(signature_name, self._examples(request.input)))
             response = regression_pb2.RegressionResponse()
@@ -191,16 +175,11 @@ class PredictionService:
             return metadata_response(loaded)
 
     async def _multi_inference(self, request: inference_pb2.MultiInferenceRequest) -> Any:
-        """Not offered: it serves models with several heads in one graph, which exports do not have."""
+        """Refuses all requests: exports do not have the several heads in one graph that these are for."""
         raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
 
     def _examples(self, message: input_pb2.Input) -> np.ndarray:
-        if message.WhichOneof("kind") == "example_list_with_context":
-            listed, context = message.example_list_with_context, message.example_list_with_context.context
-        else:
-            listed, context = message.example_list, None
-        examples = [example.SerializeToString() for example in listed.examples]
-        return examples_tensor(context.SerializeToString() if context else b"", examples, self._limits.max_bytes)
+        return examples_tensor(*read_examples(message), self._limits.max_bytes)
 
 
 def _fill_spec(response: Any, loaded: LoadedVersion, signature_name: str) -> None:
@@ -229,7 +208,7 @@ async def running_grpc_server(
     """Answers on `host:port` while the block runs, then lets running requests finish; yields the port.
 
     Raises:
-      ServingError: if the port is taken; see `check_port`.
+      ServingError: if the port is taken.
     """
     server = grpc.aio.server(
         options=[
@@ -249,26 +228,11 @@ async def running_grpc_server(
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
-        raise ServingError(_port_message(host, port, "refused by gRPC")) from error
+        raise ServingError(
+            f"gRPC port {port} on {host} cannot be used (refused by gRPC); choose another, or 0."
+        ) from error
     await server.start()
     try:
         yield bound
     finally:
         await server.stop(limits.grace_seconds)
-
-
-def check_port(host: str, port: int) -> None:
-    """Tries the port with a plain socket: gRPC itself would print its own lines before it fails.
-
-    Raises:
-      ServingError: if the port is taken or is none.
-    """
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ServingError(_port_message(host, port, reason)) from error
-
-
-def _port_message(host: str, port: int, reason: str) -> str:
-    return f"gRPC port {port} on {host} cannot be used ({reason}); choose another, or 0."

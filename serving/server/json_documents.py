@@ -1,7 +1,4 @@
-"""Reads and writes JSON as TensorFlow Serving does: bodies parsed, quoted in error messages, and written back.
-
-Answers to predict requests have the format of the request.
-"""
+"""Reads and writes JSON as TensorFlow Serving does: parses bodies, quotes them in error messages, writes answers."""
 
 import base64
 import json
@@ -23,11 +20,11 @@ _TYPE_NAMES = {dict: "Object", list: "Array", str: "String", type(None): "Null"}
 def parse(body: bytes) -> dict[str, Any]:
     """Parses the body of a request into its JSON object.
 
-    NaN and infinities are accepted, text after the object is ignored, and an integer beyond 64 bits becomes a float. Of
-    a key that is given twice the last value counts, where TensorFlow Serving takes the first.
+    NaN and infinities are accepted, text after the object is ignored, and an integer beyond 64 bits becomes a float. If
+    a key is given twice, the last value counts, where TensorFlow Serving takes the first.
 
     Raises:
-      RequestError: INVALID_ARGUMENT if it is not JSON, or not an object.
+      RequestError: INVALID_ARGUMENT if the body is not JSON, or not an object.
     """
     try:
         document = orjson.loads(body)
@@ -39,10 +36,10 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def signature_name(document: dict[str, Any]) -> str:
-    """The signature that a body asks for; empty for the default one.
+    """Returns the signature that a body asks for; empty for the default one.
 
     Raises:
-      RequestError: INVALID_ARGUMENT if it is not a string.
+      RequestError: INVALID_ARGUMENT if the name is not a string.
     """
     name = document.get("signature_name", "")
     if not isinstance(name, str):
@@ -51,12 +48,12 @@ def signature_name(document: dict[str, Any]) -> str:
 
 
 def write(document: Any, *, finite: bool) -> bytes:
-    """Writes an answer; arrays in it are written as lists, of the shortest digits that tell a float from all others.
+    """Writes an answer, its arrays as lists, its floats in the shortest digits that tell them from all others.
 
     Args:
-      document: what to write.
-      finite: no float in it is NaN or infinite. Otherwise they are written as such, as TensorFlow Serving does, though
-        strict JSON has no words for them, and more slowly.
+      document: the answer.
+      finite: whether no float is NaN or infinite. These are written more slowly and as TensorFlow Serving does, though
+        strict JSON has no words for them.
     """
     if finite:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -64,19 +61,19 @@ def write(document: Any, *, finite: bool) -> bytes:
 
 
 def is_base64(value: Any) -> bool:
-    """True for `{"b64": "..."}`, how JSON carries bytes."""
+    """Tells whether a value is `{"b64": "..."}`, the form in which JSON carries bytes."""
     return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
 
 
 def type_name(value: Any) -> str:
-    """What TensorFlow Serving calls the JSON type of a value."""
+    """Returns TensorFlow Serving's name of a value's JSON type."""
     if isinstance(value, bool):
         return "True" if value else "False"
     return _TYPE_NAMES.get(type(value), "Number")
 
 
 def quote(value: Any) -> str:
-    """The beginning of a value as JSON, for messages."""
+    """Returns the beginning of a value as JSON, for messages."""
     text = ""
     try:
         # In pieces: a large value is not written out to be cut.
@@ -95,7 +92,7 @@ def format_error(value: Any, problem: str) -> RequestError:
 
 
 def _parse_leniently(body: bytes) -> Any:
-    """Parses what the fast parser refuses and TensorFlow Serving does not, or says what is wrong with it."""
+    """Parses JSON that TensorFlow Serving accepts and the fast parser refuses."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -146,7 +143,8 @@ _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "ui
 def format_outputs(outputs: Mapping[str, np.ndarray], *, rows: bool) -> bytes:
     """Writes outputs as rows (`predictions`) or columns (`outputs`); a single output is written without its key.
 
-    Strings are text, or base64 objects where the name of their output ends with `_bytes`.
+    An answer has the form of its request. Strings are text, or base64 objects where the output's name ends with
+    `_bytes`.
 
     Raises:
       RequestError: INVALID_ARGUMENT for outputs that cannot be rows together, or of a dtype that JSON cannot carry.

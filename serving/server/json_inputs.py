@@ -1,7 +1,4 @@
-"""Makes arrays of the inputs of a request over REST: rows (`instances`), columns (`inputs`) or examples.
-
-Requests to classify and regress have examples, which are objects of features.
-"""
+"""Makes arrays of the inputs of a request over REST: rows (`instances`), columns (`inputs`) or examples."""
 
 import base64
 import binascii
@@ -17,7 +14,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from serving.errors import RequestError, invalid_argument
 from serving.server.json_documents import format_error, is_base64, quote, type_name
 
-# What numpy can hold.
+# NumPy's limit.
 _MAX_DIMENSIONS = 32
 _SERVING_TYPE_NAMES = {tf.float32: "float", tf.float64: "double"}
 _FLOATS = (tf.float32, tf.float64)
@@ -93,7 +90,7 @@ def _from_rows(document: dict[str, Any], dtypes: dict[str, tf.DType]) -> dict[st
 
 
 def _to_array(value: Any, dtype: tf.DType) -> np.ndarray | None:
-    """Builds an array from nested lists; `None` where one is ragged or a value is of another type, see `_check`."""
+    """Builds an array from nested lists; None where one is ragged or a value is of another type, see `_check`."""
     shape, values = [], [value]
     # Level by level, so that each pass over the values runs in C.
     while values and isinstance(values[0], list):
@@ -137,10 +134,10 @@ def _strings(values: list[str | dict]) -> np.ndarray | None:
 
 
 def to_bytes(value: str | dict[str, str]) -> bytes:
-    """The bytes of a string or of a base64 object.
+    """Returns the bytes of a string or of a base64 object.
 
     Raises:
-      RequestError: INVALID_ARGUMENT for half a surrogate pair, or what is not base64.
+      RequestError: INVALID_ARGUMENT for half a surrogate pair, or malformed base64.
     """
     if isinstance(value, str):
         try:
@@ -164,7 +161,7 @@ def _is_object(row: Any) -> bool:
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:
-    """The shape that nested lists promise: that of the first element at each level."""
+    """Returns the shape of nested lists by the first element at each level."""
     shape = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -210,7 +207,7 @@ def _check_rows(rows: list, dtypes: dict[str, tf.DType]) -> None:
 
 
 def _check_row(value: Any, dtype: tf.DType, first: list[Sequence[int]]) -> None:
-    """Checks one value of one row, and that its shape is that of the first row's, which it keeps in `first`."""
+    """Checks one value of one row, and that its shape is that of the first row, which is kept in `first`."""
     shape = _shape_of(value)
     _check(value, shape, dtype)
     expected = first[0] if first else shape
@@ -224,7 +221,7 @@ def _check_row(value: Any, dtype: tf.DType, first: list[Sequence[int]]) -> None:
 
 
 def _check(value: Any, shape: Sequence[int], dtype: tf.DType, level: int = 0) -> None:
-    """Finds the first value of the wrong type, or the first list of the wrong length, of what `_to_array` refused."""
+    """Refuses the first value of the wrong type, or the first list of the wrong length, after `_to_array` failed."""
     if len(shape) > _MAX_DIMENSIONS:
         raise invalid_argument(f"JSON Value: {quote(value)} is nested in more than {_MAX_DIMENSIONS} lists")
     if not isinstance(value, list):
@@ -287,7 +284,7 @@ def _serialized(value: Any) -> bytes:
         raise invalid_argument(f"Example must be JSON object but got JSON {type_name(value)}")
     example = tf.train.Example()
     for name, content in value.items():
-        to_bytes(name)  # Refuses what is no text, which the message would not take either.
+        to_bytes(name)  # Refuses half surrogate pairs, which the message would not take either.
         _fill(example.features.feature[name], name, content if isinstance(content, list) else [content])
     return example.SerializeToString()
 

@@ -1,6 +1,6 @@
 """Holds one version in memory: runs its requests off the event loop, and frees it when the last of them has ended.
 
-Requests that arrive while the model is busy are merged and leave together, so no request waits for a clock.
+Requests that arrive while the model is busy are merged into batches, so that no request waits for a timeout.
 """
 
 import asyncio
@@ -22,12 +22,9 @@ from serving.saved_model.signatures import Signature, Tensors, check_classes, ch
 from serving.server.options import BatchingOptions
 
 Inputs = Mapping[str, np.ndarray]
-Run = Callable[[Inputs], Tensors]
-# What requests must share to be merged: dtype and sizes of each input, the first size left out.
+# Requests with the same dtype and inner sizes of each input can be merged.
 _Kind = tuple
-# As `Executor.submit`.
-Submit = Callable[..., object]
-# Told the examples of each request of a batch, and how many were run, padding included.
+# Takes the examples of each request of a batch, and how many were run, padding included.
 OnBatch = Callable[[Sequence[int], int], None]
 
 # Under load, a request takes gRPC's library several turns to read. With 32 clients at a time, batches of one example
@@ -41,9 +38,9 @@ class _Waiting:
 
     Attributes:
       inputs: its tensors.
-      num_examples: the first size of all of them; None where they have none in common, and it must run on its own.
-      weight: examples that it counts for: one that runs on its own is a batch.
-      answer: what its caller waits for.
+      num_examples: their common first size; None without one, and then the request runs on its own.
+      weight: the examples it counts for, those of a full batch where it runs on its own.
+      answer: the future that its caller waits for.
     """
 
     inputs: Inputs
@@ -55,22 +52,22 @@ class _Waiting:
 class Batcher:
     """Runs the requests of one signature in batches. Belongs to one event loop; only batches run in other threads.
 
-    A batch leaves once one of `num_batch_threads` is free and no further request has come for a few turns of the loop,
-    with whatever fits of what waits; an idle model answers a single request after some 50 microseconds. Requests of
-    different dtypes or inner sizes are never merged. Merging never changes what a request is answered: if a batch
-    fails, its requests are run one by one, and a request whose inputs have different first sizes runs on its own.
+    A batch starts once one of `num_batch_threads` is free and no further request has come for a few turns of the loop:
+    an idle model answers a single request after some 50 microseconds. Requests of different dtypes or inner sizes are
+    never merged. Merging never changes an answer: if a batch fails, its requests are run one by one, and a request
+    whose inputs have different first sizes runs on its own.
     """
 
     def __init__(
-        self, run: Run, options: BatchingOptions, submit: Submit, on_batch: OnBatch = lambda sizes, total: None
+        self,
+        run: Callable[[Inputs], Tensors],
+        options: BatchingOptions,
+        submit: Callable[..., object],
+        on_batch: OnBatch,
     ):
         """Builds an empty queue.
 
-        Args:
-          run: runs inputs and returns outputs, in a thread.
-          options: how requests are merged.
-          submit: calls in a thread, of which it should have `num_batch_threads` to spare.
-          on_batch: told of every batch that was run, in such a thread.
+        `submit` is that of an executor with `num_batch_threads` to spare, whose threads run inputs and call `on_batch`.
         """
         self._run_inputs = run
         self._options = options
@@ -87,7 +84,7 @@ class Batcher:
         """Runs one request, merged with others or not.
 
         Raises:
-          RequestError: UNAVAILABLE if the queue is full; else what running this request alone would raise.
+          RequestError: UNAVAILABLE if the queue is full; otherwise as a run of this request alone.
         """
         loop = asyncio.get_running_loop()
         num_examples, largest = _num_examples(inputs), self._options.max_batch_size
@@ -127,7 +124,7 @@ class Batcher:
             del self._queues[kind]
 
     def _collect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts batches when what has arrived has been read: running half of it first would cost another run."""
+        """Starts batches when all requests that arrived are read: running half of them first would cost another run."""
         self._quiet_turns = (self._quiet_turns or 0) + 1
         if self._quiet_turns < _QUIET_TURNS and self._num_waiting < self._options.max_batch_size:
             loop.call_soon(self._collect, loop)
@@ -178,9 +175,9 @@ class Batcher:
     def _answers(self, batch: Sequence[_Waiting]) -> Sequence[Tensors | Exception]:
         sizes = [waiting.num_examples or 0 for waiting in batch]
         padding = self._options.padded_size(sum(sizes)) - sum(sizes)
-        # What has no number of examples came alone, and has nothing to be padded to.
+        # A request without a number of examples came alone, and cannot be padded.
         if all(sizes) and (len(batch) > 1 or padding):
-            # Whatever fails may be the fault of one of them; each gets its own answer below.
+            # A failure may be the fault of one request; each gets its own answer below.
             with contextlib.suppress(Exception):
                 return self._run_merged(batch, sizes, padding)
         return [self._run_alone(waiting) for waiting in batch]
@@ -212,7 +209,7 @@ def _kind(inputs: Inputs) -> _Kind:
 
 
 def _num_examples(inputs: Inputs) -> int | None:
-    """Returns the common first size; None where inputs have none in common, or there are no examples."""
+    """Returns the common first size; None where there is none, or there are no examples."""
     sizes = {array.shape[:1] for array in inputs.values()}
     common = sizes.pop() if len(sizes) == 1 else ()
     return common[0] or None if common else None
@@ -232,13 +229,13 @@ Result = TypeVar("Result")
 class LoadedVersion:
     """One version of one model.
 
-    `run`, `classify` and `regress` belong to one event loop, and so do the batchers they use. The count of users is
-    behind a lock, since a version is retired by the thread that loaded its successor.
+    Requests belong to one event loop. The count of users is behind a lock, since a version is retired by the thread
+    that loaded its successor.
 
     Attributes:
       name: the model's name.
       version: the version's number.
-      servable: the loaded export.
+      servable: the loaded export, closed by `retire`'s callback.
     """
 
     def __init__(
@@ -249,18 +246,9 @@ class LoadedVersion:
         *,
         executor: Executor,
         batching: BatchingOptions | None,
-        on_batch: OnBatch = lambda sizes, total: None,
+        on_batch: OnBatch,
     ):
-        """Takes over a loaded export.
-
-        Args:
-          name: the model's name.
-          version: the version's number.
-          servable: the loaded export; closed when the version is retired and unused.
-          executor: the threads that run requests.
-          batching: how requests are merged; None to run each on its own.
-          on_batch: told of every batch, in a thread that runs requests.
-        """
+        """Takes over a loaded export; `executor` has the threads that run requests, and calls `on_batch` in them."""
         self.name = name
         self.version = version
         self.servable = servable
@@ -275,31 +263,19 @@ class LoadedVersion:
     async def run(
         self, signature_name: str, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str] = ()
     ) -> Tensors:
-        """Answers a predict request.
-
-        Args:
-          signature_name: empty for `serving_default`.
-          inputs: one array for each input of the signature, by its key, of the declared dtype and shape.
-          output_filter: keys of the outputs to return; all of them if empty.
-
-        Returns:
-          The outputs by their keys.
-
-        Raises:
-          RequestError: with the code and message that TensorFlow Serving would send.
-        """
+        """Answers a predict request as `Servable.predict` does."""
         signature = self.servable.predict_signature(signature_name)
         signature.check_predict(inputs, output_filter)
         return filtered(await self._run(signature, inputs), output_filter)
 
     async def classify(self, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Answers a classify request; see `Servable.classify`."""
+        """Answers a classify request as `Servable.classify` does."""
         signature = self.servable.examples_signature(signature_name)
         outputs = await self._run(signature, signature.classify_inputs(examples))
         return check_classes(outputs, len(examples))
 
     async def regress(self, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Answers a regress request; see `Servable.regress`."""
+        """Answers a regress request as `Servable.regress` does."""
         signature = self.servable.examples_signature(signature_name)
         outputs = await self._run(signature, signature.regress_inputs(examples))
         return check_values(outputs, len(examples))
@@ -318,7 +294,7 @@ class LoadedVersion:
         return self._batchers[signature_name]
 
     def _submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-        """Runs in a thread, as a user of its own: a caller that goes away does not end what it has begun."""
+        """Runs in a thread, as a user of its own: a run outlives a caller that goes away."""
         self.add_user()
         try:
             future = self._executor.submit(function, *arguments)
@@ -329,7 +305,7 @@ class LoadedVersion:
         return future
 
     def add_user(self) -> None:
-        """Counts a request, or what runs for it, in. Only for a version that is not retired."""
+        """Counts a request, or a run for it, in. Only for a version that is not retired."""
         with self._lock:
             self._num_users += 1
 
@@ -342,11 +318,7 @@ class LoadedVersion:
             ended()
 
     def retire(self, when_unused: Callable[[], None]) -> None:
-        """Says that no further request comes.
-
-        Args:
-          when_unused: called once no request uses the version: here and now, or by the last of them.
-        """
+        """Ends the version: no further request comes, and `when_unused` is called once the last one has ended."""
         with self._lock:
             self._when_unused = when_unused
             is_unused = self._num_users == 0

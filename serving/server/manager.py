@@ -1,6 +1,6 @@
 """Decides which model and version answers a request: loads, watches and replaces versions while requests run.
 
-It makes the messages about models that both protocols send: the state of versions, and their signatures.
+Makes the messages about models that both protocols send: the state of versions, and their signatures.
 """
 
 import asyncio
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf import json_format
-from google.protobuf.message import Message
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2
 
 from serving.errors import RequestError, invalid_argument
@@ -25,8 +23,10 @@ from serving.saved_model import layout
 from serving.saved_model.servable import Servable, load_servable
 from serving.server import versions as version_status
 from serving.server.loaded_version import LoadedVersion
+from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
-from serving.server.versions import Events, ModelSpec, ModelTable, StatusBoard, VersionLoader, VersionStatus
+from serving.server.versions import ModelSpec, ModelTable, StatusBoard, VersionLoader, VersionStatus
+from serving.tf_serving import to_dict
 from tff_pdp.errors import ServingError
 
 # TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
@@ -40,10 +40,9 @@ _LOAD_THREADS = 2
 class ModelManager:
     """The models of a server.
 
-    Requests come from one event loop and never wait for a change: `acquire` and `statuses` only look things up, under
-    a lock that is held for moments. Changes (`load`, the watching thread, `reload`) take turns under another lock, work
-    out a new table while the old one serves, and put it in place as one. What the new table lacks is freed when its
-    last request has ended.
+    Requests never wait for a change: `acquire` and `statuses` look things up, under a lock that is held for moments.
+    Changes (`load`, the watching thread, `reload`) take turns under another lock, and work out a new table while the
+    old one serves. A version that the new table lacks is freed when its last request has ended.
     """
 
     def __init__(
@@ -51,19 +50,19 @@ class ModelManager:
         models: Sequence[ServedModel],
         *,
         poll_seconds: float,
+        metrics: Metrics,
         batching: BatchingOptions | None = None,
         allowed_roots: Sequence[Path] = (),
-        on_event: Events | None = None,
         load_export: Callable[[Path], Servable] = load_servable,
     ):
         """Does not touch the disk yet; see `load`.
 
         Args:
-          models: what to serve, with different names.
+          models: the models to serve, with different names.
           poll_seconds: how often to look for changes on disk; 0 to look only once.
+          metrics: counts loads and batches.
           batching: how requests are merged; None to run each on its own.
           allowed_roots: folders that `reload` may read; those of `models` and below are always allowed.
-          on_event: whom to tell of loads and batches.
           load_export: checks, loads and warms up one export.
         """
         self._models = list(models)
@@ -78,7 +77,7 @@ class ModelManager:
             run_executor=self._run_executor,
             batching=batching,
             statuses=self._statuses,
-            events=on_event,
+            metrics=metrics,
         )
         self._changing = threading.Lock()
         self._lock = threading.Lock()
@@ -103,12 +102,12 @@ class ModelManager:
             self._publish(table)
 
     def start_watching(self) -> None:
-        """Starts the thread that looks for changes on disk, if it is to look more than once."""
+        """Starts the thread that looks for changes on disk, unless `poll_seconds` is 0."""
         if self._poll_seconds > 0:
             self._watcher.start()
 
     def stop(self) -> None:
-        """Stops watching and frees every version; waits for what is loading or running. Requests must have ended."""
+        """Stops watching and frees every version; waits for loads and runs. Requests must have ended."""
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
@@ -141,11 +140,11 @@ class ModelManager:
         return self._statuses.get(name, version)
 
     async def reload(self, models: Sequence[ServedModel]) -> None:
-        """Replaces the whole list of models, and returns when the new ones serve. Nothing changes if it fails.
+        """Replaces the whole list of models, and returns when the new ones serve. Nothing changes on an error.
 
-        As in TensorFlow Serving, labels may only name versions that serve before the change. Unlike it, a list with
-        a model that has nothing to serve is refused, instead of being put in place or waited for. If the caller is
-        cancelled, the change still happens.
+        As in TensorFlow Serving, labels may only name versions that serve before the change. A list with a model that
+        has nothing to serve is refused, where TensorFlow Serving puts it in place or waits. If the caller is cancelled,
+        the change still happens.
 
         Raises:
           RequestError: PERMISSION_DENIED for a folder outside those allowed; FAILED_PRECONDITION for a label on a
@@ -175,7 +174,7 @@ class ModelManager:
         return f" due to error: {' '.join(reasons)}" if reasons else ": no version found"
 
     def _check_folders(self, models: Iterable[ServedModel]) -> None:
-        # Whoever reaches the port may call: without this, every folder of this machine could be served.
+        # Everyone who reaches the port may call: without this, every folder of this machine could be served.
         allowed = [root.resolve() for root in self._allowed_roots]
         for model in models:
             folder = model.base_path.resolve()
@@ -221,7 +220,7 @@ class ModelManager:
         self._publish(ModelTable(self._table.models, {**loaded, **self._loader.bring_up(readable, found, loaded)}))
 
     def _publish(self, table: ModelTable) -> None:
-        """Puts a new table in place, and lets go of the versions that it lacks."""
+        """Puts a new table in place, and retires the versions that it lacks."""
         with self._lock:
             before, self._table = self._table, table
         for version in table.lacking(before):
@@ -231,7 +230,7 @@ class ModelManager:
         self._report_available()
 
     def _discard(self, table: ModelTable) -> None:
-        """Lets go of versions that were loaded for a change that does not happen."""
+        """Retires the versions that were loaded for a change that does not happen."""
         for version in self._table.lacking(table):
             self._retire(version)
         # A model that was to move has tried versions of the same numbers.
@@ -266,10 +265,10 @@ SIGNATURE_DEF = "signature_def"
 
 
 def requested_spec(request: Any) -> ModelSpec:
-    """Returns which model and version a message asks for.
+    """Reads which model and version a message asks for.
 
     Raises:
-      RequestError: INVALID_ARGUMENT if it does not say.
+      RequestError: INVALID_ARGUMENT without a ModelSpec.
     """
     if not request.HasField("model_spec"):
         raise invalid_argument("Missing ModelSpec")
@@ -313,8 +312,8 @@ def status_response(manager: ModelManager, spec: ModelSpec) -> get_model_status_
 
 def metadata_json(loaded: LoadedVersion) -> bytes:
     """Writes the metadata of a loaded version as JSON."""
-    message = _to_dict(metadata_response(loaded))
-    # The Any wrapper names its type; TensorFlow Serving leaves that out.
+    message = to_dict(metadata_response(loaded))
+    # The wrapper `Any` names its type, which TensorFlow Serving leaves out.
     for field in message["metadata"].values():
         field.pop("@type", None)
     return json.dumps(message).encode()
@@ -322,16 +321,7 @@ def metadata_json(loaded: LoadedVersion) -> bytes:
 
 def status_json(manager: ModelManager, spec: ModelSpec) -> bytes:
     """Writes the states of versions as JSON; see `status_response`."""
-    message = _to_dict(status_response(manager, spec))
+    message = to_dict(status_response(manager, spec))
     for entry in message["model_version_status"]:
         entry.setdefault("status", {"error_code": "OK", "error_message": ""})
     return json.dumps(message).encode()
-
-
-def _to_dict(message: Message) -> dict[str, Any]:
-    """Writes every field under its own name, zeros included, as TensorFlow Serving does."""
-    return json_format.MessageToDict(
-        message,
-        preserving_proto_field_name=True,
-        including_default_value_fields=True,  # pyright: ignore[reportCallIssue]  # Named differently from protobuf 5 on.
-    )

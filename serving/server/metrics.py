@@ -1,4 +1,4 @@
-"""Counts what the server does, for Prometheus, under TensorFlow Serving's names where it has them.
+"""Counts requests, batches and loads for Prometheus, under TensorFlow Serving's names where it has them.
 
 Labels are names of models that are served, never names that a request made up, and never clients' ids.
 """
@@ -28,11 +28,11 @@ Result = TypeVar("Result")
 
 
 class Observation:
-    """One request being answered: a block that is counted by its outcome and, if it succeeds, timed. Errors pass.
+    """One request being answered: a block that is counted by its outcome and, if it succeeds, timed.
 
     Attributes:
-      api: the method, `Predict` or over REST `predict`; stays empty where a path asks for none.
-      model_name: the model that answers; stays empty where the request names none that is served.
+      api: the method, `Predict` or over REST `predict`; empty where a path asks for none.
+      model_name: the model that answers; empty where the request names none that is served.
     """
 
     __slots__ = ("_entrypoint", "_metrics", "_start", "api", "model_name")
@@ -53,7 +53,7 @@ class Observation:
         self._metrics.request_ended(self, self._entrypoint, time.perf_counter() - self._start, error)
 
     async def timed(self, run: Awaitable[Result]) -> Result:
-        """Awaits the run of a signature and measures it with the wait for its batch, as TensorFlow Serving does."""
+        """Awaits the run of a signature and times it with the wait for its batch, as TensorFlow Serving does."""
         start = time.perf_counter()
         result = await run
         self._metrics.run_ended(self, time.perf_counter() - start)
@@ -80,32 +80,33 @@ class Metrics:
         )
         for counts in (self._request_count, self._load_attempt_count, self._load_latency):
             self._registry.register(counts)
-        self._request_latency = self._latency(
+        self._request_latency = self._histogram(
             ":tensorflow:serving:request_latency",
             "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
             ["model_name", "API", "entrypoint"],
+            _LATENCY_BUCKETS,
         )
-        self._runtime_latency = self._latency(
+        self._runtime_latency = self._histogram(
             ":tensorflow:serving:runtime_latency",
             "Distribution of wall time (in microseconds) for Tensorflow runtime.",
             ["model_name", "API", "runtime"],
+            _LATENCY_BUCKETS,
         )
-        self._input_batch_size = self._size(
+        self._input_batch_size = self._histogram(
             ":tensorflow:serving:batching_session:input_batch_size",
             "Tracks the batch size distribution on the inputs.",
+            ["model_name"],
+            _SIZE_BUCKETS,
         )
-        self._processed_batch_size = self._size(
+        self._processed_batch_size = self._histogram(
             ":tensorflow:serving:batching_session:processed_batch_size",
             "Tracks the batch size distribution on processing.",
+            ["model_name"],
+            _SIZE_BUCKETS,
         )
 
     def request(self, entrypoint: str, api: str = "") -> Observation:
-        """A block in which one request is answered, and what is to be filled in meanwhile.
-
-        Args:
-          entrypoint: `GRPC` or `REST`.
-          api: the method, where it is known from the start.
-        """
+        """Returns the block in which one request is answered; the entry point is `GRPC` or `REST`."""
         return Observation(self, entrypoint, api)
 
     def request_ended(self, request: Observation, entrypoint: str, seconds: float, error: BaseException | None) -> None:
@@ -120,20 +121,14 @@ class Metrics:
         self._runtime_latency.labels(request.model_name, request.api, "TF1").observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
-        """Counts an attempt to load a version; `serving.server.versions.Events`."""
+        """Counts an attempt to load a version, which took so many seconds, warm-up included."""
         path = f"{name}/{version}"
         self._load_attempt_count.add([path, "success" if ok else "fail"])
         if ok:
             self._load_latency.add([path], int(seconds * _MICROSECONDS))
 
     def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
-        """Counts a batch.
-
-        Args:
-          name: the model that ran it.
-          request_sizes: examples in each of its requests.
-          num_examples: examples that were run, padding included.
-        """
+        """Counts a batch of a model: the examples of each request, and all that were run, padding included."""
         sizes = self._input_batch_size.labels(name)
         for size in request_sizes:
             sizes.observe(size)
@@ -143,15 +138,10 @@ class Metrics:
         """Returns all metrics in Prometheus' text format."""
         return prometheus_client.generate_latest(self._registry)
 
-    def _latency(self, name: str, documentation: str, labels: Sequence[str]) -> prometheus_client.Histogram:
-        return prometheus_client.Histogram(
-            name, documentation, labels, buckets=_LATENCY_BUCKETS, registry=self._registry
-        )
-
-    def _size(self, name: str, documentation: str) -> prometheus_client.Histogram:
-        return prometheus_client.Histogram(
-            name, documentation, ["model_name"], buckets=_SIZE_BUCKETS, registry=self._registry
-        )
+    def _histogram(
+        self, name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> prometheus_client.Histogram:
+        return prometheus_client.Histogram(name, documentation, labels, buckets=buckets, registry=self._registry)
 
 
 class _Counts:

@@ -1,6 +1,6 @@
-"""Defines the server's options: how much one request may ask, and how requests are merged into batches.
+"""Defines the server's options: bounds on requests, and how requests are merged into batches.
 
-TensorFlow Serving has a file of the latter, which is read here.
+Reads the latter from TensorFlow Serving's file of batching parameters.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ import functools
 import itertools
 from pathlib import Path
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format, wrappers_pb2
 from google.protobuf.message import Message
 
 from tff_pdp.errors import ServingError
@@ -19,20 +19,17 @@ from tff_pdp.errors import ServingError
 
 _PACKAGE = "tff_pdp.serving"
 _Field = descriptor_pb2.FieldDescriptorProto
-# The fields of `tensorflow.serving.BatchingParameters`, wrapped as there: `max_batch_size { value: 64 }`.
-_WRAPPED_NUMBERS = (
-    "max_batch_size",
-    "batch_timeout_micros",
-    "max_enqueued_batches",
-    "num_batch_threads",
-    "max_execution_batch_size",
-)
 _READ = ("max_batch_size", "max_enqueued_batches", "num_batch_threads")
+# The fields of `tensorflow.serving.BatchingParameters` that are wrapped: `max_batch_size { value: 64 }`.
+_WRAPPERS = dict.fromkeys((*_READ, "batch_timeout_micros", "max_execution_batch_size"), "Int64Value") | {
+    "thread_pool_name": "StringValue",
+    "enable_large_batch_splitting": "BoolValue",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchingOptions:
-    """How requests are merged; the names are those of TensorFlow Serving's batching parameters.
+    """How requests are merged, under the names of TensorFlow Serving's batching parameters.
 
     Attributes:
       max_batch_size: most examples in one batch. A larger request runs on its own, where TensorFlow Serving refuses
@@ -40,6 +37,9 @@ class BatchingOptions:
       max_enqueued_batches: batches that may wait for one signature; a request beyond them is UNAVAILABLE.
       num_batch_threads: batches of one signature that run at the same time.
       allowed_batch_sizes: sizes that batches are padded to, ascending, the last one `max_batch_size`; empty for any.
+
+    Raises:
+      ServingError: naming the first value that is wrong.
     """
 
     max_batch_size: int = 64
@@ -48,12 +48,7 @@ class BatchingOptions:
     allowed_batch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self):
-        """Checks the values.
-
-        Raises:
-          ServingError: naming the first that is wrong.
-        """
-        for name in ("max_batch_size", "max_enqueued_batches", "num_batch_threads"):
+        for name in _READ:
             if getattr(self, name) < 1:
                 raise ServingError(f"{name} must be positive; was {getattr(self, name)}")
         sizes = self.allowed_batch_sizes
@@ -73,11 +68,10 @@ class BatchingOptions:
 
 
 def read_batching_file(path: Path) -> BatchingOptions:
-    """Reads TensorFlow Serving's text form of batching parameters; what is not set keeps this server's default.
+    """Reads TensorFlow Serving's text form of batching parameters; a field that is missing keeps its default here.
 
-    `max_batch_size`, `max_enqueued_batches`, `num_batch_threads` and `allowed_batch_sizes` are used. The others are
-    accepted and have no effect: batches never wait for a timeout, requests of different inner shapes are never
-    padded to a common one, and large requests are never split.
+    Fields that `BatchingOptions` lacks are accepted without effect: batches never wait for a timeout, requests of
+    different inner shapes are never padded to a common one, and large requests are never split.
 
     Raises:
       ServingError: if the file cannot be read, or a value is out of range.
@@ -95,28 +89,22 @@ def read_batching_file(path: Path) -> BatchingOptions:
 
 @functools.cache
 def _message_class() -> type[Message]:
-    """Builds a message with those fields. Their numbers do not matter in the text form, so they are just counted."""
-    file = descriptor_pb2.FileDescriptorProto(name="batching_parameters.proto", package=_PACKAGE, syntax="proto3")
-    for name, kind in (("Number", _Field.TYPE_INT64), ("Text", _Field.TYPE_STRING), ("Flag", _Field.TYPE_BOOL)):
-        _add_field(file.message_type.add(name=name), "value", kind)
-    parameters = file.message_type.add(name="BatchingParameters")
-    for name in _WRAPPED_NUMBERS:
-        _add_field(parameters, name, _Field.TYPE_MESSAGE, type_name="Number")
-    _add_field(parameters, "thread_pool_name", _Field.TYPE_MESSAGE, type_name="Text")
-    _add_field(parameters, "enable_large_batch_splitting", _Field.TYPE_MESSAGE, type_name="Flag")
-    _add_field(parameters, "allowed_batch_sizes", _Field.TYPE_INT64, label=_Field.LABEL_REPEATED)
-    _add_field(parameters, "pad_variable_length_inputs", _Field.TYPE_BOOL)
+    """Builds a message of these fields, numbered in any order: their numbers do not matter in the text form."""
+    wrappers = wrappers_pb2.DESCRIPTOR
+    file = descriptor_pb2.FileDescriptorProto(
+        name="batching_parameters.proto", package=_PACKAGE, syntax="proto3", dependency=[wrappers.name]
+    )
+    fields = file.message_type.add(name="BatchingParameters").field
+    fields.add(name="allowed_batch_sizes", type=_Field.TYPE_INT64, label=_Field.LABEL_REPEATED)
+    fields.add(name="pad_variable_length_inputs", type=_Field.TYPE_BOOL)
+    for name, wrapper in _WRAPPERS.items():
+        fields.add(name=name, type=_Field.TYPE_MESSAGE, type_name=f".{wrappers.package}.{wrapper}")
+    for number, field in enumerate(fields, start=1):
+        field.number = number
     pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(wrappers.serialized_pb)
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.BatchingParameters"))
-
-
-def _add_field(
-    message: descriptor_pb2.DescriptorProto, name: str, kind: int, *, type_name: str = "", label: int = 0
-) -> None:
-    field = message.field.add(name=name, number=len(message.field) + 1, type=kind, label=label or _Field.LABEL_OPTIONAL)
-    if type_name:
-        field.type_name = f".{_PACKAGE}.{type_name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +117,9 @@ class Limits:
       timeout_seconds: how long a REST client may take to send its headers, to send its body, to take its answer, and to
         keep a connection idle.
       grace_seconds: how long running requests may go on when the server stops.
+
+    Raises:
+      ServingError: naming the first value that is not positive.
     """
 
     max_bytes: int = 64 * 2**20
@@ -137,11 +128,6 @@ class Limits:
     grace_seconds: float = 5.0
 
     def __post_init__(self):
-        """Checks the values.
-
-        Raises:
-          ServingError: naming the first that is not positive.
-        """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not value > 0:

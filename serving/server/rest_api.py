@@ -30,31 +30,22 @@ _PATHS = {
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """What one request asks for.
-
-    Attributes:
-      method: `predict`, `classify`, `regress`, `status` or `metadata`.
-      spec: which model and version.
-    """
+    """The method of a request, `predict`, `classify`, `regress`, `status` or `metadata`, and its model and version."""
 
     method: str
     spec: ModelSpec
 
 
 def is_in_api(path: str) -> bool:
-    """Whether a path is one of the API, well-formed or not."""
+    """Tells whether a path belongs to the API, well-formed or not."""
     return path.lower().startswith(_API_PREFIX)
 
 
 def find_route(http_method: str, path: str) -> Route:
-    """Reads a request line of the API.
-
-    Args:
-      http_method: such as `GET`, in capitals.
-      path: still percent-encoded, without the query.
+    """Reads a request line of the API: an HTTP method in capitals, and a percent-encoded path without its query.
 
     Raises:
-      RequestError: INVALID_ARGUMENT for none of its paths and methods.
+      RequestError: INVALID_ARGUMENT for any other path or method.
     """
     match = _PATHS[http_method].fullmatch(path) if http_method in _PATHS else None
     method = (match["method"] or STATUS) if match else ""
@@ -87,17 +78,11 @@ class RestApi:
     """Answers requests whose path and body have been read. Belongs to one event loop."""
 
     def __init__(self, manager: ModelManager, limits: Limits):
-        """Keeps what answers and what is accepted."""
         self._manager = manager
         self._limits = limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        """Returns the JSON body of the answer.
-
-        Args:
-          route: what is asked for.
-          body: of the request; only POST requests have one.
-          observation: where the model that answers is noted, and its run timed.
+        """Returns the JSON body of the answer; notes its model and times its run in `observation`.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
@@ -135,7 +120,6 @@ class RestApi:
 
 
 def _read_examples(body: bytes, max_bytes: int) -> tuple[str, np.ndarray]:
-    """The signature that a body asks for, and its examples."""
     document = parse(body)
     name = signature_name(document)
     context, examples = parse_examples(document)
@@ -152,7 +136,7 @@ def _signature(loaded: LoadedVersion, name: str) -> Signature:
 
 
 def _format_classes(outputs: Tensors) -> bytes:
-    """Pairs of label and score for each class of each example; an empty label, or 0, where the model has none."""
+    """Writes a label and a score for each class of each example; an empty label, or 0, where the model has none."""
     labels, scores = outputs.get(CLASSES_KEY), outputs.get(SCORES_KEY)
     if labels is None:
         labels = np.full_like(scores, b"", object)

@@ -1,7 +1,4 @@
-"""Serves the REST API and the metrics over HTTP/1.1, by aiohttp on an asyncio loop.
-
-Bodies are read in bounded time and memory, and unpacked in bounded memory.
-"""
+"""Serves the REST API and the metrics over HTTP/1.1; reads and unpacks bodies in bounded time and memory."""
 
 import asyncio
 import contextlib
@@ -21,27 +18,13 @@ from serving.server.metrics import Metrics
 from serving.server.options import Limits
 from serving.server.rest_api import RestApi, find_route, is_in_api
 from serving.tf_serving import METRICS_PATH
-from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)
 _ENTRYPOINT = "REST"
-# Instead of the versions of Python and libraries.
+# In place of the versions of Python and libraries.
 _HEADERS = {"Server": "tff_pdp"}
-# After a body was refused unread, how long the client is listened to, so that it sees the answer.
+# After a body was refused unread, a client that still sends is read from for so long, to see the answer.
 _LINGERING_SECONDS = 2.0
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Takes a port; requests wait there until `running_rest_server`.
-
-    Raises:
-      ServingError: if the port is taken or is none.
-    """
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ServingError(f"REST port {port} on {host} cannot be used ({reason}); choose another, or 0.") from error
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +99,7 @@ class _Handler:
 
 
 class _Connection(web.RequestHandler):
-    """One connection; answers what is not HTTP in JSON, instead of the library's page."""
+    """One connection; answers malformed HTTP in JSON, in place of the library's page."""
 
     def __init__(self, server: "_Server", **options: Any):
         super().__init__(server, **options)
@@ -138,7 +121,7 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("An error after the answer was begun.")
         if status >= 500 and exc is not None:
             log_failure(_LOGGER, "A connection", exc)
-        # Below its first line the library quotes what was sent, at any length.
+        # Below its first line the library quotes the request, at any length.
         response = _json_error(status, message.splitlines()[0] if message else INTERNAL_ERROR)
         response.force_close()
         return response
@@ -179,12 +162,7 @@ _EITHER_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class BodyError(RequestError):
-    """A body that is not taken in, after which the connection is of no use.
-
-    Attributes:
-      code: what the request is counted as; HTTP has statuses of its own for bodies.
-      message: why.
-    """
+    """A body that is refused, after which the connection is closed; HTTP has statuses of its own for bodies."""
 
     def __init__(self, http_status: int, message: str):
         super().__init__(_CODES[http_status], message)
@@ -192,24 +170,19 @@ class BodyError(RequestError):
 
     @property
     def http_status(self) -> int:
-        """The HTTP status to answer."""
+        """Returns the HTTP status of the answer."""
         return self._http_status
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_seconds: float) -> bytes:
-    """Reads a body, of known length or in chunks, packed by gzip or not.
-
-    Args:
-      request: whose body; the server must not unpack bodies itself.
-      max_bytes: largest body accepted, packed and unpacked.
-      timeout_seconds: how long it may take to arrive.
+    """Reads a body, of known length or in chunks, and unpacks gzip or deflate, which the library must not do itself.
 
     Raises:
-      BodyError: 413 if it is too large, 408 if it is too slow, 400 if it cannot be unpacked.
+      BodyError: 413 if the body is too large, packed or unpacked; 408 if it is too slow; 400 if it cannot be unpacked.
     """
     if (request.content_length or 0) > max_bytes:
         raise BodyError(413, f"The body has {request.content_length} bytes; this server accepts {max_bytes}.")
-    # A client that asks first has not sent a body that is refused by its length.
+    # A client that asks first has not sent its body yet: one refused by its length never comes.
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0

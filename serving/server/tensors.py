@@ -1,7 +1,7 @@
 """Turns TensorProto messages and examples into arrays and back.
 
-TensorFlow's general converters, which take most of a request, are not used. Large requests are worked on in a thread,
-so that the event loop answers others meanwhile.
+TensorFlow's general converters would take most of a request's time. Large requests are decoded in a thread, so that
+the event loop answers others meanwhile.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from serving.errors import RequestError, invalid_argument
 # Message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-# Of each type: its dtype, and the field that holds its values where they are not raw bytes.
+# By type: the dtype, and the field that holds values where they are not raw bytes.
 _VALUE_FIELDS: dict[int, tuple[np.dtype, str]] = {
     number: (np.dtype(dtype), field)
     for number, dtype, field in (
@@ -47,30 +47,20 @@ _SIXTEEN_BIT_FLOATS = tuple(dtype for dtype, field in _VALUE_FIELDS.values() if 
 
 
 async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:
-    """Decodes the input tensors of a request, large ones in a thread; see `to_array`."""
+    """Decodes the input tensors of a request as TensorFlow Serving does, large ones in a thread.
+
+    Values that a message leaves out are copies of its last one, or zeros where it has none, so a few bytes may stand
+    for any number of elements: their number is compared with `max_elements`, for each tensor, before any is made.
+
+    Returns:
+      Arrays of the dtype and shape of each message, maybe read-only; strings are objects of type bytes.
+
+    Raises:
+      RequestError: RESOURCE_EXHAUSTED if there are too many elements, INVALID_ARGUMENT if a message is malformed.
+    """
     shapes = {key: _shape(key, proto, max_elements) for key, proto in protos.items()}
     is_large = sum(map(math.prod, shapes.values())) > LARGE_ELEMENTS
     return await off_loop(is_large, lambda: {key: _decoded(key, proto, shapes[key]) for key, proto in protos.items()})
-
-
-def to_array(key: str, proto: tensor_pb2.TensorProto, max_elements: int) -> np.ndarray:
-    """Decodes one input tensor as TensorFlow Serving does.
-
-    Values that the message leaves out are copies of its last one, or zeros where it has none, so a few bytes may stand
-    for any number of elements; their number is compared with the limit before any is made.
-
-    Args:
-      key: the name of the input, for messages.
-      proto: the tensor.
-      max_elements: most elements accepted.
-
-    Returns:
-      An array of the dtype and shape of the message, maybe read-only; strings are objects of type bytes.
-
-    Raises:
-      RequestError: RESOURCE_EXHAUSTED if there are too many elements, INVALID_ARGUMENT if the message is malformed.
-    """
-    return _decoded(key, proto, _shape(key, proto, max_elements))
 
 
 def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
@@ -147,7 +137,7 @@ def _to_values(flat: np.ndarray) -> list:
 
 
 def _filled(values: np.ndarray, num_elements: int) -> np.ndarray:
-    """The first `num_elements` of the values, repeating the last where there are fewer."""
+    """Returns the first `num_elements` of the values, repeating the last where there are fewer."""
     missing = num_elements - len(values)
     if missing <= 0:
         return values[:num_elements]
@@ -165,7 +155,7 @@ def _strings(proto: tensor_pb2.TensorProto, num_elements: int) -> np.ndarray:
 
 
 def _packed_strings(content: bytes, num_elements: int) -> list[bytes]:
-    """Raw bytes of strings: the length of each as a variable-length integer, then all the text."""
+    """Reads raw bytes of strings: the length of each as a variable-length integer, then all the text."""
     lengths, at = [], 0
     for _ in range(num_elements):
         length = shift = 0
@@ -191,19 +181,11 @@ def _malformed(key: str) -> RequestError:
 
 
 def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
-    """Serialised examples, each with the features that they share.
-
-    Args:
-      context: a serialised `tf.train.Example` with the features that all of them share.
-      examples: serialised `tf.train.Example` messages.
-      max_bytes: most bytes accepted of all together. The context is sent once and copied for each, so a small request
-        may stand for many.
-
-    Returns:
-      Objects of type bytes, `[n]`.
+    """Joins serialised `tf.train.Example` messages with `context`, one of shared features: objects of bytes, `[n]`.
 
     Raises:
-      RequestError: RESOURCE_EXHAUSTED if the copies are too large.
+      RequestError: RESOURCE_EXHAUSTED if the copies of the context exceed `max_bytes`: a small request may stand for
+        many.
     """
     if len(context) * len(examples) > max_bytes:
         raise RequestError(
@@ -217,7 +199,7 @@ def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -
     return array
 
 
-# What takes about a millisecond: handing it to a thread takes a tenth of that.
+# Sizes that take about a millisecond; handing them to a thread takes a tenth of that.
 LARGE_BYTES = 128 * 1024
 LARGE_ELEMENTS = 128 * 1024
 
@@ -231,7 +213,7 @@ async def off_loop(
     *arguments: Parameters.args,
     **options: Parameters.kwargs,
 ) -> Result:
-    """Calls a function that waits for nothing: in a thread if its work is large, else here and now."""
+    """Calls a function that waits for nothing: in a thread if its work is large, else in this one."""
     if is_large:
         return await asyncio.to_thread(function, *arguments, **options)
     return function(*arguments, **options)

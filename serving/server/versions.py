@@ -1,7 +1,7 @@
-"""Brings up the versions that a policy asks for, and knows what became of each and which take requests.
+"""Loads the versions that a policy asks for, and knows the state of each and which take requests.
 
-The loader loads what is missing, and remembers what did not load. The table of models and versions that take requests
-at one moment is immutable, and replaced as a whole. States of versions are those that TensorFlow Serving reports.
+The loader loads missing versions, and remembers failures. The table of models and versions that take requests at one
+moment is immutable, and replaced as a whole. States of versions are those that TensorFlow Serving reports.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
@@ -20,6 +19,7 @@ from serving.errors import RequestError, invalid_argument
 from serving.models_config import ServedModel
 from serving.saved_model.servable import Servable
 from serving.server.loaded_version import LoadedVersion
+from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
 from tff_pdp.errors import ServingError
 
@@ -28,7 +28,7 @@ Versions = Mapping[int, LoadedVersion]
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """What a request asks for: a model, and a version by number or label, or its newest."""
+    """The model that a request asks for, and the version by number or label, or its newest."""
 
     name: str
     version: int | None = None
@@ -36,12 +36,7 @@ class ModelSpec:
 
 
 class ModelTable:
-    """The models that are served, and the versions of each that are loaded.
-
-    Attributes:
-      models: the models, in the order they were given.
-      versions: the loaded versions of each model, by name and number.
-    """
+    """The models that are served, in the order they were given, and the loaded versions of each by name and number."""
 
     def __init__(self, models: Sequence[ServedModel], versions: Mapping[str, Versions]):
         self.models = tuple(models)
@@ -49,7 +44,6 @@ class ModelTable:
         self._by_name = {model.name: model for model in models}
 
     def _resolve(self, spec: ModelSpec) -> ModelSpec:
-        """Replaces a label by the version it stands for."""
         if not spec.name:
             raise invalid_argument("ModelSpec has no name specified.")
         if spec.label is None:
@@ -75,17 +69,14 @@ class ModelTable:
         return versions[number]
 
     def reusable_versions(self, model: ServedModel) -> Versions:
-        """Returns the loaded versions of a model; none if it has moved, as the same numbers are then other models."""
+        """Returns the loaded versions of a model; none if its folder is another, where numbers mean other versions."""
         known = self._by_name.get(model.name)
         return self.versions[model.name] if known is not None and known.base_path == model.base_path else {}
 
-    def holds(self, version: LoadedVersion) -> bool:
-        """True if this very version is in the table, not another of the same number."""
-        return self.versions.get(version.name, {}).get(version.version) is version
-
     def lacking(self, other: "ModelTable") -> list[LoadedVersion]:
-        """Returns the versions that another table holds and this one does not."""
-        return [version for version in other.loaded() if not self.holds(version)]
+        """Returns the versions of another table that this one lacks or has loaded again."""
+        held = {id(version) for version in self.loaded()}
+        return [version for version in other.loaded() if id(version) not in held]
 
     def loaded(self) -> list[LoadedVersion]:
         """Returns the loaded versions of all models."""
@@ -112,13 +103,7 @@ START, LOADING, AVAILABLE, UNLOADING, END = "START", "LOADING", "AVAILABLE", "UN
 
 @dataclasses.dataclass(frozen=True)
 class VersionStatus:
-    """State of one version, in TensorFlow Serving's terms.
-
-    Attributes:
-      version: the version number.
-      state: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`.
-      error: why the version ended, or empty.
-    """
+    """State of one version: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`, and why it ended, or empty."""
 
     version: int
     state: str
@@ -138,7 +123,7 @@ class StatusBoard:
             self._statuses.setdefault(name, {})[version] = VersionStatus(version, state, error)
 
     def end_unloading(self, name: str, version: int) -> None:
-        """Records that a version has been freed; nothing if its number is in use again, or on its way to be."""
+        """Records that a version has been freed, unless its number is in use again or being loaded."""
         with self._lock:
             if self._statuses[name][version].state == UNLOADING:
                 self._statuses[name][version] = VersionStatus(version, END)
@@ -169,23 +154,12 @@ class StatusBoard:
 _LOGGER = logging.getLogger(__name__)
 
 
-class Events(Protocol):
-    """What a manager reports as it happens, for metrics. Called from the threads that load and that run requests."""
-
-    def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
-        """A version was loaded, or failed to, after so many seconds, warm-up included."""
-
-    def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
-        """A batch of requests of these many examples was run, of so many examples with padding."""
-
-
 class VersionLoader:
-    """Loads versions in threads of its own, several at a time. Its callers take turns: it is not thread-safe.
+    """Loads versions in threads of its own, several at a time. Callers take turns: the loader is not thread-safe.
 
-    A version that does not load is not tried again until its files change, and counts as if it were not there: with
-    the policy `Latest(1)`, the newest version that loads is served. (TensorFlow Serving keeps the old version too as
-    long as it runs, but started afresh it would serve none; and it tries a version five times, a minute apart, before
-    it gives up.)
+    A version that does not load counts as missing, and is not tried again until its files change: with the policy
+    `Latest(1)`, the newest version that loads is served. (TensorFlow Serving tries a version five times, a minute
+    apart, with the old version meanwhile, and with none after a restart.)
     """
 
     def __init__(
@@ -196,38 +170,32 @@ class VersionLoader:
         run_executor: Executor,
         batching: BatchingOptions | None,
         statuses: StatusBoard,
-        events: Events | None,
+        metrics: Metrics,
     ):
         """Loads nothing yet.
 
         Args:
           load_export: checks, loads and warms up one export.
           load_executor: threads that load.
-          run_executor: threads that will run the requests of what is loaded.
-          batching: how these are merged.
-          statuses: where states are recorded up to `LOADING`, or `END` after a failure.
-          events: whom to tell of every attempt, and of every batch.
+          run_executor: threads that run the requests of loaded versions.
+          batching: how requests are merged; None to run each on its own.
+          statuses: records states up to `LOADING`, or `END` after a failure.
+          metrics: counts every attempt and every batch.
         """
         self._load_export = load_export
         self._load_executor = load_executor
         self._run_executor = run_executor
         self._batching = batching
         self._statuses = statuses
-        self._events = events
+        self._metrics = metrics
         self._refused: dict[Path, frozenset] = {}
 
     def bring_up(
         self, models: Sequence[ServedModel], found: Mapping[str, Mapping[int, Path]], loaded: Mapping[str, Versions]
     ) -> dict[str, Versions]:
-        """Loads what is missing, and returns for each model the versions that are to serve from now on.
+        """Loads missing versions, and returns for each model the versions to serve from now on, possibly none.
 
-        Args:
-          models: the models.
-          found: the folders of each model's versions on disk.
-          loaded: the versions of each model that serve now; none where it is absent.
-
-        Returns:
-          The versions of each model; empty if there is none to serve.
+        `found` has the folders of each model's versions on disk, `loaded` the versions that serve now, if any.
         """
         tables = {model.name: dict(loaded.get(model.name, {})) for model in models}
         candidates = {
@@ -238,8 +206,8 @@ class VersionLoader:
             }
             for model in models
         }
-        # A version that fails makes room for an older one, so what to load is worked out again. Each is tried once,
-        # even if its files change meanwhile: a copy that grows is left alone until the next look.
+        # A version that fails makes room for an older one, so the missing versions are worked out again. Each is tried
+        # once, even if its files change meanwhile: a copy that grows is left alone until the next look.
         while missing := [
             (model.name, version, candidates[model.name][version])
             for model in models
@@ -256,16 +224,16 @@ class VersionLoader:
         }
 
     def _loaded(self, name: str, version: int, servable: Servable) -> LoadedVersion:
-        options = {"executor": self._run_executor, "batching": self._batching}
-        if self._events is not None:
-            options["on_batch"] = functools.partial(self._events.batch_ran, name)
-        return LoadedVersion(name, version, servable, **options)
+        on_batch = functools.partial(self._metrics.batch_ran, name)
+        return LoadedVersion(
+            name, version, servable, executor=self._run_executor, batching=self._batching, on_batch=on_batch
+        )
 
     def _is_refused(self, export_dir: Path) -> bool:
         return export_dir in self._refused and self._refused[export_dir] == _snapshot(export_dir)
 
     def _load_all(self, exports: Sequence[tuple[str, int, Path]]) -> list[Servable | None]:
-        """Loads exports of models and versions; None, and remembered, for each that does not load."""
+        """Loads exports of models and versions; returns None for each that does not load, and remembers its files."""
         for name, version, _ in exports:
             self._statuses.set(name, version, START)
         snapshots = [_snapshot(export_dir) for _, _, export_dir in exports]
@@ -291,13 +259,12 @@ class VersionLoader:
         if servable is None:
             self._statuses.set(name, version, END, reason)
             _LOGGER.warning("Version %d of %s is refused: %s", version, name, reason)
-        if self._events is not None:
-            self._events.load_attempt(name, version, servable is not None, time.monotonic() - start)
+        self._metrics.load_attempt(name, version, servable is not None, time.monotonic() - start)
         return servable
 
 
 def _snapshot(export_dir: Path) -> frozenset:
-    """What a version's files look like from outside, to notice a copy that is still growing."""
+    """Returns names, sizes and times of a version's files, to notice a copy that is still growing."""
     found = set()
     for path in export_dir.rglob("*"):
         try:
@@ -309,10 +276,10 @@ def _snapshot(export_dir: Path) -> frozenset:
 
 
 def _kept(model: ServedModel, found: Iterable[int], candidates: Iterable[int], versions: Versions) -> Versions:
-    """Leaves out what the policy no longer asks for, as TensorFlow Serving's policy that preserves availability.
+    """Leaves out versions that the policy no longer asks for, as TensorFlow Serving's `AvailabilityPreservingPolicy`.
 
-    A version whose folder is gone ends, be it the last one; but as long as the policy asks for versions of which none
-    loads, the newest that is loaded goes on.
+    A version whose folder is gone ends, even the last one. While the policy asks for versions of which none loads, the
+    newest loaded version goes on.
     """
     kept = {version: versions[version] for version in model.policy.choose(candidates)}
     if not kept and versions and model.policy.choose(found):

@@ -1,4 +1,4 @@
-"""A process of its own that loads an export as a server will: a crash or a hang there is a refusal here."""
+"""Runs a process of its own that loads an export as a server will: a crash or a hang there is a refusal here."""
 
 import dataclasses
 import json
@@ -17,7 +17,6 @@ from typing import IO, Any
 import numpy as np
 
 import serving
-from serving.verify.answers import save_arrays
 from tff_pdp.errors import ServingError
 
 TIMEOUT_SECONDS = 120.0
@@ -26,13 +25,12 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What an export must answer to one request.
+    """A request to an export and its right answer.
 
     Attributes:
-      signature_name: the signature that is called; empty for `serving_default`.
+      signature_name: the signature; empty for `serving_default`.
       inputs: an array for each input, by its key; strings as arrays of objects.
-      outputs: the answers by their keys, of the dtype and shape of the signature's. Keys that are left out are not
-        compared.
+      outputs: the answers by key, of the dtype and shape of the signature; keys that are left out are not compared.
     """
 
     signature_name: str
@@ -44,8 +42,7 @@ class FreshProcess:
     """A process that has imported TensorFlow and nothing of the training, for the verification of exports.
 
     The import takes seconds and goes on beside the caller: start early, verify late. The process ends with the `with`
-    block, with its parent however that ends, and after a verification that crashed it or took too long; the next one
-    then starts another.
+    block and with its parent. After a verification that crashed or took too long, the next one starts another process.
 
     Example:
       >>> with FreshProcess() as process:
@@ -56,11 +53,7 @@ class FreshProcess:
     """
 
     def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS):
-        """Starts the process without waiting for it.
-
-        Args:
-          timeout_seconds: how long one verification may take, what is left of the import included.
-        """
+        """Starts the process without waiting; one verification may take `timeout_seconds`, the import included."""
         self._timeout_seconds = timeout_seconds
         self._worker = _Worker()
 
@@ -72,7 +65,7 @@ class FreshProcess:
 
     @property
     def process_id(self) -> int:
-        """The process id of the worker that runs now."""
+        """Returns the process id of the worker that runs now."""
         return self._worker.process.pid
 
     def close(self) -> None:
@@ -82,15 +75,12 @@ class FreshProcess:
     def verify(self, export_dir: Path, expectations: Sequence[Expectation] = ()) -> dict[str, Any]:
         """Checks an export, loads it, replays its warm-up requests and compares its answers; one call at a time.
 
-        Numbers may differ by `serving.verify.answers.TOLERANCE`, absolute up to 1 and relative above; everything else
-        must be equal.
-
         Args:
           export_dir: the directory of one version.
-          expectations: requests and the answers they must get.
+          expectations: requests and the answers they must get, up to `serving.verify.answers.TOLERANCE`.
 
         Returns:
-          What was found: the JSON values that `serving.verify.worker` describes.
+          The findings as JSON values; see `serving.verify.worker`.
 
         Raises:
           ServingError: the export is refused, or the process died of it or did not answer in time.
@@ -111,7 +101,7 @@ class FreshProcess:
                 self._worker.stop()
                 raise ServingError(f"{export_dir} is refused: the process that loaded it {failure}") from failure
             except BaseException:
-                # Its answer would be taken for the next one's.
+                # A late answer would be taken for the next one's.
                 self._worker.stop()
                 raise
         if "refused" in answer:
@@ -131,7 +121,7 @@ class _Worker:
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="verify-log-")  # noqa: SIM115 - open as long as self
         package_root = str(Path(serving.__file__).parents[1])
         self.process = subprocess.Popen(
-            # -P: what lies in the working directory is not to be imported.
+            # -P: nothing is imported from the working directory.
             [sys.executable, "-P", "-m", "serving.verify.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -142,7 +132,7 @@ class _Worker:
                 "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])]),
                 # Exports are served on the CPU, and training may hold the accelerator.
                 "CUDA_VISIBLE_DEVICES": "-1",
-                # Only what ends the process; it also finds fault with every machine that has no accelerator.
+                # Fatal messages alone: warnings find fault with every machine that has no accelerator.
                 "TF_CPP_MIN_LOG_LEVEL": "3",
             },
             # Ctrl-C in the terminal is for us to handle; we stop the worker afterwards.
@@ -194,11 +184,21 @@ def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _write(expectations: Sequence[Expectation], scratch: Path) -> list[dict[str, str]]:
-    """Writes the arrays of all expectations; returns what the worker needs to read them."""
+    """Writes the arrays of all expectations, and returns their files for the worker."""
     written = []
     for index, expectation in enumerate(expectations):
-        inputs, outputs = scratch / f"inputs-{index}.npz", scratch / f"outputs-{index}.npz"
+        inputs, outputs = scratch / f"inputs-{index}.pb", scratch / f"outputs-{index}.pb"
         save_arrays(inputs, expectation.inputs)
         save_arrays(outputs, expectation.outputs)
         written.append({"signature_name": expectation.signature_name, "inputs": str(inputs), "outputs": str(outputs)})
     return written
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays of numbers, bools or strings (objects or NumPy's own), by name, as a `PredictRequest`."""
+    # Imported late: without expectations, this process leaves TensorFlow to the worker.
+    import tensorflow as tf
+    from tensorflow_serving.apis import predict_pb2
+
+    tensors = {name: tf.make_tensor_proto(array) for name, array in arrays.items()}
+    path.write_bytes(predict_pb2.PredictRequest(inputs=tensors).SerializeToString())

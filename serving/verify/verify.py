@@ -1,4 +1,4 @@
-"""Verifying an export as a whole, for the exporter before it publishes and for whoever receives one."""
+"""Verifies an export as a whole, for receivers of exports."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,16 @@ from tff_pdp.errors import ServingError
 
 @dataclasses.dataclass(frozen=True)
 class VerifiedExport:
-    """What an export holds that passed its verification.
+    """The contents of an export that passed its verification.
 
     Attributes:
       export_dir: the directory of the version.
       files: bytes of every file, by its path below the directory.
-      signatures: what can be called, read off the loaded graph: for each name its `method`, `inputs` and `outputs`,
-        which have a `dtype` and a `shape` (None where a dimension is open) for each key.
+      signatures: those of the loaded graph by name, as `serving.saved_model.signatures.describe` has them.
       ops: all ops that the graph uses, sorted.
       warmup_requests: how many stored requests were replayed.
-      claims: what the manifest says beside the hashes, such as `num_clients`, `layout` and `tensorflow_version`; only
-        that it is the exporter's manifest speaks for it.
+      claims: the manifest's further entries, such as `num_clients`, `layout` and `tensorflow_version`, which nothing
+        but the exporter's word vouches for.
     """
 
     export_dir: Path
@@ -34,15 +33,15 @@ class VerifiedExport:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
+        """Returns the bytes of all files."""
         return sum(self.files.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Returns everything as JSON values."""
         return {**dataclasses.asdict(self), "export_dir": str(self.export_dir), "total_bytes": self.total_bytes}
 
     def summary(self) -> str:
-        """A few lines for a person."""
+        """Returns a few lines for a person."""
         claims = [f"{key.replace('_', ' ')} {value}" for key, value in self.claims.items() if _is_plain(value)]
         lines = [
             f"{self.export_dir}: verified",
@@ -58,14 +57,10 @@ class VerifiedExport:
 def verify_export(
     export_dir: Path, *, expectations: Sequence[Expectation] = (), process: FreshProcess | None = None
 ) -> VerifiedExport:
-    """Checks the files and the graph of an export, then loads it in a fresh process and compares its answers.
+    """Checks the files and the graph of one version, loads the export and compares its answers, in a fresh process.
 
-    Nothing of the export is read or run by the calling process before that other process is through with it.
-
-    Args:
-      export_dir: the directory of one version.
-      expectations: requests and the answers they must get.
-      process: a process that was started before; without it one is started for this call, which takes seconds.
+    The calling process reads nothing of the export before. By default a process is started for this call, which takes
+    seconds.
 
     Raises:
       ServingError: the export is refused; the message names the file or the answer, and why.
@@ -90,14 +85,10 @@ def verify_export(
 
 
 def versions_below(path: Path, *, latest: bool = False) -> list[Path]:
-    """The exports that a path stands for: the directory of one version itself, or the versions of a base path.
-
-    Args:
-      path: a directory with a SavedModel, or with numbered directories.
-      latest: of a base path, only the highest version.
+    """Returns a path itself if it holds a SavedModel, else the versions of a base path, or only the `latest`.
 
     Raises:
-      ServingError: there is neither.
+      ServingError: the path is neither.
     """
     if (path / layout.SAVED_MODEL_FILE).exists():
         return [path]

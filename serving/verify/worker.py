@@ -5,8 +5,8 @@ A job has `export_dir`, `scratch` (a directory for temporary files), `timeout_se
 `signatures` (dtypes and shapes of inputs and outputs), `ops` (all that the graph uses) and `warmup_requests` (how many
 were replayed).
 
-With an export it does three things: it checks it, loads it as a server does, and compares its answers. TensorFlow's
-`saved_model_cli` runs inside this process, as each command of its own would import TensorFlow again.
+An export is checked, loaded as a server does, and its answers are compared. TensorFlow's `saved_model_cli` runs inside
+this process, as each of its commands would import TensorFlow again.
 """
 
 import contextlib
@@ -26,67 +26,46 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl.testing import flagsaver
-from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.tools import saved_model_cli
+from tensorflow_serving.apis import predict_pb2
 
 from serving.errors import RequestError
 from serving.saved_model import layout, warmup
 from serving.saved_model.checks import check_complete
 from serving.saved_model.graph_checks import used_ops
 from serving.saved_model.servable import DEFAULT_SIGNATURE, Servable, load_servable
-from serving.verify.answers import check_answers, load_arrays
+from serving.saved_model.signatures import describe
+from serving.verify.answers import check_answers
 from tff_pdp.errors import ServingError
 
 # TensorFlow's message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
 
-def show(export_dir: Path) -> str:
-    """`show --all`: builds every function of the object graph, without running any.
-
-    Returns:
-      What it prints: the signatures and functions of the export.
-
-    Raises:
-      ServingError: the command fails.
-    """
-    return _run(export_dir, "show", "--all")
+Arrays = Mapping[str, np.ndarray]
 
 
-def scan(export_dir: Path) -> None:
-    """`scan`: TensorFlow's own look for ops that read and write files.
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays that `fresh_process.save_arrays` wrote; strings are objects of type bytes."""
+    request = predict_pb2.PredictRequest.FromString(path.read_bytes())
+    return {name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}
 
-    Raises:
-      ServingError: the command finds one, which it only says, or fails.
-    """
-    text = _run(export_dir, "scan")
+
+def _scan(export_dir: Path) -> None:
+    """Looks for ops that read and write files, by TensorFlow's own list; the command prints them and does not fail."""
+    text = _run_command(export_dir, "scan")
     if "does not contain the default denylisted ops" not in text or "contains the following denylisted ops" in text:
         raise ServingError(f"{export_dir}: saved_model_cli scan finds what it forbids: {text.strip()}")
 
 
-def run(
-    export_dir: Path, signature_name: str, inputs: Mapping[str, np.ndarray], scratch: Path
-) -> dict[str, np.ndarray]:
-    """`run`: loads the export once more and runs one signature on inputs from a file.
-
-    Args:
-      export_dir: the directory of one version.
-      signature_name: the signature that is called.
-      inputs: an array for each of its inputs.
-      scratch: a directory for the files in between.
-
-    Returns:
-      The answers by their keys.
-
-    Raises:
-      ServingError: the command fails.
-    """
+def _run_signature(export_dir: Path, signature_name: str, inputs: Arrays, scratch: Path) -> Arrays:
+    """Loads the export once more, runs one signature on inputs from a file, and returns the answers by their keys."""
     file, answers = scratch / "inputs.npz", scratch / "answers"
     # Strings are pickled here, by the process that reads them: NumPy's own would lose zero bytes at their ends.
     np.savez(file, **{f"input_{index}": array for index, array in enumerate(inputs.values())})
     named = ";".join(f"{key}={file}[input_{index}]" for index, key in enumerate(inputs))
-    _run(
+    _run_command(
         export_dir,
         "run",
         f"--tag_set={tf.saved_model.SERVING}",
@@ -98,9 +77,10 @@ def run(
     return {path.stem: np.load(path, allow_pickle=True) for path in answers.glob("*.npy")}
 
 
-def _run(export_dir: Path, command: str, *arguments: str) -> str:
+def _run_command(export_dir: Path, command: str, *arguments: str) -> str:
+    """Runs one command of `saved_model_cli` and returns its output; raises ServingError where the command fails."""
     printed = io.StringIO()
-    # The flags are global to the process; whatever one command sets must be forgotten by the next.
+    # The flags are global to the process; the next command must not find those of this one.
     with flagsaver.flagsaver(), contextlib.redirect_stdout(printed):
         try:
             options = saved_model_cli.create_parser().parse_args([command, f"--dir={export_dir}", *arguments])
@@ -111,11 +91,8 @@ def _run(export_dir: Path, command: str, *arguments: str) -> str:
     return printed.getvalue()
 
 
-Arrays = Mapping[str, np.ndarray]
-
-
 def try_export(job: dict[str, Any]) -> dict[str, Any]:
-    """Answers one job of `serving.verify.worker`."""
+    """Answers one job."""
     export_dir = Path(job["export_dir"])
     try:
         return _try_export(export_dir, job["expectations"], Path(job["scratch"]))
@@ -136,7 +113,7 @@ def _try_export(export_dir: Path, expectations: list[dict[str, str]], scratch: P
         _try_command_line(export_dir, servable, requests, scratch)
         return {
             "signatures": {
-                name: _described(signature) for name, signature in sorted(_callable_signatures(servable).items())
+                name: describe(signature) for name, signature in sorted(_callable_signatures(servable).items())
             },
             "ops": used_ops(export_dir),
             "warmup_requests": len(stored),
@@ -144,7 +121,7 @@ def _try_export(export_dir: Path, expectations: list[dict[str, str]], scratch: P
 
 
 def _check_all_warm_up(export_dir: Path, servable: Servable, stored: Sequence[warmup.WarmupRequest]) -> None:
-    """Refuses an export with a signature of which nothing was run when it was loaded."""
+    """Refuses an export with a signature that no warm-up request has run."""
     asked = {request.signature_name or DEFAULT_SIGNATURE for request in stored}
     if unasked := sorted(_callable_signatures(servable).keys() - asked):
         raise ServingError(
@@ -156,7 +133,7 @@ def _check_all_warm_up(export_dir: Path, servable: Servable, stored: Sequence[wa
 
 
 def _callable_signatures(servable: Servable) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """All signatures but that of the initialization, which takes nothing."""
+    """Returns all signatures but the one of the initialization, which has no inputs."""
     return {name: signature for name, signature in servable.signatures.items() if signature.inputs}
 
 
@@ -177,30 +154,14 @@ def _answers(what: str, servable: Servable, signature_name: str, inputs: Arrays)
 
 
 def _try_command_line(export_dir: Path, servable: Servable, requests: list[tuple[str, Arrays]], scratch: Path) -> None:
-    """Whoever receives an export will try TensorFlow's own tool on it."""
-    show(export_dir)
-    scan(export_dir)
+    """Tries TensorFlow's own tool, as receivers of an export do: `show`, `scan` and `run`."""
+    # Builds every function of the object graph, without running any.
+    _run_command(export_dir, "show", "--all")
+    _scan(export_dir)
     for signature_name, inputs in requests[:1]:
-        answers = run(export_dir, signature_name, inputs, scratch)
+        answers = _run_signature(export_dir, signature_name, inputs, scratch)
         what = f"{export_dir}, run by saved_model_cli,"
         check_answers(what, answers, _answers(what, servable, signature_name, inputs))
-
-
-def _described(signature: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
-    return {
-        "method": signature.method_name,
-        "inputs": {key: _described_tensor(info) for key, info in sorted(signature.inputs.items())},
-        "outputs": {key: _described_tensor(info) for key, info in sorted(signature.outputs.items())},
-    }
-
-
-def _described_tensor(info: meta_graph_pb2.TensorInfo) -> dict[str, Any]:
-    return {"dtype": tf.as_dtype(info.dtype).name, "shape": _sizes(info.tensor_shape)}
-
-
-def _sizes(shape: tensor_shape_pb2.TensorShapeProto) -> list[int | None] | None:
-    """Sizes of all dimensions, None where one is open; None for any rank."""
-    return None if shape.unknown_rank else [size.size if size.size >= 0 else None for size in shape.dim]
 
 
 # Longer than the parent waits, so that it is the parent who says why.
@@ -214,13 +175,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Whatever TensorFlow prints goes to the log.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    # An export that takes all memory is to cost this process its life, and no other.
+    # An export that takes all memory must cost this process its life, and no other.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     jobs: queue.Queue[dict[str, Any]] = queue.Queue()
     threading.Thread(target=_read_jobs, args=(parent, jobs), daemon=True).start()
-    # Only now, because it takes seconds, in which the parent may end.
-    pass
-
     while True:
         job = jobs.get()
         # Ends this process even where TensorFlow hangs without letting a thread of Python run.

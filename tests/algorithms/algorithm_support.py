@@ -4,7 +4,8 @@ import collections
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import ClientData, LocalSteps
+from tff_pdp.algorithms.base import ClientData
+from tff_pdp.algorithms.hyper_parameters import LocalSteps
 
 NO_DATA = ClientData(x=tf.zeros([0, 1]), y=tf.zeros([0], tf.int64), num_examples=tf.constant(0))
 

@@ -77,7 +77,7 @@ def test_a_method_says_whether_a_clients_model_is_its_clusters_in_the_end(build,
     algorithm = build(rounds=4, num_clusters=2, **arguments)
     last = update(algorithm, done=3, selected=-1, cluster=1, prox_weight=2.0)
     model = algorithm.personalise({"centroids": stack(*CENTROIDS), "round": tf.constant(4)}, last.state)
-    assert (float(model["w"]) in CENTROIDS) == algorithm.serves_candidates == is_clusters
+    assert (float(model["w"]) in CENTROIDS) == algorithm.export.serves_candidates == is_clusters
 
 
 def server_update(algorithm, done, members):

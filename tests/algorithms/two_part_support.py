@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import LocalSteps
+from tff_pdp.algorithms.hyper_parameters import LocalSteps
 
 HEAD = ("head",)
 

@@ -34,7 +34,8 @@ def test_ratios_are_shares_of_the_references_time_and_the_fastest_comes_first():
         "",
         "### W2: 20 of 200 clients, synthetic data, median of 9 rounds",
         "",
-        "| contender | s/round | fastest | CPU s/round | peak MB | first round s | / stock-tff | / floor-tf |",
+        "| contender | s/round | fastest s/round | CPU s/round | peak MB | first round s "
+        "| time / stock-tff | time / floor-tf |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| floor-tf | 0.05 | 0.025 | 0.1 | 600 | 12.3 | 0.12 | 1.00 |",
         "| pfl | 0.2 | 0.1 | 0.4 | 600 | 12.3 | 0.50 | 4.00 |",

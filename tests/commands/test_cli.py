@@ -71,5 +71,5 @@ def test_a_user_error_is_one_line_and_status_two(capsys, tmp_path):
 
 
 def test_set_needs_a_value(capsys):
-    assert main(["train", "--config", "configs/demo.yaml", "--set", "training.rounds"]) == 2
+    assert main(["train", "--config", "demo", "--set", "training.rounds"]) == 2
     assert "KEY=VALUE" in capsys.readouterr().err

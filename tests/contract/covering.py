@@ -6,7 +6,7 @@ of the local solver, one of these calls it, too. `test_covering.py` fails where 
 """
 
 import collections
-import inspect
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -14,15 +14,16 @@ import tensorflow as tf
 
 import tff_pdp.algorithms
 from tests.contract.contract_support import MODEL, client_data, client_params
-from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.base import ClientData, map_weights, split
+from tff_pdp.algorithms.hyper_parameters import LocalSteps, step_names
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.privacy.mechanisms.selection import NOTHING
-from tff_pdp.processes.client_work import ADAPT_STEPS
 
 COVERING = {
     "mr_mtl": "an anchor, and the pull to it inside the clip",
-    "ditto": "two passes over the data",
-    "mocha": "relations between clients, and a client's own place",
+    "apfl": "two passes over the data, by two trajectories at the same time",
+    "fed_nova": "public scalars",
+    "mocha": "relations between clients, and a client's own place and row",
     "ifca": "candidates, and sums in the places of clusters",
     "dp_pfed_dsu": "a shared part, adaptation, masks, a view, and a penalty",
 }
@@ -36,11 +37,7 @@ COVERING_USERS = {
 }
 
 _ROOM = Path(tff_pdp.algorithms.__file__).parent
-_OPTIONS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(local_sgd).parameters.items()
-    if parameter.default is not parameter.empty
-}
+_OPTIONS = {field.name: field.default for field in dataclasses.fields(Trajectory) if field.name != "start"}
 
 
 def operations_of(algorithm):
@@ -50,7 +47,8 @@ def operations_of(algorithm):
     aggregation, and the members of `Algorithm` that a process treats in another way.
     """
     called = {f"released as {kind}" for kind in algorithm.released.values()}
-    called |= {f"takes {name}" for name in ("client_index",) if name in algorithm.hparams}
+    called |= {f"public {kind}" for kind in algorithm.public.values()}
+    called |= {f"takes {name}" for name, one in algorithm.hparams.items() if one.is_set_by_runtime}
     called |= {
         f"has {name}" for name in ("candidates", "adapt", "global_model") if getattr(algorithm, name) is not None
     }
@@ -61,7 +59,7 @@ def operations_of(algorithm):
         if event == "call" and Path(code.co_filename).parent == _ROOM and "<" not in code.co_qualname:
             called.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
             if code is local_sgd.__code__:
-                called.update(f"local_sgd({name})" for name in _OPTIONS if _is_given(frame.f_locals[name], name))
+                called.update(_asked_of_the_solver(**frame.f_locals))
 
     sys.setprofile(note)
     try:
@@ -71,9 +69,18 @@ def operations_of(algorithm):
     return called
 
 
-def _is_given(value, name):
-    default = _OPTIONS[name]
-    return value is not default and not (isinstance(value, int | float) and value == default)
+def _asked_of_the_solver(start, first_index, **_):
+    """Names the options of the trajectories, and whether gradients are numbered from another than the first."""
+    several = start if isinstance(start, tuple) else (start,)
+    given = {f"{len(several)} trajectories"} if len(several) > 1 else set()
+    if not isinstance(first_index, int) or first_index:
+        given.add("first_index")
+    for one in several:
+        for name, default in _OPTIONS.items():
+            value = getattr(one, name, default)
+            if value is not default and not (isinstance(value, int | float) and value == default):
+                given.add(name)
+    return {f"local_sgd({name})" for name in given}
 
 
 def run_once(algorithm, grad_fn=None):
@@ -98,8 +105,21 @@ def run_once(algorithm, grad_fn=None):
     result = algorithm.client_update(message, algorithm.init_client(message), data, grad_fn or nothing, hparams)
     state = result.state
     if algorithm.adapt is not None:
-        steps = {ADAPT_STEPS: LocalSteps(tf.constant(1), tf.constant(1))}
+        once = LocalSteps(tf.constant(1), tf.constant(1))
+        steps = dict.fromkeys(step_names(algorithm.hparams, in_adapt=True), once)
         state = algorithm.adapt(message, state, data, nothing, {**hparams, **steps})
     algorithm.personalise(message, state)
-    algorithm.server_update(server, result.released)
+    algorithm.server_update(server, _aggregates(algorithm, result.released, hparams))
     return result
+
+
+def _aggregates(algorithm, released, hparams):
+    """What the server has of a round in which all clients release the same."""
+
+    def rows(value):
+        stacked = map_weights(lambda row: tf.stack([row] * algorithm.num_clients), value)
+        return {"rows": stacked, "present": tf.ones([algorithm.num_clients])}
+
+    public = algorithm.public_values(hparams) if algorithm.public_values else {}
+    names = [name for name, kind in algorithm.released.items() if kind == "rows"]
+    return {**released, **{name: rows(released[name]) for name in names}, **public}

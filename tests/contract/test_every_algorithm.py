@@ -27,7 +27,8 @@ from tests.contract.covering import run_once
 from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import ClientData, LocalSteps, map_weights, split
+from tff_pdp.algorithms.base import ClientData, map_weights, split
+from tff_pdp.algorithms.hyper_parameters import LocalSteps, Steps
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
@@ -60,9 +61,9 @@ def test_it_is_registered_under_its_own_name(algorithm, request):
     assert algorithm.data_passes >= 1
     assert (algorithm.candidates is None) == (algorithm.selection_rounds == 0)
     assert "local_steps" in algorithm.hparams
-    assert set(algorithm.step_hparams) <= set(algorithm.hparams)
-    assert ("adapt_steps" in algorithm.hparams) == (algorithm.adapt is not None)
-    assert set(algorithm.released.values()) <= {"mean", "sum"}
+    assert any(one.in_adapt for one in algorithm.hparams.values() if isinstance(one, Steps)) == bool(algorithm.adapt)
+    assert any(one.is_auto for one in algorithm.hparams.values()) == bool(algorithm.hook)
+    assert set(algorithm.released.values()) <= {"mean", "sum", "rows"}
 
 
 def test_same_seeds_give_the_same_bits(algorithm, process, engine):
@@ -200,7 +201,7 @@ def test_every_gradient_is_asked_for_once(algorithm):
         return map_weights(lambda weight: nothing * weight, split(weights, trainable or weights)[0])
 
     run_once(algorithm, grad_fn)
-    assert sorted(asked) == list(range(3 * algorithm.data_passes * len(algorithm.step_hparams)))
+    assert sorted(asked) == list(range(algorithm.num_gradients(dict.fromkeys(algorithm.step_hparams, 3))))
 
 
 @pytest.mark.parametrize("rows", [0, 4])

@@ -9,29 +9,15 @@ import tensorflow as tf
 from serving.export.exporter import export_models
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
-from tests.contract.contract_support import MODEL, SIZES, build, ready, run
+from tests.contract.contract_support import MODEL, ROUNDS, SIZES, build, ready, run
 from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.personal_models.served import build_served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
+from tff_pdp.processes.client_work import what_clients_own
 
 IDS = [f"client {index}" for index in range(len(SIZES))]
-ALL, HEADS = sorted(MODEL.init(0)), sorted(MODEL.head)
-# The layout that is found, and what clients own in it.
-EXPECTED = {
-    "fed_avg": (CLUSTERS, []),
-    **dict.fromkeys(["local_only", "finetune", "mr_mtl", "ditto", "mocha"], (STACKED, ALL)),
-    **dict.fromkeys(["ifca_local", "ifca_finetune", "ifca_mr_mtl"], (STACKED, ALL)),
-    **dict.fromkeys(["fed_per", "fed_rep", "centaur", "dp_pfed_dsu"], (STACKED, HEADS)),
-    **dict.fromkeys(["dp_fed_avg_ft", "pmtl_ft", "pp_sgd"], (STACKED, HEADS)),
-    # Asked for: of so few clients, other layouts are smaller or as good.
-    **dict.fromkeys(["ifca", "ifca_fed_avg"], (CLUSTERS, ALL)),
-    **dict.fromkeys(["hypernet", "udp_hypernet"], (HYPERNETWORK, ["client/descriptor"])),
-}
-ASKED_FOR = ("ifca", "ifca_fed_avg", "hypernet", "udp_hypernet")
-
-
 # One of each layout, of what is owned in it, and of what becomes of states before they are used.
 EXPORTED = ("fed_avg", "mr_mtl", "ifca", "centaur", "dp_fed_avg_ft", "udp_hypernet")
 
@@ -60,8 +46,13 @@ def trained_clients(name):
     )
 
 
-def test_every_algorithm_is_expected_to_have_some_layout():
-    assert set(EXPECTED) == set(ALGORITHMS.own)
+def layout_of(algorithm):
+    """The layout that is found or, where of so few clients another is smaller, asked for; what clients own in it."""
+    owned = what_clients_own(algorithm, MODEL, ROUNDS)
+    if algorithm.export.served_from_state:
+        return HYPERNETWORK, [f"client/{name}" for name in owned.states]
+    is_shared = algorithm.export.serves_candidates or not owned.weights
+    return CLUSTERS if is_shared else STACKED, sorted(owned.weights)
 
 
 @pytest.fixture
@@ -69,7 +60,8 @@ def served_and_weights(name, loop):
     """What is served of a trained algorithm, and the personal weights."""
     with loop.install():
         trained = trained_clients(name)
-        served = build_served_models(trained, EXPECTED[name][0] if name in ASKED_FOR else "auto")
+        layout, owned = layout_of(trained.algorithm)
+        served = build_served_models(trained, "auto" if layout == STACKED or not owned else layout)
         weights = list(trained.personalise(trained.ready_states(np.arange(len(IDS)))))
     global_weights = trained.global_weights
     if global_weights is None:
@@ -80,7 +72,7 @@ def served_and_weights(name, loop):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
 def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
     served, weights, global_weights = served_and_weights
-    layout, owned = EXPECTED[name]
+    layout, owned = layout_of(build(name)[0])
     assert (served.layout, sorted(served.models.stacked)) == (layout, owned)
     assert list(served.references) == ["", *IDS]
     for row, expected in [(GLOBAL_ROW, global_weights), *zip(served.models.rows, weights, strict=True)]:

@@ -60,12 +60,19 @@ def test_one_round_of_ditto_trains_the_shared_model_as_fed_avg_does(engine):
         assert_close(run(process, ditto, 1)[0]["algorithm"], run(shared, fed_avg, 1)[0]["algorithm"])
 
 
-@pytest.mark.all
-def test_without_noise_dittos_shared_model_is_fed_avgs(engine):
+@pytest.mark.parametrize("name", parameters(["ditto", "apfl", "fed_nova"], test=["apfl"]))
+def test_without_noise_the_shared_model_is_fed_avgs(engine, name):
+    """Whatever clients learn beside it, and where all take as many steps."""
     exact = {"noise_multiplier": 0.0, "sampling_rate": 1.0}
     with engine.install():
-        (ditto, process), (fed_avg, shared) = build("ditto"), build("fed_avg")
-        assert_close(run(process, ditto, **exact)[0]["algorithm"], run(shared, fed_avg, **exact)[0]["algorithm"])
+        (algorithm, process), (fed_avg, shared) = build(name), build("fed_avg")
+        assert_close(run(process, algorithm, **exact)[0]["algorithm"], run(shared, fed_avg, **exact)[0]["algorithm"])
+
+
+def test_with_a_mixture_of_nothing_but_its_own_weights_apfl_is_local_training(engine):
+    exact = {"noise_multiplier": 0.0, "sampling_rate": 1.0}
+    with engine.install():
+        assert_close(personal("apfl", mixture=1.0, **exact), personal("local_only", **exact))
 
 
 def test_without_a_pull_mocha_is_local_training(engine):

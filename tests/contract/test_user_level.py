@@ -39,7 +39,7 @@ def algorithm_of(name):
 
 def is_for_users(name):
     algorithm = algorithm_of(name)
-    return set(algorithm.released.values()) <= {"mean"} and algorithm.candidates is None
+    return set(algorithm.released.values()) <= {"mean"} and algorithm.candidates is None and not algorithm.public
 
 
 NAMES = sorted(filter(is_for_users, ALGORITHMS.own))

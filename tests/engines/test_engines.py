@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.places import ROOT
 from tff_pdp import _tff
-from tff_pdp.engines.native import build_native_engine
+from tff_pdp.engines.native import NativeEngine
 from tff_pdp.engines.running import build_engine, running_engine
 from tff_pdp.errors import ConfigError, EngineError
 
@@ -204,21 +204,21 @@ def test_a_worker_killed_during_a_round_is_an_error_in_time():
 def test_a_worker_that_exits_at_once_says_why(tmp_path):
     binary = executable(tmp_path / "worker", "echo no such library >&2; exit 3")
     with pytest.raises(EngineError, match=r"exited with status 3.*\n?no such library"):
-        build_native_engine(worker_binary=binary)
+        NativeEngine(worker_binary=binary)
 
 
 def test_a_worker_that_never_serves_is_stopped_at_the_deadline(tmp_path):
     binary = executable(tmp_path / "worker", f"echo $$ > {tmp_path}/pid; exec sleep 600")
     started = time.monotonic()
     with pytest.raises(EngineError, match=r"not ready within 1\.5 s"):
-        build_native_engine(worker_binary=binary, start_timeout_seconds=1.5)
+        NativeEngine(worker_binary=binary, start_timeout_seconds=1.5)
     assert time.monotonic() - started < 60
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_missing_worker_is_named(tmp_path):
     with pytest.raises(EngineError, match="nowhere is missing"):
-        build_native_engine(worker_binary=tmp_path / "nowhere")
+        NativeEngine(worker_binary=tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

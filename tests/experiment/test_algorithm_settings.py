@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pdp.algorithms.hyper_parameters import read_epochs
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.hparams import build_algorithm, hparam_columns, read_epochs
+from tff_pdp.experiment.hparams import build_algorithm, hparam_columns
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.processes.client_work import initial_weights
@@ -41,7 +42,7 @@ def test_steps_as_epochs_of_whole_batches(text, epochs):
 )
 def test_other_texts_are_no_epochs(text):
     assert read_epochs(text) is None
-    with pytest.raises(ConfigError, match=r"'algorithms\.centaur\.head_steps' .* or such as '5 epochs', not"):
+    with pytest.raises(ConfigError, match=r"^algorithms\.centaur\.head_steps must .*, or such as '5 epochs', not"):
         build("centaur", {"head_steps": text})
 
 
@@ -51,15 +52,13 @@ def test_what_is_no_text_is_no_epochs(value):
 
 
 def test_only_steps_are_counted_in_epochs():
-    with pytest.raises(
-        ConfigError, match=r"'algorithms.centaur.learning_rate' must be a finite number of at least 0, "
-    ):
+    with pytest.raises(ConfigError, match=r"^algorithms\.centaur\.learning_rate must be a number of at least 0, not"):
         build("centaur", {"learning_rate": "5 epochs"})
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, "3", True])
 def test_numbers_of_steps_are_whole_and_positive(value):
-    with pytest.raises(ConfigError, match=r"'algorithms\.fed_per\.adapt_steps'"):
+    with pytest.raises(ConfigError, match=r"^algorithms\.fed_per\.adapt_steps must be a whole number"):
         build("fed_per", {"adapt_steps": value})
 
 
@@ -114,7 +113,7 @@ def test_a_configuration_cannot_name_the_head(name):
 def test_defaults_are_filled_in(name):
     algorithm, settings = build(name)
     assert algorithm.name == name
-    assert settings == dict(algorithm.hparams)
+    assert settings == {name: one.default for name, one in algorithm.hparams.items() if not one.is_set_by_runtime}
 
 
 @pytest.mark.parametrize(
@@ -155,8 +154,14 @@ def test_defaults_are_filled_in(name):
         ),
         ("centaur", {"server_optimizer": "lamb"}, "server_optimizer must be one of adam, momentum, sgd, not 'lamb'"),
         ("centaur", {"local_momentum": 1}, "local_momentum must be a number of at least 0 and below 1, not 1"),
-        ("pp_sgd", {"personal_rate": -1}, "'algorithms.pp_sgd.personal_rate' must be a finite number of at least 0"),
-        ("pmtl_ft", {"prox_weight": "auto"}, "only for: mr_mtl"),
+        ("pp_sgd", {"personal_rate": -1}, "^algorithms.pp_sgd.personal_rate must be a number of at least 0, not -1"),
+        ("pmtl_ft", {"prox_weight": "auto"}, "pmtl_ft.prox_weight must be a number of at least 0, not 'auto'$"),
+        ("mr_mtl", {"prox_weight": "auto", "prox_inside_clip": True}, "not 'auto': prox_inside_clip leaves"),
+        (
+            "mocha",
+            {"client_index": 0},
+            r"^algorithms\.mocha\.client_index cannot be set: it is filled in when .*; leave",
+        ),
         ("fed_rep", {"server_learning_rate": 1.0}, "unknown key algorithms.fed_rep.server_learning_rate; "),
         ("centuar", {}, r"^algorithms\.centuar: unknown kind 'centuar'; did you mean centaur\?$"),
         ("mine", {"kind": "centuar"}, r"^algorithms\.mine: unknown kind 'centuar'; did you mean centaur\?$"),
@@ -173,7 +178,7 @@ def test_whole_numbers_will_do_for_others():
     assert settings["learning_rate"] == 1
     assert hparam_columns(algorithm, settings, {"a": 3}, 2)["learning_rate"].dtype == np.float32
     size = sum(int(tf.size(value)) for name, value in initial_weights(MODEL).items() if name not in MODEL.head)
-    assert algorithm.noised_size(initial_weights(MODEL)) == size
+    assert algorithm.claims.noised_size(initial_weights(MODEL)) == size
 
 
 def test_numbers_that_other_readers_of_yaml_take_for_text():

@@ -15,6 +15,18 @@ def test_every_shipped_config_loads(path):
     assert max(config.privacy.budgets.epsilons) <= 8
 
 
+def test_a_shipped_experiment_has_a_name_unless_a_file_has_it(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert load_experiment("demo") == load_experiment(CONFIGS / "demo.yaml")
+    assert load_experiment("reproduce/school").title == load_experiment(CONFIGS / "reproduce" / "school.yaml").title
+    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo").write_text(yaml.safe_dump(content | {"title": "my own"}))
+    assert load_experiment("demo").title == "my own"
+    with pytest.raises(ConfigError, match=r"^gone: cannot read the file"):
+        load_experiment("gone")
+
+
 VALUES = {"prox_weight": [1, 2]}
 
 

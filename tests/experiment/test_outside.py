@@ -12,7 +12,7 @@ from tff_pdp.training.train import train
 LAB = """
 import dataclasses
 
-from tff_pdp.algorithms.whole_models.local_only import build_local_only
+from tff_pdp.algorithms.whole_models.finetune import build_local_only
 from tff_pdp.models.dense import build_linear
 
 

@@ -113,7 +113,7 @@ def digest_of(state: Any) -> str:
     states = state.client_states
     if is_store(states):
         states = states.read(range(len(state.client_ids)))
-    return digest(state.server_state, list(states) if not isinstance(states, Mapping) else states, state.auto_prox)
+    return digest(state.server_state, list(states) if not isinstance(states, Mapping) else states, state.hook)
 
 
 def _append(log: Path, line: Mapping[str, Any]) -> None:

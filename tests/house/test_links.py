@@ -15,7 +15,7 @@ import pytest
 
 from tests.places import ROOT
 
-FOLDERS = (".ci", "beam_pipelines", "benchmarks", "configs", "docs", "serving", "tests", "tff_pdp", "tools")
+FOLDERS = (".ci", "beam_pipelines", "benchmarks", "docs", "serving", "tests", "tff_pdp", "tools")
 PACKAGES = ("beam_pipelines", "benchmarks", "serving", "tests", "tff_pdp")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _QUOTED = re.compile(r"`([^`\s]+)`")

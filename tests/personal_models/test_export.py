@@ -1,5 +1,6 @@
 """From silos in a file to served answers: a regression over scaled features, and a support vector machine."""
 
+import html
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from serving.server.embedded import EmbeddedServer
 from tests.places import DEMO
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
-from tff_pdp.algorithms.whole_models.local_only import build_local_only
+from tff_pdp.algorithms.whole_models.finetune import build_local_only
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import experiment_engine, model_seed
@@ -284,6 +285,10 @@ def test_an_export_of_users_says_what_is_protected_from_whom(tmp_path):
     assert card["run"] == summary["algorithms"]["fed_avg"]["run"] == run_id_of(config.algorithm_folder("fed_avg"))
     assert card["client_ids"].startswith("keyed hashes (HMAC-SHA256")
     assert card["unknown_clients"].startswith("answered by the global model")
+    page = html.unescape((Path(config.output) / "report.html").read_text())
+    # The report is on local training besides, which costs nothing.
+    assert [one["heading"] for one in report["paragraphs"] if one["text"] not in page] == ["What it cost"]
+    assert any("A choice among the 2 compared methods" in one["text"] for one in report["paragraphs"])
     for content in (report, card):
         assert "joint differential privacy" in content["personal_models"]
         assert "whoever holds it can learn about every user" in content["personal_models"]
@@ -332,6 +337,10 @@ def test_an_export_has_pseudonyms_in_place_of_ids(silos):
     assert {silo for silo, claim in claims.items() if claim == "none"} == {hashed["clinic_south"]}
     assert report["claim_reason"] == f"1 silos trained without noise, for example {hashed['clinic_south']}"
     assert report["personal_models"].startswith("Nothing is promised of the exported file")
+    paragraphs = {one["heading"]: one["text"] for one in report["paragraphs"]}
+    assert paragraphs["Claim"].startswith(f"This run is not private. Reason: {report['claim_reason']}.")
+    assert paragraphs["Personal models"] == report["personal_models"]
+    assert "ε spent by one method is" in paragraphs["What it cost"]
     card = json.loads((version / "assets.extra" / "model_card.json").read_text())
     assert (card["claim"], card["claim_reason"]) == ("none", report["claim_reason"])
     assert card["client_ids"].startswith("keyed hashes") and card["personal_models"] == report["personal_models"]
@@ -363,6 +372,8 @@ def test_every_silo_may_have_an_export_of_its_own(silos, capsys):
         assert all(files_with(version, other) == [] for other in SIZES)
         report = json.loads((version / "assets.extra" / "privacy_report.json").read_text())
         assert (report["epsilon_at_most"], report["delta_at_most"], "silos" in report) == (None, 1e-4, False)
+        (claim,) = [one["text"] for one in report["paragraphs"] if one["heading"] == "Claim"]
+        assert claim.startswith("This run is not private. Reason: 1 silos trained without noise. Whatever follows")
     method, state = load_trained(config, "mr_mtl")
     with experiment_engine(config):
         weights = trained_clients(method, state).weights_by_id()
@@ -448,7 +459,7 @@ def test_what_unknown_clients_get_is_called_what_it_is(has_shared_model, has_use
 def test_a_layout_that_is_not_possible_is_named(silos):
     with pytest.raises(ConfigError, match=r"export\.layout hypernetwork: mr_mtl does not"):
         export_experiment(silos(layout="hypernetwork"))
-    with pytest.raises(ConfigError, match=r"export\.layout must be one of auto, stacked, clusters, .*, not 'heads'"):
+    with pytest.raises(ConfigError, match=r"export\.layout must be one of auto, clusters, .*, not 'heads'"):
         silos(layout="heads")
     with pytest.raises(ConfigError, match=r"export\.client_ids must be one of hashed, plain, not 'secret'"):
         silos(client_ids="secret")

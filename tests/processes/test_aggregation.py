@@ -14,6 +14,7 @@ from tests.privacy.mechanisms.grid_support import on_grid
 from tests.rounding import ELEMENTARY, assert_within, gamma, standard_errors
 from tests.tiers import parameters
 from tff_pdp import _tff
+from tff_pdp.algorithms.base import Claims
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
@@ -41,7 +42,9 @@ class Method:
 
     name: str = "some method"
     released: dict = dataclasses.field(default_factory=lambda: dict.fromkeys(SHAPES, "mean"))
-    noise_on_own_support: bool = False
+    public: dict = dataclasses.field(default_factory=dict)
+    num_clients: int | None = None
+    claims: Claims = dataclasses.field(default_factory=Claims)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +117,7 @@ class Server:
         fields["seed"] = _tff.TensorType(np.int64, [2])
         self.plan, self._names = plan, names
         self.aggregation = build_user_aggregation(
-            method or Method(noise_on_own_support=plan.noise_on_own_support),
+            method or Method(claims=Claims(noise_on_own_support=plan.noise_on_own_support)),
             released_type,
             _tff.to_type(fields),
             UserSum(plan.noise, plan.mechanism.sampling_rate),
@@ -407,9 +410,8 @@ def coordinates(**arguments):
     algorithm, _ = build_algorithm("dp_pfed_dsu", given, num_clients=NUM_CLIENTS, rounds=1, head=MODEL.head)
     released = client_releases(algorithm)
     assert all(leaves(one).any() for one in released)
-    plan = plan_of(
-        0.5, 1.0, cohort=2.0, num_values=len(leaves(released[0])), noise_on_own_support=algorithm.noise_on_own_support
-    )
+    own_support = algorithm.claims.noise_on_own_support
+    plan = plan_of(0.5, 1.0, cohort=2.0, num_values=len(leaves(released[0])), noise_on_own_support=own_support)
     types = tf.nest.map_structure(lambda leaf: _tff.TensorType(np.float32, leaf.shape), released[0])
     server = Server(plan, _tff.to_type(types), algorithm)
     everyone, others = (
@@ -481,3 +483,52 @@ def test_without_users_to_protect_means_and_sums_are_plain(engine):
         _, aggregates = aggregation.next(aggregation.initialize(), [release(row) for row in rows], params)
     expected = np.array([*rows.mean(axis=0, dtype=np.float64)[:11], *rows.sum(axis=0, dtype=np.float64)[11:]])
     assert_within(flat(aggregates), expected, gamma(len(rows) + 1) * np.abs(rows).sum(axis=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodOfSilos(Method):
+    """As much of an algorithm as the aggregation of rows and of public scalars needs to know."""
+
+    released: dict = dataclasses.field(default_factory=lambda: {"row": "rows", "update": "mean"})
+    public: dict = dataclasses.field(default_factory=lambda: {"steps": "weighted_mean"})
+    num_clients: int = 4
+    step_hparams: tuple = ("local_steps",)
+
+    def public_values(self, hparams):
+        return {"steps": hparams["local_steps"].count}
+
+
+@pytest.mark.parametrize("engine_name", ["native", "loop", "vectorized"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_rows_stand_in_their_clients_places_and_public_scalars_are_means(engines, engine_name, is_weighted):
+    row_type = collections.OrderedDict(w=_tff.TensorType(np.float32, [2]), b=_tff.TensorType(np.float32))
+    released_type = _tff.to_type(collections.OrderedDict(row=row_type, update=_tff.TensorType(np.float32)))
+    hparams = collections.OrderedDict(client_index=np.int32, local_steps=np.int32)
+    fields = collections.OrderedDict(hparams=hparams, **({"weight": np.float32} if is_weighted else {}))
+    aggregation = build_plain_aggregation(MethodOfSilos(), released_type, _tff.to_type(fields), is_weighted=is_weighted)
+
+    def release(place):
+        row = collections.OrderedDict(w=np.array([place, -place], np.float32), b=np.float32(10 + place))
+        return collections.OrderedDict(row=row, update=np.float32(place))
+
+    def params(place, steps, weight):
+        own = collections.OrderedDict(client_index=np.int32(place), local_steps=np.int32(steps))
+        return collections.OrderedDict(hparams=own, **({"weight": np.float32(weight)} if is_weighted else {}))
+
+    # Two of four take part, not in their order.
+    told = [params(3, 1, 0.5), params(1, 7, 1.5)]
+    with engines[engine_name].install():
+        _, found = aggregation.next(aggregation.initialize(), [release(3), release(1)], told)
+    np.testing.assert_array_equal(found["row"]["present"], [0, 1, 0, 1])
+    np.testing.assert_array_equal(found["row"]["rows"]["w"], [[0, 0], [1, -1], [0, 0], [3, -3]])
+    np.testing.assert_array_equal(found["row"]["rows"]["b"], [0, 11, 0, 13])
+    assert float(found["update"]) == 2.0
+    assert float(found["steps"]) == (0.5 * 1 + 1.5 * 7) / 2 if is_weighted else 4.0
+
+
+def test_users_tell_nothing_beside_their_noised_sums():
+    params_type = _tff.to_type(collections.OrderedDict(seed=_tff.TensorType(np.int64, [2])))
+    with pytest.raises(ValueError, match="noised sums are for means, beside which users tell nothing"):
+        build_user_aggregation(
+            Method(public={"steps": "weighted_mean"}), RELEASED_TYPE, params_type, UserSum(FixedClip(), 0.1)
+        )

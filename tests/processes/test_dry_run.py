@@ -7,7 +7,7 @@ import tensorflow as tf
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.models.dense import build_linear_regression, build_mlp
-from tff_pdp.processes.client_work import initial_weights, num_released, round_without_gradients
+from tff_pdp.processes.client_work import Owned, dry_round, initial_weights, num_released, what_clients_own
 
 # A body of 2 * 4 + 4 weights, a head of 4 * 3 + 3.
 MODEL = build_mlp((2,), 3, (4,))
@@ -21,7 +21,7 @@ def build(name, **given):
 
 def dry_run(algorithm, model=MODEL):
     message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
-    return message, round_without_gradients(algorithm, message, model)
+    return message, dry_round(algorithm, message, model)
 
 
 def leaves(value):
@@ -37,7 +37,7 @@ def test_initial_weights_are_the_models_as_tensors():
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
-def test_a_round_without_gradients_keeps_and_releases_what_rounds_do(name):
+def test_a_dry_round_keeps_and_releases_what_rounds_do(name):
     algorithm = build(name)
     message, result = dry_run(algorithm)
     before = algorithm.init_client(message)
@@ -82,8 +82,7 @@ def test_nothing_is_learnt(name):
             {"descriptor_size": 3, "hidden_units": [15, 14]},
             (3 + 1) * 15 + (15 + 1) * 14 + (14 + 1) * (BODY + HEAD),
         ),
-        # A row for each client, and which of them took part.
-        ("mocha", {}, NUM_CLIENTS * (BODY + HEAD + 1)),
+        ("mocha", {}, BODY + HEAD),
     ],
 )
 def test_how_much_a_client_releases(name, given, expected):
@@ -93,7 +92,7 @@ def test_how_much_a_client_releases(name, given, expected):
 def test_of_a_masked_body_noise_changes_the_masks_ones():
     algorithm = build("dp_pfed_dsu", sparsity=0.25)
     # Of the kernel's eight weights two; the bias is not masked.
-    assert algorithm.noised_size(initial_weights(MODEL)) == 2 + 4
+    assert algorithm.claims.noised_size(initial_weights(MODEL)) == 2 + 4
 
 
 def test_regressions_have_labels_of_another_type():
@@ -102,3 +101,25 @@ def test_regressions_have_labels_of_another_type():
     _, result = dry_run(algorithm, model)
     assert num_released(algorithm, model) == 4
     assert all(math.isfinite(float(tf.reduce_sum(value))) for value in result.released["update"].values())
+
+
+ALL = tuple(MODEL.init(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "owned"),
+    [
+        ("fed_avg", {}, Owned((), ())),
+        ("local_only", {}, Owned(tuple(f"weights/{name}" for name in ALL), ALL)),
+        ("centaur", {}, Owned(tuple(f"head/{name}" for name in MODEL.head), MODEL.head)),
+        ("dp_fed_avg_ft", {}, Owned(tuple(f"head/{name}" for name in MODEL.head), MODEL.head)),
+        ("ifca", {}, Owned(("cluster", *(f"weights/{name}" for name in ALL)), ALL)),
+        ("udp_hypernet", {"hidden_units": [8]}, Owned(("descriptor",), ALL)),
+        # In its last round.
+        ("finetune", {"federated_fraction": 1.0}, Owned(tuple(f"weights/{name}" for name in ALL), ())),
+        ("finetune", {}, Owned(tuple(f"weights/{name}" for name in ALL), ALL)),
+    ],
+)
+def test_what_clients_own_is_what_differs_between_two(name, given, owned):
+    found = what_clients_own(build(name, **given), MODEL, rounds=4)
+    assert tuple(map(sorted, found)) == tuple(map(sorted, owned))

@@ -1,12 +1,12 @@
-import dataclasses
-import json
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from tests.reports import report_samples as samples
+from tests.reports.statement_cases import CHARGED, GRID, SEARCH
 from tff_pdp import errors
-from tff_pdp.reports import statement as privacy_statement
+from tff_pdp.privacy.facts import RunsOnRecord, TuningFacts
 
 KEY_SENTENCES = [
     "Unit: one example of one silo.",
@@ -31,63 +31,57 @@ KEY_SENTENCES = [
 
 
 def test_key_sentences():
-    statement = samples.sample_statement(samples.sample_silos(12), tuned=("lambda",), configurations_tried=4)
-    text = privacy_statement.statement_text(statement)
-    assert statement["private"]
+    statement = samples.sample_statement(
+        samples.sample_silos(12), tuning=TuningFacts(tuned=("lambda",), configurations_tried=4)
+    )
+    text = samples.text_of(statement)
+    assert statement.private
     assert "not private. Reason" not in text
     assert [sentence for sentence in KEY_SENTENCES if sentence not in text] == []
-    json.dumps(statement, allow_nan=False)
 
 
 def test_test_seed_is_not_private():
-    statement = samples.seeded_report(3).privacy
-    text = privacy_statement.statement_text(statement)
-    assert (statement["claim"], statement["private"]) == ("none", False)
+    statement = samples.seeded_statement(3)
+    text = samples.text_of(statement)
+    assert (statement.claim, statement.private) == ("none", False)
     assert "This run is not private. Reason: test mode: all noise follows from a fixed seed" in text
     assert "need not be trusted" not in text
     assert "No finite ε holds for the models of all 3 runs together: nothing is proven of Local only" in text
-    assert "No finite ε holds of what one method spent in a silo; that was asked for is between 1 and 4" in text
-    assert (statement["epsilon_minimum"], statement["epsilon_maximum"]) == (None, None)
-    assert {silo["epsilon_spent"] for silo in statement["silos"]} == {None}
-    assert {silo["epsilon_target"] for silo in statement["silos"]} == {1.0, 2.0, 4.0}
-    json.dumps(statement, allow_nan=False)
+    assert "No finite ε holds for what one method spent in a silo; the ε that was asked for is between 1 and 4" in text
 
 
 def test_one_silo_without_noise_takes_the_claim_away():
     first, *others = samples.sample_silos(3)
-    bare = dataclasses.replace(first, epsilon_target=math.inf, epsilon_spent=math.inf, noise_multiplier=0.0)
+    bare = replace(first, epsilon_target=math.inf, epsilon_spent=math.inf, noise_multiplier=0.0)
     statement = samples.sample_statement((bare, *others))
-    assert statement["claim"] == "none"
-    assert "1 of 3 silos trained without noise, for example silo-000" in statement["claim_reason"]
-    json.dumps(statement, allow_nan=False)
+    assert statement.claim == "none"
+    assert "1 of 3 silos trained without noise, for example silo-000" in statement.claim_reason
 
 
 def test_no_noise_at_all_says_nothing_about_a_mechanism():
-    silos = [
-        dataclasses.replace(silo, epsilon_spent=math.inf, noise_multiplier=0.0) for silo in samples.sample_silos(2)
-    ]
-    text = privacy_statement.statement_text(samples.sample_statement(tuple(silos)))
+    silos = [replace(silo, epsilon_spent=math.inf, noise_multiplier=0.0) for silo in samples.sample_silos(2)]
+    text = samples.text_of(samples.sample_statement(tuple(silos)))
     assert "No silo added noise." in text
     assert "DP-SGD" not in text
 
 
 def test_the_claim_is_the_weakest_of_what_is_exported():
     silos = samples.sample_silos(2)
-    weak, middle, strong = samples.sample_algorithms(silos)
-    weak = dataclasses.replace(weak, claim="none")
-    strong = dataclasses.replace(strong, claim="formal", claim_reason="Everything is counted")
-    exported = samples.sample_statement(silos, algorithms=(weak, middle, strong))
-    assert (exported["claim"], exported["claim_reason"]) == ("formal", "Everything is counted.")
-    assert exported["composed"]["epsilon"] is None  # Releasing the unprotected method too would void everything.
-    kept = dataclasses.replace(strong, exported=False)
-    assert samples.sample_statement(silos, algorithms=(middle, kept))["claim"] == "formal-conditional"
+    weak, middle, strong = samples.sample_methods()
+    weak = replace(weak, claim="none")
+    strong = replace(strong, claim="formal", claim_reason="Everything is counted")
+    exported = samples.sample_statement(silos, methods=(weak, middle, strong))
+    assert (exported.claim, exported.claim_reason) == ("formal", "Everything is counted.")
+    assert exported.composed.epsilon is None  # Releasing the unprotected method too would void everything.
+    kept = replace(strong, exported=False)
+    assert samples.sample_statement(silos, methods=(middle, kept)).claim == "formal-conditional"
 
 
 def test_spending_over_the_target_and_a_ledger_composition_are_stated():
     first, second = samples.sample_silos(2)
-    over = dataclasses.replace(first, epsilon_spent=1.2)
-    statement = samples.sample_statement((over, second), composed_epsilon=5.001, composed_delta=1e-5)
-    text = privacy_statement.statement_text(statement)
+    over = replace(first, epsilon_spent=1.2)
+    statement = samples.sample_statement((over, second), on_record=RunsOnRecord(epsilon=5.001, delta=1e-5))
+    text = samples.text_of(statement)
     assert "Over their target: 1 of 2 silos, for example silo-000." in text
     assert "ε = 5.01 at δ = 1e-05 for the silo that spent most (the ledger's bound)" in text
 
@@ -95,44 +89,36 @@ def test_spending_over_the_target_and_a_ledger_composition_are_stated():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"sampler": "shuffle"}, 'Unknown sampler "shuffle"'),
-        ({"algorithms": ()}, "at least one method and one silo"),
+        ({"sampler": "shuffle"}, "no words for a fact: .*'shuffle'"),
+        ({"methods": ()}, "at least one method"),
+        ({"silos": ()}, "what each silo, or each method, cost"),
+        ({"methods": (replace(samples.sample_methods()[0], claim="certain"),)}, 'unknown privacy claim "certain"'),
     ],
 )
 def test_impossible_requests_are_named(overrides, message):
     with pytest.raises(errors.ConfigError, match=message):
-        samples.sample_statement(samples.sample_silos(1), **overrides)
+        samples.sample_statement(**{"silos": samples.sample_silos(1), **overrides})
 
 
 def test_an_empirical_claim_promises_no_protection():
     silos = samples.sample_silos(2)
-    algorithms = [dataclasses.replace(entry, claim="empirical") for entry in samples.sample_algorithms(silos)]
-    statement = samples.sample_statement(silos, algorithms=algorithms)
-    text = privacy_statement.statement_text(statement)
-    assert not statement["private"]
+    methods = tuple(replace(method, claim="empirical") for method in samples.sample_methods())
+    statement = samples.sample_statement(silos, methods=methods)
+    text = samples.text_of(statement)
+    assert not statement.private
     assert "differential privacy, with ε" not in text
     assert "need not be trusted" not in text
 
 
-SEARCH = {
-    "method": "MR-MTL",
-    "searched": ["prox_weight", "learning_rate"],
-    "candidates": 6,
-    "runs": "geometric",
-    "mean_runs": 5.0,
-}
-
-
-def tuning(**overrides):
-    statement = samples.sample_statement(**{"silos": samples.sample_silos(3), **overrides})
-    json.dumps(statement, allow_nan=False)
-    (text,) = [paragraph["text"] for paragraph in statement["paragraphs"] if paragraph["heading"] == "Tuning"]
-    return statement["tuning"], text, privacy_statement.statement_text(statement)
+def tuning(silos=(), methods=(), **facts):
+    statement = samples.sample_statement(
+        silos or samples.sample_silos(3), methods=methods or samples.sample_methods(), tuning=TuningFacts(**facts)
+    )
+    return samples.paragraph(statement, "Tuning"), samples.text_of(statement)
 
 
 def test_a_private_search_is_in_the_epsilon_and_says_how_it_was_made():
-    facts, text, everything = tuning(search=SEARCH)
-    assert facts["in_epsilon"] and facts["search"] == SEARCH
+    text, everything = tuning(search=SEARCH)
     assert "Searched privately: prox_weight and learning_rate of MR-MTL." in text
     assert "made a secret, random number of runs (geometric, 5 on average), each with one of 6 candidates" in text
     assert "The ε includes this search." in text
@@ -143,31 +129,25 @@ def test_a_private_search_is_in_the_epsilon_and_says_how_it_was_made():
 
 
 def test_a_fixed_grid_is_said_to_count_every_run():
-    facts, text, _ = tuning(search={**SEARCH, "runs": "fixed", "mean_runs": None})
-    assert facts["in_epsilon"]
-    assert "Each silo tried each of 6 candidates once" in text
+    text, _ = tuning(search=GRID)
+    assert "Each silo tried each of 3 candidates once" in text
     assert "The ε counts every one of these runs as if it had been released." in text
     assert "random" not in text
 
 
 def test_what_was_tuned_besides_a_search_is_not_in_the_epsilon():
-    facts, text, _ = tuning(search=SEARCH, tuned=("batch size",), configurations_tried=4)
-    assert not facts["in_epsilon"]
+    text, _ = tuning(search=SEARCH, tuned=("batch size",), configurations_tried=4)
     assert "Chosen by looking at results: batch size, among 4 configurations. This tuning is not in the ε." in text
 
 
 def test_configurations_that_were_tried_have_a_price():
-    charged = {"epsilon": 7.3301, "delta": 1e-5}
-    facts, text, _ = tuning(tuned=("lambda",), configurations_tried=4, if_charged=charged)
-    assert (facts["in_epsilon"], facts["if_charged"]) == (False, charged)
+    text, _ = tuning(tuned=("lambda",), configurations_tried=4, **CHARGED)
     assert "If each of the 4 configurations were charged as a release" in text
     assert "the ε of the silo that spent most would be 7.34 at δ = 1e-05." in text
-    seeded = samples.seeded_report(3)
-    given = {"algorithms": seeded.algorithms, "silos": seeded.silos}
-    facts, text, _ = tuning(configurations_tried=4, if_charged=charged, **given)
-    assert facts["if_charged"] is None and "were charged" not in text
-    facts, text, everything = tuning()
-    assert (facts["in_epsilon"], facts["search"]) == (False, None)
+    seeded = samples.seeded_statement(3).facts
+    text, _ = tuning(seeded.silos, seeded.methods, configurations_tried=4, **CHARGED)
+    assert "were charged" not in text
+    text, everything = tuning()
     assert text.startswith("No setting was declared as tuned. Any tuning that was done all the same is not in the ε.")
     assert "it protects training records only. Preprocessing" in everything
 
@@ -181,25 +161,23 @@ def test_configurations_that_were_tried_have_a_price():
 )
 def test_a_statement_says_what_makes_random_bits(generator, sentence):
     statement = samples.sample_statement(samples.sample_silos(2), generator=generator)
-    assert statement["generator"] == generator
-    assert sentence in privacy_statement.statement_text(statement)
+    assert sentence in samples.text_of(statement)
 
 
 def test_a_figure_over_other_runs_on_record_may_hang_on_philox():
     silos = samples.sample_silos(2)
-    formal = [
-        dataclasses.replace(algorithm, claim="formal", claim_reason="Everything is counted")
-        for algorithm in samples.sample_algorithms(silos)
-    ]
+    formal = tuple(
+        replace(method, claim="formal", claim_reason="Everything is counted") for method in samples.sample_methods()
+    )
 
     def composed(**changes):
-        return samples.sample_statement(silos, algorithms=tuple(formal), generator="chacha20", **changes)["composed"]
+        return samples.sample_statement(silos, methods=formal, generator="chacha20", **changes).composed
 
     alone = composed()
-    assert (alone["claim"], alone["claim_reason"]) == ("formal", "Everything is counted")
-    several = composed(composed_epsilon=9.0, composed_delta=1e-5, recorded_runs=len(formal) + 1)
-    assert several["claim"] == "formal-conditional"
-    assert several["claim_reason"] == (
+    assert (alone.claim, alone.claim_reason) == ("formal", "Everything is counted")
+    several = composed(on_record=RunsOnRecord(epsilon=9.0, delta=1e-5, runs=len(formal) + 1))
+    assert several.claim == "formal-conditional"
+    assert several.claim_reason == (
         "Everything is counted; random bits of other runs on record may be Philox's, which is no cryptographic "
         "generator"
     )

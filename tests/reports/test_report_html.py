@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from tests.reports import report_samples as samples
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
@@ -52,7 +53,7 @@ def test_page_is_balanced_self_contained_and_complete(count):
     assert not re.search(r"https?://|src=|url\((?!#)|@import", page)
     assert not checker.seen & {"script", "link", "img", "iframe"}
     text = set(checker.text)
-    assert [silo.id for silo in report.silos if silo.id not in text] == []
+    assert [silo.id for silo in report.clients if silo.id not in text] == []
     assert page.count("<svg") == 3
 
 
@@ -76,7 +77,7 @@ def test_a_regression_is_reported_in_its_own_metric(count):
 def test_the_worst_silo_is_drawn_first(metric, worst, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "_named_figure", lambda names: drawn.update(names=names) or plots._figure(2.0))
-    silos = samples.sample_silos(5, metric=metric)
+    silos = samples.sample_clients(5, metric=metric)
     plots.metric_figure(silos, samples.sample_algorithms(silos, metric)[2], metric)
     by_value = sorted(silos, key=lambda silo: silo.personal["mr_mtl"])
     assert drawn["names"][0] == by_value[worst].id
@@ -108,10 +109,14 @@ def test_test_seed_is_shown_as_not_private():
 
 def test_missing_numbers_are_dashes_not_errors():
     report = samples.sample_report(2)
-    first, second = report.silos
-    first = dataclasses.replace(first, personal={}, shared={}, epsilon_pld=math.nan, num_test=0)
+    first, second = report.clients
+    first = dataclasses.replace(first, personal={}, shared={}, num_test=0)
+    costs, other = samples.sample_silos(2)
+    privacy = samples.sample_statement((replace(costs, epsilon_pld=math.nan), other))
     algorithms = tuple(dataclasses.replace(algorithm, history=()) for algorithm in report.algorithms)
-    page = report_html.render_report(dataclasses.replace(report, silos=(first, second), algorithms=algorithms))
+    page = report_html.render_report(
+        dataclasses.replace(report, clients=(first, second), algorithms=algorithms, privacy=privacy)
+    )
     _parse(page)
     assert "nan" not in page.lower()
     assert page.count("<svg") == 2

@@ -2,6 +2,7 @@ import dataclasses
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from tests.reports import report_samples as samples
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
@@ -49,7 +50,7 @@ def test_spread_by_hand():
 
 @pytest.mark.parametrize("metric", [ACCURACY, MEAN_SQUARED_ERROR])
 def test_gain_is_paired_silo_by_silo(metric):
-    silos = samples.sample_silos(3)
+    silos = samples.sample_clients(3)
     personal = [0.5, 0.7, 0.9]
     alone = [0.2, 0.8, None]
     silos = tuple(
@@ -64,20 +65,22 @@ def test_gain_is_paired_silo_by_silo(metric):
     assert rows["local_only"].gain is None
 
 
+def kept(algorithm):
+    """The same method, not exported."""
+    return dataclasses.replace(algorithm, facts=replace(algorithm.facts, exported=False))
+
+
 def test_featured_method_is_the_exported_one_else_the_best_on_validation():
-    algorithms = samples.sample_algorithms(samples.sample_silos(3))
+    algorithms = samples.sample_algorithms(samples.sample_clients(3))
     assert _featured(algorithms) == "mr_mtl"
     tempting = dataclasses.replace(algorithms[1], mean=1.0)
-    kept_here = [dataclasses.replace(algorithm, exported=False) for algorithm in (tempting, algorithms[2])]
+    kept_here = [kept(algorithm) for algorithm in (tempting, algorithms[2])]
     assert _featured(kept_here) == "mr_mtl"
     assert summary.featured_algorithm([], ACCURACY) is None
 
 
 def test_the_best_on_validation_is_that_with_the_least_error_and_never_one_without_results():
-    local_only, fed_avg, mr_mtl = (
-        dataclasses.replace(algorithm, exported=False)
-        for algorithm in samples.sample_algorithms(samples.sample_silos(3))
-    )
+    local_only, fed_avg, mr_mtl = map(kept, samples.sample_algorithms(samples.sample_clients(3)))
     fed_avg = dataclasses.replace(fed_avg, history=((1, 0.1), (2, 0.5)))
     mr_mtl = dataclasses.replace(mr_mtl, history=((1, 0.9), (2, 0.4)))
     assert _featured([local_only, fed_avg, mr_mtl], MEAN_SQUARED_ERROR) == "mr_mtl"

@@ -1,18 +1,10 @@
 """Statements about rows of a contact graph say person or pair where others say record."""
 
-import dataclasses
-import json
-
 import pytest
 
 from tests.reports import report_samples as samples
-from tff_pdp.data.manifest import RowInfluence
-from tff_pdp.privacy.facts import RECORDS, unit_of
+from tests.reports.statement_cases import ALONE, EDGE, NODE
 from tff_pdp.reports import html as report_html
-from tff_pdp.reports.statement import statement_text
-
-NODE = RowInfluence("node", "replace_one", 41, "nobody has more than 20 contacts")
-EDGE = RowInfluence("edge", "add_or_remove_one", 2, "a pair's contacts are in the two people's rows.")
 
 SENTENCES = {
     NODE: [
@@ -32,7 +24,7 @@ SENTENCES = {
         "(edge). Two data sets are neighbours if these contacts are there or are not",
         "At most S = 2 records of a silo then differ (a pair's contacts are in the two people's rows).",
         "People's own features and disease states are NOT protected.",
-        "All contacts of one person together, or that it had any, are protected less",
+        "All contacts of one person together, and whether it had any, are protected less",
         "private in that silo's contacts",
     ],
 }
@@ -41,7 +33,7 @@ SENTENCES = {
 @pytest.mark.parametrize("influence", [NODE, EDGE])
 def test_key_sentences(influence):
     statement = samples.sample_statement(samples.sample_silos(3), row_influence=influence)
-    text = statement_text(statement)
+    text = samples.text_of(statement)
     assert [sentence for sentence in SENTENCES[influence] if sentence not in text] == []
     for words in (
         "one example of one silo",
@@ -50,23 +42,21 @@ def test_key_sentences(influence):
         "A person with records in several",
     ):
         assert words not in text
-    assert statement["unit"] == influence.unit
-    assert statement["row_influence"] == dataclasses.asdict(influence)
-    assert len({paragraph["heading"] for paragraph in statement["paragraphs"]}) == len(statement["paragraphs"])
-    json.dumps(statement, allow_nan=False)
+    assert statement.facts.unit == influence.unit
+    assert len({paragraph.heading for paragraph in statement.paragraphs}) == len(statement.paragraphs)
 
 
 def test_what_else_a_person_may_be_replaced_by_is_said():
-    removed = unit_of(dataclasses.replace(NODE, adjacency="replace_special", num_rows=1))
-    assert "or is as if it were not, its records all zeros" in removed.unit_text
-    assert "At most S = 1 record of a silo then differ" in removed.unit_text
+    statement = samples.sample_statement(samples.sample_silos(3), row_influence=ALONE)
+    text = samples.paragraph(statement, "Unit of protection")
+    assert "or is as if it were not, its records all zeros" in text
+    assert "At most S = 1 record of a silo then differ" in text
 
 
 def test_records_are_records():
-    assert unit_of(None) is RECORDS
     statement = samples.sample_statement(samples.sample_silos(3))
-    assert (statement["unit"], statement["row_influence"]) == ("silo example", None)
-    text = statement_text(statement)
+    assert statement.facts.unit == "silo example"
+    text = samples.text_of(statement)
     assert "node" not in text and "contact" not in text
 
 

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 
+from msgspec.structs import replace
+
 from tests.reports import report_samples as samples
 from tff_pdp.models.metrics import ACCURACY
-from tff_pdp.privacy.facts import UserCosts, UserSums
+from tff_pdp.privacy.facts import MethodFacts, UserCosts, UserFacts, UserSums
 from tff_pdp.reports import content
-from tff_pdp.reports.statement import build_user_statement
+from tff_pdp.reports.statement import Statement, statement
 
 COSTS = UserCosts(
     epsilon_target=2.0,
@@ -19,7 +21,7 @@ COSTS = UserCosts(
     num_noised=10_000,
     noise_to_signal=3.0,
 )
-NOTHING = dataclasses.replace(
+NOTHING = replace(
     COSTS, epsilon_spent=0.0, epsilon_rdp=0.0, epsilon_pld=0.0, noise_multiplier=0.0, num_noised=0, noise_to_signal=0.0
 )
 # 1.5 * sqrt(10,000) / 50 is 3.
@@ -36,42 +38,39 @@ SUMS = UserSums(
 
 def sample_users(count: int) -> tuple[content.ClientScores, ...]:
     return tuple(
-        content.ClientScores(f"user-{place:03d}", one.num_test, one.personal, one.shared)
-        for place, one in enumerate(samples.sample_silos(count))
+        dataclasses.replace(one, id=f"user-{place:03d}") for place, one in enumerate(samples.sample_clients(count))
     )
 
 
-def sample_methods(**costs: UserCosts) -> tuple[content.AlgorithmResult, ...]:
+def sample_methods(**costs: UserCosts) -> tuple[MethodFacts, ...]:
     """Local training, FedAvg and MR-MTL, which is exported, with costs by name."""
     found = {"local_only": NOTHING, "fed_avg": COSTS, "mr_mtl": COSTS, **costs}
     return tuple(
-        dataclasses.replace(
-            algorithm, claim_reason="The number of users is treated as public", user_costs=found[algorithm.name]
-        )
-        for algorithm in samples.sample_algorithms(samples.sample_silos(3))
+        replace(method, claim_reason="The number of users is treated as public", user_costs=found[method.name])
+        for method in samples.sample_methods()
     )
 
 
-def seeded_methods() -> tuple[content.AlgorithmResult, ...]:
+def seeded_methods() -> tuple[MethodFacts, ...]:
     """The same under a fixed test seed."""
     spent = dict.fromkeys(("epsilon_spent", "epsilon_rdp", "epsilon_pld"), math.inf)
-    costs = {name: dataclasses.replace(own, **spent) for name, own in (("local_only", NOTHING), ("fed_avg", COSTS))}
+    costs = {name: replace(own, **spent) for name, own in (("local_only", NOTHING), ("fed_avg", COSTS))}
     return tuple(map(samples.without_claim, sample_methods(**costs, mr_mtl=costs["fed_avg"])))
 
 
-def sample_user_statement(**overrides) -> dict:
-    return build_user_statement(**{"algorithms": sample_methods(), "sums": SUMS, **overrides})
+def sample_user_statement(**overrides) -> Statement:
+    return statement(UserFacts(**{"methods": sample_methods(), "sums": SUMS, **overrides}))
 
 
 def sample_user_report(count: int, **overrides) -> content.Report:
+    users, privacy = sample_users(count), sample_user_statement(**overrides)
     return content.Report(
         title="Handwriting of many",
         created="2024-05-01 12:00 UTC",
         metric=ACCURACY,
-        algorithms=overrides.get("algorithms", sample_methods()),
-        silos=(),
-        users=sample_users(count),
-        privacy=sample_user_statement(**overrides),
+        algorithms=samples.sample_algorithms(samples.sample_clients(3), methods=privacy.facts.methods),
+        clients=users,
+        privacy=privacy,
         config={"model": "mlp"},
         notes=("MR-MTL: the noise is too much.",),
     )

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp import _tff
+from tff_pdp.digests import write_json
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.run_key import RunKey
@@ -106,3 +107,14 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     (folder / "state.npz").write_bytes(damage(whole))
     with pytest.raises(DataError, match="round_000003"):
         load_latest(tmp_path)
+
+
+def test_what_the_hook_of_a_method_remembers_comes_back_also_from_earlier_versions(tmp_path):
+    remembered = {"prox_weights": np.array([0.5, 2.0], np.float32), "window": {"rounds": np.int64(3)}}
+    folder = save(tmp_path, dataclasses.replace(make_checkpoint(), hook=remembered))
+    tf.nest.map_structure(np.testing.assert_array_equal, dict(load_latest(tmp_path).hook), remembered)
+    content = json.loads((folder / "checkpoint.json").read_text())
+    del content["digest"]
+    content["structure"]["auto_prox"] = content["structure"].pop("hook")
+    write_json(folder / "checkpoint.json", content)
+    tf.nest.map_structure(np.testing.assert_array_equal, dict(load_latest(tmp_path).hook), remembered)

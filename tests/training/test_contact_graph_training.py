@@ -71,7 +71,7 @@ def test_training_spends_each_silos_budget_on_people(of_contacts):
         assert silo["epsilon_spent"] == alone
     page = (config.algorithm_folder("mr_mtl").parent / "report.html").read_text()
     assert "one person of one silo&#39;s contact graph (node)" in page and NODE.rule in page
-    exported = _privacy_report(method, stored)
+    exported = _privacy_report(config, method, stored)
     assert (exported["unit"], exported["adjacency"]) == ("node", "replace_special")
     assert "at most 4 rows differ" in exported["claim_reason"]
 

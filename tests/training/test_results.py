@@ -44,7 +44,7 @@ def test_a_run_with_a_known_seed_is_never_called_private(experiment):
     assert evaluate_experiment(config)["privacy"]["claim"] == "none"
     assert "not private" in statement(config).lower()
     method, _ = load_trained(config, "fed_avg")
-    assert _privacy_report(method, state)["claim"] == "none"
+    assert _privacy_report(config, method, state)["claim"] == "none"
     with pytest.raises(ConfigError, match="other settings"):
         evaluate_experiment(experiment(**ONE))
 
@@ -82,7 +82,7 @@ def test_a_run_without_privacy_is_reported_and_claims_nothing(experiment):
     assert summary["privacy"]["claim"] == "none"
     assert {silo["epsilon_spent"] for silo in summary["silos"]} == {None}
     method, _ = load_trained(config, "fed_avg")
-    assert _privacy_report(method, state)["claim"] == "none"
+    assert _privacy_report(config, method, state)["claim"] == "none"
 
 
 def test_a_silo_without_a_bound_takes_the_claim_from_all(experiment):
@@ -91,7 +91,7 @@ def test_a_silo_without_a_bound_takes_the_claim_from_all(experiment):
     state = train(config, "fed_avg", progress=False)
     assert evaluate_experiment(config)["privacy"]["claim"] == "none"
     method, _ = load_trained(config, "fed_avg")
-    report = _privacy_report(method, state)
+    report = _privacy_report(config, method, state)
     json.dumps(report, allow_nan=False)
     assert (report["claim"], report["claim_reason"]) == ("none", "1 silos trained without noise, for example silo_01")
 
@@ -212,7 +212,7 @@ def test_users_without_noise_or_under_a_known_seed_get_no_claim(experiment):
         summary_table(summary)
         method, state = load_trained(config, "fed_avg")
         state.client_states.close()
-        report = _privacy_report(method, state)
+        report = _privacy_report(config, method, state)
         json.dumps(report, allow_nan=False)
         assert report["claim"] == "none"
         assert "joint differential privacy" not in report["personal_models"]

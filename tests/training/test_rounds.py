@@ -5,7 +5,6 @@ import pytest
 
 from tests.rounding import network_roundings, probable_gamma
 from tests.tiers import parameters
-from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE
@@ -96,8 +95,11 @@ def test_selection_is_charged_in_its_rounds(experiment):
         ({"ifca": {"clusters": 3}}, "unknown key algorithms.ifca.clusters;"),
         ({"finetune": {"federated_fraction": 1.5}}, "algorithms.finetune.federated_fraction"),
         ({"mr_mtl": {"prox_inside_clip": 1}}, "algorithms.mr_mtl.prox_inside_clip"),
-        ({"ditto": {"prox_weight": "auto"}}, "only for: mr_mtl"),
-        ({"mocha": {"client_index": 3}}, "unknown key algorithms.mocha.client_index;"),
+        (
+            {"ditto": {"prox_weight": "auto"}},
+            "algorithms.ditto.prox_weight must be a number of at least 0, not 'auto'$",
+        ),
+        ({"mocha": {"client_index": 3}}, "^algorithms.mocha.client_index cannot be set: "),
         ({"mr_mtl": {"local_steps": "epochs"}}, "or such as '5 epochs', not 'epochs'"),
         ({"ifca": {"rounds": 3}}, "unknown key algorithms.ifca.rounds;"),
     ],
@@ -106,6 +108,12 @@ def test_settings_of_methods_that_mean_nothing(experiment, algorithms, message):
     name = next(iter(algorithms))
     with pytest.raises(ConfigError, match=message):
         build_method(experiment(algorithms=algorithms, export__algorithm=name), name)
+
+
+def test_what_the_server_is_told_besides_is_named_in_the_claim(experiment):
+    given = {"algorithms": {"fed_nova": {"local_steps": "epoch"}}, "export__algorithm": "fed_nova"}
+    method = build_method(experiment(**given), "fed_nova")
+    assert "silos' steps, whose mean the server is told, are treated as public" in method.plan.claim_reason
 
 
 @pytest.mark.parametrize("name", parameters(["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"], test=["fed_avg", "mocha"]))
@@ -138,8 +146,9 @@ AUTO = {"algorithms": {"mr_mtl": {"prox_weight": "auto", "learning_rate": 0.3}},
 def test_lambda_is_set_from_what_silos_release(experiment, client_parallelism):
     config = experiment(**AUTO, training__client_parallelism=client_parallelism)
     method, state, _ = train(config, "mr_mtl")
-    first = auto_prox.prox_weights(auto_prox.init(method.auto_prox, method.model.num_parameters()))
-    last = auto_prox.prox_weights(state.auto_prox)
+    everyone = np.arange(len(state.client_ids))
+    first = method.hook.hparams(method.hook.init(), everyone)["prox_weight"]
+    last = method.hook.hparams(state.hook, everyone)["prox_weight"]
     assert last.shape == (len(state.client_ids),)
     assert not np.array_equal(first, last)
     # It costs nothing: the ledger holds the gradients, and nothing else.
@@ -162,7 +171,7 @@ def test_lambda_of_a_run_that_is_resumed_is_set_from_all_its_rounds(experiment):
         patch.setattr(training, "run_round", stop)
         run_to_the_end(config, "mr_mtl", progress=False)
     resumed = run_to_the_end(config, "mr_mtl", resume=True, progress=False)
-    np.testing.assert_array_equal(auto_prox.prox_weights(whole.auto_prox), auto_prox.prox_weights(resumed.auto_prox))
+    np.testing.assert_array_equal(whole.hook["prox_weights"], resumed.hook["prox_weights"])
     for one, other in zip(whole.client_states, resumed.client_states, strict=True):
         for name in one["weights"]:
             np.testing.assert_array_equal(one["weights"][name], other["weights"][name])

@@ -1,12 +1,13 @@
 """Parts that methods are made of: pure functions that know of no privacy plan and no TFF.
 
+hyper_parameters: `HParam`, `Steps`, and hooks that set them during training
 base: the contract: `Algorithm`, `GradFn`, functions on weights
 local_sgd: the local solver
 minibatch: the plain gradient estimator
 server_optimizer: what the server does with a mean update
 clustering: a model for each cluster, selected privately, summed by cluster
 partial_sharing: a shared body, a head of every client's own
+auto_prox: MR-MTL's lambda, set from released models
 whole_models: methods whose clients own a whole model, or share one
 shared_parts: methods whose clients share a part of their models
-auto_prox: MR-MTL's lambda, set from released models
 """

@@ -14,11 +14,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tff_pdp.algorithms.hyper_parameters import Hook, HParam, count_gradients, step_names
 from tff_pdp.models.base import Weights
 
 # A nest of named tensors; an empty mapping where an algorithm keeps nothing.
 State = Mapping[str, Any]
-AggregationKind = Literal["mean", "sum"]
+# `rows`: the server has one row for each client, by `client_index`, and knows who is `present` in a round.
+AggregationKind = Literal["mean", "sum", "rows"]
+PublicKind = Literal["weighted_mean"]
+# What can be `SET_BY_RUNTIME`.
+RUNTIME_HPARAMS = ("client_index",)
 
 
 class ClientData(NamedTuple):
@@ -33,18 +38,6 @@ class ClientData(NamedTuple):
     x: tf.Tensor
     y: tf.Tensor
     num_examples: tf.Tensor
-
-
-class LocalSteps(NamedTuple):
-    """How many steps a client takes; the value of a hyper-parameter such as `local_steps` inside a computation.
-
-    Attributes:
-      count: int32 scalar, at least 1.
-      bound: int32 scalar, at least `count`, and the same for all clients computed together.
-    """
-
-    count: tf.Tensor
-    bound: tf.Tensor
 
 
 class ClientResult(NamedTuple):
@@ -116,51 +109,101 @@ class GradientEstimator:
 
 
 @dataclasses.dataclass(frozen=True)
+class Export:
+    """How the models of trained clients may be stored. Which weights clients own is seen from the models themselves.
+
+    Attributes:
+      served_from_state: a client's model is made from a state that is small next to it, by `personalise` alone: an
+        export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
+        Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
+        `global_model` is made from, which unknown clients get.
+      serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
+        a client that comes after training need only select one.
+    """
+
+    served_from_state: bool = False
+    serves_candidates: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What a method makes of a privacy plan's guarantee; by default, nothing.
+
+    Attributes:
+      condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
+      unsound: why nothing is guaranteed whatever the privacy plan is, if so.
+      noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
+      noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
+        then protects nobody; for a paper's variant only.
+    """
+
+    condition: str = ""
+    unsound: str = ""
+    noised_size: Callable[[Weights], int] | None = None
+    noise_on_own_support: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """A personalised federated algorithm.
+
+    FedAvg, with a client update that ends in `ClientResult(state={}, released={"update": update})`:
+
+        Algorithm(
+            name="fed_avg",
+            title="FedAvg",
+            hparams={"learning_rate": HParam(0.1, "learning rate", symbol="η"), "local_steps": Steps(1, symbol="τ")},
+            released={"update": "mean"},
+            data_passes=1,
+            init_server=lambda weights: {"weights": weights},
+            broadcast=lambda state: state,
+            init_client=lambda broadcast: {},
+            client_update=client_update,
+            server_update=lambda state, aggregates: {"weights": add(state["weights"], aggregates["update"])},
+            personalise=lambda broadcast, client_state: broadcast["weights"],
+            global_model=lambda state: state["weights"],
+        )
 
     Attributes:
       name: its name in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: its name for a reader.
-      hparams: default of each hyper-parameter, by name. Floats become float32 and ints int32 scalars on each client,
-        so that every client may have its own value without another compilation. Those of `step_hparams` and
-        `adapt_steps` arrive as `LocalSteps`; `client_index` is not set by anyone but counts the clients, from 0.
-      released: what leaves a client, and how the server combines it.
+      hparams: hyper-parameters by name. Each becomes a scalar on every client, so that clients may have values of their
+        own without another compilation; numbers of steps arrive as `LocalSteps`, in the order of `hparams` their
+        gradients are numbered in. `client_index`, which is `SET_BY_RUNTIME`, counts the clients from 0.
+      released: what leaves a client, and how the server combines it; `rows` become `{rows: [num_clients, ...], present:
+        [num_clients]}`, where rows of clients that do not take part are zeros.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
         of its own.
       init_server: `initial weights -> server state`.
       broadcast: `server state -> what every client receives`.
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
-      server_update: `(server state, aggregates by released name) -> server state`.
+      server_update: `(server state, aggregates by name, released or public) -> server state`.
       personalise: `(broadcast, client state) -> weights of that client's model`; of its adapted state, where it adapts.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
+      public: scalars that the server learns besides, by name, each a mean in which clients count as they do in means of
+        what is released.
+      public_values: `hyper-parameters -> public scalars`, of each client. It is given no data, so that a privacy plan
+        need only see that hyper-parameters are public.
+      num_clients: how many clients there are, of methods that release `rows`.
       candidates: `broadcast -> weights of several models`, stacked along a first axis: a client privately selects the
         one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
         that select nothing.
       selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
-      serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
-        a client that comes after training need only select one.
-      step_hparams: the hyper-parameters that count local steps, in the order that their gradients are numbered in.
       adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: what a client does for
-        itself before its model is used, with as many gradients as the hyper-parameter `adapt_steps` says. Nothing of it
+        itself before its model is used, with as many gradients as the `Steps` say that are `in_adapt`. Nothing of it
         leaves the client, so it costs nothing where users are protected; None where there is nothing to do.
-      noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
-      noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
-        then protects nobody; for a paper's variant only.
       needs_everyone: the method is right only where every client takes part in every round, or leaves for good: the
         server's state, or that of a client who comes late, assumes so. Users, of whom some are drawn, cannot have it.
-      served_from_state: a client's model is made from a state that is small next to it, by `personalise` alone: an
-        export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
-        Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
-        `global_model` is made from, which unknown clients get.
-      condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
-      unsound: why nothing is guaranteed whatever the privacy plan is, if so.
+      hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
+        that a configuration leaves to `auto`; None where there are none.
+      export: how clients' models may be stored.
+      claims: what the method makes of the privacy plan's guarantee.
     """
 
     name: str
     title: str
-    hparams: Mapping[str, float | int]
+    hparams: Mapping[str, HParam]
     released: Mapping[str, AggregationKind]
     data_passes: int
     init_server: Callable[[Weights], State]
@@ -170,21 +213,39 @@ class Algorithm:
     server_update: Callable[[State, Mapping[str, Weights]], State]
     personalise: Callable[[State, State], Weights]
     global_model: Callable[[State], Weights] | None
+    public: Mapping[str, PublicKind] = dataclasses.field(default_factory=dict)
+    public_values: Callable[[Mapping[str, Any]], Mapping[str, tf.Tensor]] | None = None
+    num_clients: int | None = None
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
-    serves_candidates: bool = False
-    step_hparams: tuple[str, ...] = ("local_steps",)
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
-    noised_size: Callable[[Weights], int] | None = None
-    noise_on_own_support: bool = False
     needs_everyone: bool = False
-    served_from_state: bool = False
-    condition: str = ""
-    unsound: str = ""
+    hook: Callable[[Any, int], Hook] | None = None
+    export: Export = Export()
+    claims: Claims = Claims()
+
+    def __post_init__(self):
+        unknown = [name for name, one in self.hparams.items() if one.is_set_by_runtime and name not in RUNTIME_HPARAMS]
+        if unknown:
+            raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be SET_BY_RUNTIME, not {unknown}")
+        if bool(self.public) != (self.public_values is not None) or set(self.public) & set(self.released):
+            raise ValueError(f"{self.name}: public scalars need names of their own, and `public_values`")
+        if "rows" in self.released.values() and (self.num_clients is None or "client_index" not in self.hparams):
+            raise ValueError(f"{self.name}: rows need `num_clients`, and `client_index` to know their places")
+
+    @property
+    def step_hparams(self) -> Sequence[str]:
+        """The hyper-parameters that count steps of a round."""
+        return step_names(self.hparams)
+
+    @property
+    def defaults(self) -> dict[str, float | int]:
+        """Default of each hyper-parameter that a configuration may set, by name."""
+        return {name: one.default for name, one in self.hparams.items() if not one.is_set_by_runtime}
 
     def num_gradients(self, hparams: Mapping[str, Any]) -> Any:
         """How many gradients a client asks for in a round, of hyper-parameters as numbers, arrays or tensors."""
-        return self.data_passes * sum(hparams[name] for name in self.step_hparams)
+        return self.data_passes * count_gradients(self.hparams, hparams)
 
 
 def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weights:

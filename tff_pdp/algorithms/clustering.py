@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientResult, State, choose, map_weights, put_in_place
+from tff_pdp.algorithms.base import Algorithm, ClientResult, Export, State, choose, map_weights, put_in_place
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.models.base import Weights
 
@@ -151,7 +152,7 @@ def build_clustered_fed_avg(
     return Algorithm(
         name=name,
         title=title,
-        hparams={"learning_rate": 0.1, "local_steps": 1},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
         released={"movement": "sum", "members": "sum"},
         data_passes=1,
         init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),
@@ -163,5 +164,5 @@ def build_clustered_fed_avg(
         global_model=None,
         candidates=lambda broadcast: broadcast["centroids"],
         selection_rounds=selection_rounds,
-        serves_candidates=federated_rounds >= rounds,
+        export=Export(serves_candidates=federated_rounds >= rounds),
     )

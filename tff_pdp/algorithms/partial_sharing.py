@@ -10,7 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, GradFn, map_weights, merge, split
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.hyper_parameters import (
+    ADAPT_STEPS,
+    HEAD_LEARNING_RATE,
+    HEAD_STEPS,
+    LEARNING_RATE,
+    LOCAL_STEPS,
+    HParam,
+)
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.algorithms.server_optimizer import Momentum, ServerOptimizer
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
@@ -24,8 +32,7 @@ def build_partial_sharing(
     name: str,
     title: str,
     head: Sequence[str],
-    hparams: Mapping[str, float | int],
-    step_hparams: tuple[str, ...],
+    hparams: Mapping[str, HParam],
     train: Train,
     optimizer: ServerOptimizer,
     release: Callable[[Weights, Weights], Weights] | None = None,
@@ -38,8 +45,7 @@ def build_partial_sharing(
       name: in the registry.
       title: for a reader.
       head: names of the head's weights.
-      hparams: defaults; `head_learning_rate` is that of the head.
-      step_hparams: as of `Algorithm`.
+      hparams: with `head_learning_rate`; `adapt_steps` are added.
       train: a client's round.
       optimizer: the server's.
       release: `(body before, body after the client's round) -> update`; by default their difference.
@@ -76,10 +82,9 @@ def build_partial_sharing(
     return Algorithm(
         name=name,
         title=title,
-        hparams={**hparams, "adapt_steps": 10},
+        hparams={**hparams, "adapt_steps": ADAPT_STEPS},
         released={"update": "mean"},
         data_passes=1,
-        step_hparams=step_hparams,
         init_server=init_server,
         broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"head": split(broadcast["weights"], head)[0]},
@@ -110,13 +115,21 @@ def tune_head(
       steps: name of the hyper-parameter that says how many steps.
     """
     return local_sgd(
-        weights,
+        Trajectory(weights, trainable=head),
         data,
         grad_fn,
         learning_rate=hparams["head_learning_rate"],
         local_steps=hparams[steps],
-        trainable=head,
     )
+
+
+# Of methods whose clients train by `head_then_body`.
+HEAD_THEN_BODY = {
+    "learning_rate": LEARNING_RATE,
+    "head_learning_rate": HEAD_LEARNING_RATE,
+    "head_steps": HEAD_STEPS,
+    "local_steps": LOCAL_STEPS,
+}
 
 
 def head_then_body(
@@ -129,21 +142,23 @@ def head_then_body(
     Args:
       head: names of the head's weights.
       local_momentum: of the body's steps.
-      options: further arguments of `local_sgd` for the body, by the body's weights at the start of the round.
+      options: of the body's trajectory, by the body's weights at the start of the round.
     """
 
     def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:
         body = split(weights, head)[1]
         return local_sgd(
-            tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
+            Trajectory(
+                tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
+                trainable=list(body),
+                momentum=tf.constant(local_momentum) if local_momentum else None,
+                **options(body),
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
             first_index=hparams["head_steps"].count,
-            trainable=list(body),
-            momentum=tf.constant(local_momentum) if local_momentum else None,
-            **options(body),
         )
 
     return train

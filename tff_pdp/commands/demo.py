@@ -22,10 +22,10 @@ from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment, exported_ids
 from tff_pdp.personal_models.trained_clients import trained_clients
+from tff_pdp.settings import CONFIGS
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table, write_summary
 from tff_pdp.training.train import train
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 MARKER = ".tff_pdp_demo"
 NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.5, 0
 # Served and in-process answers may differ by the rounding of another order of additions, not by more.

@@ -42,7 +42,7 @@ class _OnExperiment(Reporting):
     """Reads an experiment.
 
     Attributes:
-      config: the experiment, a YAML file; see configs/.
+      config: the experiment: a YAML file, or the name of a shipped experiment, such as demo or reproduce/school.
       set: replace one value of the experiment, by dotted key: --set training.rounds=10; may be repeated.
     """
 
@@ -90,7 +90,7 @@ class Config(Command):
     """Check an experiment's file and show its defaults; or describe all keys.
 
     Attributes:
-      config: an experiment, a YAML file: checked as commands check it.
+      config: an experiment, as of `train`: checked as commands check it.
       schema: all keys as JSON Schema, for editors.
       reference: all keys as the page docs/configuration.md.
       set: as of train.

@@ -1,5 +1,6 @@
-"""Declares what every engine offers, and finds the device it computes on: asked for by name, and never another one."""
+"""Declares the interface of every engine, and finds its device: asked for by name, and never another one."""
 
+import contextlib
 import re
 from contextlib import AbstractContextManager
 from typing import Protocol, Self
@@ -22,7 +23,7 @@ class Engine(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it computes: `cpu` or `gpu:N`."""
+        """The device it computes on: `cpu` or `gpu:N`."""
         ...
 
     def install(self) -> AbstractContextManager[Self]:
@@ -39,9 +40,6 @@ class Engine(Protocol):
         ...
 
 
-CHOICES = "cpu, gpu, gpu:N or auto"
-
-
 def resolve_device(name: str) -> str:
     """Finds the device a user asks for.
 
@@ -53,16 +51,19 @@ def resolve_device(name: str) -> str:
       name: `cpu`; `gpu`, the first one; `gpu:N`; or `auto`, the first GPU where there is one, else the CPU.
 
     Returns:
-      TensorFlow's name for it, such as `/GPU:0`.
+      TensorFlow's name for the device, such as `/GPU:0`.
 
     Raises:
       EngineError: the name is none of these, or there is no such GPU.
     """
     match = re.fullmatch(r"(cpu|gpu|auto)|gpu:(\d+)", name)
     if match is None:
-        raise EngineError(f"device: {name!r} is not known; write {CHOICES}")
+        raise EngineError(f"device: {name!r} is not known; write cpu, gpu, gpu:N or auto")
     num_gpus = len(gpus())
-    _let_memory_grow()
+    for device in tf.config.list_physical_devices("GPU"):
+        # A process that has used its GPUs already has decided.
+        with contextlib.suppress(RuntimeError):
+            tf.config.experimental.set_memory_growth(device, True)
     if name == "cpu" or (name == "auto" and not num_gpus):
         return "/CPU:0"
     number = int(match.group(2) or 0)
@@ -74,15 +75,6 @@ def resolve_device(name: str) -> str:
 
 
 def gpus() -> list[str]:
-    """Descriptions of the GPUs TensorFlow can use, in the order of their numbers."""
+    """Returns descriptions of the GPUs TensorFlow can use, in the order of their numbers."""
     devices = tf.config.list_physical_devices("GPU")
     return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]
-
-
-def _let_memory_grow() -> None:
-    for device in tf.config.list_physical_devices("GPU"):
-        try:
-            tf.config.experimental.set_memory_growth(device, True)
-        except RuntimeError:
-            # The process has used its GPUs already, and whoever did has decided.
-            return

@@ -37,6 +37,10 @@ class _Arrangement:
     def places(self) -> dict[int, tuple[ClientGroup, int]]:
         return {int(i): (group, row) for group in self.groups for row, i in enumerate(group.indices)}
 
+    def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
+        group, row = self.places[index]
+        return tuple(leaf[row] for leaf in group.leaves) if group.stacked else group.leaves
+
 
 class ClientValues(collections.abc.Sequence):
     """A sequence of one value per client, as computations take and return at CLIENTS.
@@ -53,7 +57,6 @@ class ClientValues(collections.abc.Sequence):
         # Another thread may assign a new arrangement at any time: each method reads it once.
         self._arrangement = _Arrangement(tuple(groups))
         self._size = sum(len(group.indices) for group in groups)
-        self._give_out: Callable[[Iterator[Any]], Any] | None = None
 
     @classmethod
     def from_members(cls, member_type: Any, members: Sequence[Any], where: str = "value") -> "ClientValues":
@@ -94,15 +97,17 @@ class ClientValues(collections.abc.Sequence):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(self._size))]
-        if self._give_out is None:
-            self._give_out = structures.build_container(self.member_type)
-        return self._give_out(map(_to_numpy, self.leaves_of(range(self._size)[index])))
+        return self._to_python(map(_to_numpy, self.leaves_of(range(self._size)[index])))
+
+    @functools.cached_property
+    def _to_python(self) -> Callable[[Iterator[Any]], Any]:
+        return structures.build_container(self.member_type)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(self._size))
 
     def columns(self) -> Any:
-        """All members at once: NumPy arrays with a first axis of clients, in the structure of a member.
+        """Returns all members at once: NumPy arrays with a first axis of clients, in the structure of a member.
 
         Raises:
           ValueError: the clients' values have different shapes, or there are no clients.
@@ -112,15 +117,15 @@ class ClientValues(collections.abc.Sequence):
         if len(set(self.shapes())) > 1:
             raise ValueError("clients' values have different shapes")
         everyone = _stack(self._arrangement, np.arange(self._size))
-        return structures.to_python(map(_to_numpy, everyone.leaves), self.member_type)
+        return self._to_python(map(_to_numpy, everyone.leaves))
 
     @property
     def groups(self) -> Sequence[ClientGroup]:
-        """How the values are kept at present."""
+        """The groups in which the values are kept at present."""
         return self._arrangement.groups
 
     def copy(self) -> "ClientValues":
-        """The same values, whose arrangement can change by itself; copies no tensor."""
+        """Returns the same values in an arrangement of their own; copies no tensor."""
         copied = ClientValues(self.member_type, self.groups)
         # With the places of all clients, where they have been looked up already.
         copied.keep_like(self)
@@ -131,8 +136,8 @@ class ClientValues(collections.abc.Sequence):
         self._arrangement = other._arrangement
 
     def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
-        """One client's leaves, without an axis of clients."""
-        return _leaves_of(self._arrangement, index)
+        """Returns one client's leaves, without an axis of clients."""
+        return self._arrangement.leaves_of(index)
 
     def separate(self) -> None:
         """Keeps every client's value by itself from now on."""
@@ -156,19 +161,19 @@ class ClientValues(collections.abc.Sequence):
         self._arrangement = _Arrangement(tuple(_stack(kept, indices) for indices in partition))
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "ClientValues":
-        """The values of some clients, in this order."""
+        """Returns the values of some clients, in this order."""
         places = {int(client): place for place, client in enumerate(clients)}
         return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
 
     def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
-        """These values, with those of some clients, in this order, replaced."""
+        """Returns these values with those of some clients, in this order, replaced."""
         others = {client: client for client in set(range(self._size)) - set(clients)}
         kept = [part for group in self.groups for part in _part(group, others)]
         new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]
         return ClientValues(self.member_type, [*kept, *new])
 
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Every client's shapes of those leaves whose type leaves a dimension open."""
+        """Returns every client's shapes of those leaves whose type leaves a dimension open."""
         open_leaves = [
             number
             for number, spec in enumerate(structures.leaf_specs(self.member_type))
@@ -184,31 +189,28 @@ class ClientValues(collections.abc.Sequence):
 
 
 def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
-    """Groups of clients of whom each of these values has equal shapes, in the order of each group's first client."""
+    """Groups clients of whom each of these values has equal shapes, in the order of each group's first client."""
     groups: dict[Any, list[int]] = {}
     for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
         groups.setdefault(shapes, []).append(index)
     return list(groups.values())
 
 
-def _leaves_of(arrangement: _Arrangement, index: int) -> tuple[tf.Tensor, ...]:
-    group, row = arrangement.places[index]
-    return tuple(leaf[row] for leaf in group.leaves) if group.stacked else group.leaves
-
-
 def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
     if not any(group.stacked for group in arrangement.groups):
-        rows = [_leaves_of(arrangement, int(index)) for index in indices]
+        rows = [arrangement.leaves_of(int(index)) for index in indices]
         return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)
     involved = [group for group in arrangement.groups if np.isin(group.indices, indices).any()]
-    rows = _rows_of(indices, np.concatenate([group.indices for group in involved]))
+    present = np.concatenate([group.indices for group in involved])
+    order = np.argsort(present)
+    rows = order[np.searchsorted(present, indices, sorter=order)]
     columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
     leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
     return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
 
 
 def _part(group: ClientGroup, places: dict[int, int]) -> list[ClientGroup]:
-    """The clients of a group that have a new place, if there are any."""
+    """Returns the clients of a group that have a new place, as a group or none."""
     rows = [row for row, index in enumerate(group.indices) if int(index) in places]
     if not rows:
         return []
@@ -216,11 +218,6 @@ def _part(group: ClientGroup, places: dict[int, int]) -> list[ClientGroup]:
     if len(rows) == len(group.indices):
         return [dataclasses.replace(group, indices=indices)]
     return [ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in group.leaves), True)]
-
-
-def _rows_of(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
-    order = np.argsort(present)
-    return order[np.searchsorted(present, wanted, sorter=order)]
 
 
 def _with_client_axis(group: ClientGroup) -> tuple[tf.Tensor, ...]:

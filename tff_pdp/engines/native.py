@@ -115,10 +115,9 @@ class NativeContext(_tff.SyncContext):
                 if not self._worker.is_alive and not _is_done(future, _GRACE_SECONDS):
                     future.cancel()
                     raise EngineError(f"TFF's worker ended during a computation: {self._worker.describe_end()}")
-            if _is_lost_connection(future.exception()):
-                raise EngineError(
-                    f"TFF's worker ended during a computation: {self._describe_lost_worker()}"
-                ) from future.exception()
+            error = future.exception()
+            if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise EngineError(f"TFF's worker ended during a computation: {self._describe_lost_worker()}") from error
             return future.result()
 
     def _describe_lost_worker(self) -> str:
@@ -130,7 +129,7 @@ class NativeContext(_tff.SyncContext):
 
 
 def _with_lists(argument: Any) -> Any:
-    """The argument with clients' values as TFF's own executors take them."""
+    """Makes clients' values lists, as TFF's own executors take them."""
     if isinstance(argument, ClientValues):
         return list(argument)
     if isinstance(argument, _tff.Struct):
@@ -140,14 +139,6 @@ def _with_lists(argument: Any) -> Any:
 
 def _is_done(future: concurrent.futures.Future[Any], timeout_seconds: float) -> bool:
     return bool(concurrent.futures.wait([future], timeout=timeout_seconds).done)
-
-
-def _is_lost_connection(error: BaseException | None) -> bool:
-    return (
-        isinstance(error, grpc.RpcError)
-        and isinstance(error, grpc.Call)
-        and error.code() == grpc.StatusCode.UNAVAILABLE
-    )
 
 
 class _Executors(_tff.ExecutorFactory):
@@ -162,7 +153,7 @@ class _Executors(_tff.ExecutorFactory):
         self._executors: OrderedDict[int, _tff.RemoteExecutor] = OrderedDict()
 
     def create_executor(self, cardinalities: Any) -> _tff.RemoteExecutor:
-        """The executor for this number of clients; none of its values outlives an invocation."""
+        """Returns the executor for this number of clients; none of its values outlives an invocation."""
         num_clients = cardinalities.get(_tff.CLIENTS, 0)
         if num_clients not in self._executors:
             executor = _tff.RemoteExecutor(self._stub)
@@ -181,47 +172,6 @@ class _Executors(_tff.ExecutorFactory):
             executor.close()
 
 
-def build_native_engine(
-    *,
-    device: str = "cpu",
-    start_timeout_seconds: float = 60.0,
-    max_concurrent_clients: int | None = None,
-    max_message_megabytes: int = 2000,
-    worker_binary: pathlib.Path | None = None,
-) -> "NativeEngine":
-    """Starts TFF's C++ worker and connects to it.
-
-    Args:
-        device: `cpu`, or `auto`, which is the same here.
-        start_timeout_seconds: How long the worker may take until it listens.
-        max_concurrent_clients: How many clients the worker computes at once (its memory grows with them); None leaves
-            it to the worker.
-        max_message_megabytes: The largest value that can be sent to or from the worker, at most 2047.
-        worker_binary: Another worker than the one in TFF's wheel.
-
-    Returns:
-        The running engine; close it, or let it be collected.
-
-    Raises:
-        EngineError: If the device is not the CPU, an option is out of range, or the worker does not listen in time.
-    """
-    if device not in ("cpu", "auto"):
-        raise EngineError(
-            f"The native engine cannot use device {device!r}: the worker that PyPI ships contains no CUDA code. "
-            "Use device 'cpu', or the engine 'inprocess'."
-        )
-    if max_concurrent_clients is not None and max_concurrent_clients < 1:
-        raise EngineError(f"max_concurrent_clients must be at least 1, not {max_concurrent_clients}.")
-    if not 1 <= max_message_megabytes <= 2047:
-        raise EngineError(f"max_message_megabytes must lie between 1 and 2047, not {max_message_megabytes}.")
-    return NativeEngine(
-        worker_binary or _tff.worker_binary(),
-        start_timeout_seconds=start_timeout_seconds,
-        max_concurrent_clients=max_concurrent_clients,
-        max_message_megabytes=max_message_megabytes,
-    )
-
-
 class NativeEngine:
     """Executes computations in one worker process, which lives as long as this object and no longer.
 
@@ -234,13 +184,35 @@ class NativeEngine:
 
     def __init__(
         self,
-        worker_binary: pathlib.Path,
         *,
-        start_timeout_seconds: float,
-        max_concurrent_clients: int | None,
-        max_message_megabytes: int,
+        device: str = "cpu",
+        start_timeout_seconds: float = 60.0,
+        max_concurrent_clients: int | None = None,
+        max_message_megabytes: int = 2000,
+        worker_binary: pathlib.Path | None = None,
     ):
-        """Starts the worker and waits for it; see `build_native_engine`."""
+        """Starts TFF's C++ worker and connects to it; close the engine, or let it be collected.
+
+        Args:
+            device: `cpu`, or `auto`, which is the same here.
+            start_timeout_seconds: How long the worker may take until it listens.
+            max_concurrent_clients: How many clients the worker computes at once (its memory grows with them); None
+                leaves it to the worker.
+            max_message_megabytes: The largest value that can be sent to or from the worker, at most 2047.
+            worker_binary: Another worker than the one in TFF's wheel.
+
+        Raises:
+            EngineError: If the device is not the CPU, an option is out of range, or the worker does not listen in time.
+        """
+        if device not in ("cpu", "auto"):
+            raise EngineError(
+                f"The native engine cannot use device {device!r}: the worker that PyPI ships contains no CUDA code. "
+                "Use device 'cpu', or the engine 'inprocess'."
+            )
+        if max_concurrent_clients is not None and max_concurrent_clients < 1:
+            raise EngineError(f"max_concurrent_clients must be at least 1, not {max_concurrent_clients}.")
+        if not 1 <= max_message_megabytes <= 2047:
+            raise EngineError(f"max_message_megabytes must lie between 1 and 2047, not {max_message_megabytes}.")
         flags = [
             # The worker takes a number that is not positive as "no bound".
             f"--max_concurrent_computation_calls={max_concurrent_clients or -1}",
@@ -251,7 +223,7 @@ class NativeEngine:
             resources.callback(thread.stop)
             # The kernel ties the worker to the thread that forks it; this thread lives as long as the engine, whereas
             # the one that builds the engine may end sooner.
-            self._worker = thread.call(WorkerProcess, worker_binary, flags)
+            self._worker = thread.call(WorkerProcess, worker_binary or _tff.worker_binary(), flags)
             channel = _open_channel(self._worker.port, max_message_megabytes)
             resources.callback(channel.close)
             resources.callback(self._worker.stop)

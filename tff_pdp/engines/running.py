@@ -1,30 +1,18 @@
-"""Engines: how a TFF computation is executed. `running_engine(name)` is the way in."""
+"""Builds and starts engines by name; `running_engine(name)` is the way in."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Iterator
 
 from tff_pdp.engines.base import Engine
 from tff_pdp.errors import ConfigError
 
 __all__ = ["ENGINES", "Engine", "build_engine", "running_engine"]
 
-
-def _build_native(device: str, **options: object) -> Engine:
-    # Imported on use: an engine brings TensorFlow and TFF with it, which take seconds to import.
-    from tff_pdp.engines.native import build_native_engine
-
-    return build_native_engine(device=device, **options)  # type: ignore[arg-type]
-
-
-def _build_inprocess(device: str, **options: object) -> Engine:
-    from tff_pdp.engines.inprocess.engine import build_inprocess_engine
-
-    return build_inprocess_engine(device=device, **options)  # type: ignore[arg-type]
-
-
-ENGINES: dict[str, Callable[..., Engine]] = {
-    "inprocess": _build_inprocess,
-    "native": _build_native,
+# Imported on use: an engine brings TensorFlow and TFF with it, which take seconds to import.
+ENGINES = {
+    "inprocess": "tff_pdp.engines.inprocess.engine:InProcessEngine",
+    "native": "tff_pdp.engines.native:NativeEngine",
 }
 
 
@@ -34,7 +22,7 @@ def build_engine(name: str = "inprocess", device: str = "auto", **options: objec
     Args:
         name: One of `ENGINES`.
         device: Where the engine computes; a device that is absent is refused, never replaced.
-        **options: Passed to the engine's own builder.
+        **options: The engine's own.
 
     Returns:
         The engine, running. Use it as `with build_engine("native").install(): ...`.
@@ -45,7 +33,7 @@ def build_engine(name: str = "inprocess", device: str = "auto", **options: objec
     """
     if name not in ENGINES:
         raise ConfigError(f"engine: unknown name {name!r}; known engines: {', '.join(sorted(ENGINES))}.")
-    return ENGINES[name](device=device, **options)
+    return pkgutil.resolve_name(ENGINES[name])(device=device, **options)
 
 
 @contextlib.contextmanager

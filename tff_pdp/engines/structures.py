@@ -16,12 +16,12 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
 
-# Of numbers, by the names TensorFlow's types have for them. No number becomes one of another kind.
+# TensorFlow's names for kinds of numbers. No number becomes one of another kind.
 _KINDS = ("is_integer", "is_floating", "is_complex")
 
 
 def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
-    """The leaves of a value, in the order of its type."""
+    """Returns the leaves of a value, in the order of its type."""
     if isinstance(value_type, _tff.StructType):
         members = _tff.iter_elements(value_type)
         return [leaf for index, (_, member) in enumerate(members) for leaf in flatten(value[index], member)]
@@ -29,19 +29,16 @@ def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
 
 
 def unflatten(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
-    """The value whose leaves these are: nested `Struct`s; takes no more leaves than the type has."""
-    return _unflatten(iter(leaves), value_type)
-
-
-def _unflatten(leaves: Iterator[Any], value_type: _tff.Type) -> Any:
+    """Builds the value, nested `Struct`s, of its leaves; takes no more leaves than the type has."""
+    leaves = iter(leaves)
     if isinstance(value_type, _tff.StructType):
         members = _tff.iter_elements(value_type)
-        return _tff.Struct([(name, _unflatten(leaves, member)) for name, member in members])
+        return _tff.Struct([(name, unflatten(leaves, member)) for name, member in members])
     return next(leaves)
 
 
 def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
-    """The tensor and sequence types a value of this type consists of.
+    """Returns the tensor and sequence types that a value of a type consists of.
 
     Raises:
       EngineError: the type has a member that is no value.
@@ -56,33 +53,28 @@ def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
 
 
 def leaf_specs(value_type: _tff.Type, *, stacked: bool = False) -> list[tf.TensorSpec]:
-    """What a TensorFlow function is told about the leaves; `stacked` adds a leading axis of clients."""
-    return [_leaf_spec(leaf, stacked) for leaf in leaf_types(value_type)]
+    """Returns shape and dtype of each leaf; `stacked` adds a leading axis of clients."""
 
+    def spec(leaf: Any) -> tf.TensorSpec:
+        if isinstance(leaf, _tff.SequenceType):
+            return tf.TensorSpec([], tf.variant)
+        shape = tf.TensorShape(leaf.shape)
+        return tf.TensorSpec([None, *shape] if stacked and shape.rank is not None else shape, leaf.dtype)
 
-def _leaf_spec(leaf: Any, stacked: bool) -> tf.TensorSpec:
-    if isinstance(leaf, _tff.SequenceType):
-        return tf.TensorSpec([], tf.variant)
-    shape = tf.TensorShape(leaf.shape)
-    return tf.TensorSpec([None, *shape] if stacked and shape.rank is not None else shape, leaf.dtype)
-
-
-def holds_sequences(value_type: _tff.Type) -> bool:
-    """Whether any leaf is a sequence."""
-    return any(isinstance(leaf, _tff.SequenceType) for leaf in leaf_types(value_type))
+    return [spec(leaf) for leaf in leaf_types(value_type)]
 
 
 def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor]:
-    """Takes a value from a caller of a computation.
+    """Converts a caller's value to the tensors of its leaves.
 
     Args:
-      value: what TFF's own engine takes: arrays and tensors of the type or a narrower one, numbers in its range;
+      value: accepted as by TFF's own engine: arrays and tensors of the type or a narrower one, numbers in its range;
         mappings, lists, tuples and attrs of them; data sets, or lists of their elements.
-      value_type: what it should be; without placement.
-      where: how an error names it.
+      value_type: the type, without placement.
+      where: the value's name in errors.
 
     Raises:
-      TypeError: it is something else; the message names the member.
+      TypeError: the value is of another type; the message names the member.
     """
     if isinstance(value_type, _tff.StructType):
         members = list(_tff.iter_elements(value_type))
@@ -97,10 +89,10 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
 
 
 def federated_members(value: Any, value_type: _tff.Type, where: str) -> Iterator[tuple[str, Any]]:
-    """Takes an argument apart into its members, each with its name, down to federated values and single leaves.
+    """Yields the members of an argument with their names, down to federated values and single leaves.
 
     Raises:
-      TypeError: it has other members; the message names them.
+      TypeError: the argument has other members; the message names them.
     """
     if not isinstance(value_type, _tff.StructType):
         yield where, value
@@ -151,7 +143,7 @@ def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
 
 
 def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """A tensor of a value that is none; Python numbers have no type of their own, and get this one."""
+    """Converts a value that is no tensor; Python numbers have no dtype of their own, and get this one."""
     is_plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple)
     if not is_plain or isinstance(value, np.generic):  # NumPy's numbers are floats and strings to Python.
         typed: Any = value
@@ -166,7 +158,7 @@ def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _fits(value: Any, dtype: tf.DType) -> bool:
-    """Whether a Python value is of a dtype, by the rules of TFF's own engine: an int is no float, and a bool no int."""
+    """Checks that a Python value is of a dtype, by the rules of TFF's own engine: an int is no float, a bool no int."""
     match value:
         case list() | tuple():
             return all(_fits(member, dtype) for member in value)
@@ -179,7 +171,7 @@ def _fits(value: Any, dtype: tf.DType) -> bool:
             return dtype.is_integer and int(value) in _integers(dtype)
         case float() | complex():
             is_kind = dtype.is_floating if isinstance(value, float) else dtype.is_complex
-            return is_kind and not _largest(dtype) < abs(value) < math.inf
+            return is_kind and not float(dtype.real_dtype.max) < abs(value) < math.inf
         case _:
             return isinstance(value, str | bytes) and dtype == tf.string
 
@@ -189,13 +181,8 @@ def _integers(dtype: tf.DType) -> range:
     return range(int(dtype.min), int(dtype.max) + 1)
 
 
-@functools.cache
-def _largest(dtype: tf.DType) -> float:
-    return float(dtype.real_dtype.max)
-
-
 def _is_narrower(dtype: tf.DType, other: tf.DType) -> bool:
-    """Whether another dtype of the same kind holds all numbers of this one, and more."""
+    """Checks that another dtype of the same kind holds all numbers of this one, and more."""
     if dtype == other:
         return False
     is_same_kind = any(getattr(dtype, kind) and getattr(other, kind) for kind in _KINDS)
@@ -212,25 +199,22 @@ def _dataset(value: Any, value_type: Any, where: str) -> tf.data.Dataset:
         return value
     if not isinstance(value, list):
         raise TypeError(f"{where}: expected a tf.data.Dataset or a list of elements, not {type(value).__name__}")
-    structure = element_spec(value_type.element)
-    rows = [from_python(element, value_type.element, f"{where}[{index}]") for index, element in enumerate(value)]
-    specs = leaf_specs(value_type.element)
+    element_type = value_type.element
+    rows = [from_python(element, element_type, f"{where}[{index}]") for index, element in enumerate(value)]
 
-    def elements() -> Iterator[Any]:
-        for row in rows:
-            yield _tff.to_container(unflatten(row, value_type.element), value_type.element)
+    def as_element(row: Iterable[Any]) -> Any:
+        return _tff.to_container(unflatten(row, element_type), element_type)
 
-    if all(spec.shape.is_fully_defined() for spec in specs) and rows:
-        stacked = unflatten([tf.stack(column) for column in zip(*rows, strict=True)], value_type.element)
-        return tf.data.Dataset.from_tensor_slices(_tff.to_container(stacked, value_type.element))
-    return tf.data.Dataset.from_generator(elements, output_signature=structure)
+    if rows and all(spec.shape.is_fully_defined() for spec in leaf_specs(element_type)):
+        return tf.data.Dataset.from_tensor_slices(as_element(tf.stack(column) for column in zip(*rows, strict=True)))
+    return tf.data.Dataset.from_generator(lambda: map(as_element, rows), output_signature=element_spec(element_type))
 
 
 def _check_order(element_type: _tff.Type, where: str) -> None:
     """Refuses elements whose fields a computation could take for each other, as TFF's own engine does.
 
-    A data set gives out its tensors without names: those of a dictionary sorted by name, those of a named tuple or of
-    attrs as they are declared. Inside a computation, types no longer tell which it was.
+    A data set yields its tensors without names: those of a dictionary sorted by name, those of a named tuple or of
+    attrs as declared. Types inside a computation no longer tell which of both.
     """
     if not isinstance(element_type, _tff.StructType):
         return
@@ -246,22 +230,17 @@ def _check_order(element_type: _tff.Type, where: str) -> None:
 
 
 def element_spec(element_type: _tff.Type) -> Any:
-    """The element specification of a data set of this type."""
+    """Returns the element specification of a data set whose elements are of a type."""
     return _tff.to_container(unflatten(leaf_specs(element_type), element_type), element_type)
 
 
-def to_python(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
-    """Gives a value to the caller, in the containers of its type; data sets as such."""
-    return build_container(value_type)(iter(leaves))
-
-
 def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
-    """Builds `leaves -> value in the containers of its type`, for values that are given out many times."""
+    """Builds `leaves -> value in the containers of its type`, for values that are returned many times."""
     if isinstance(value_type, _tff.SequenceType):
         spec = element_spec(value_type.element)
         return lambda leaves: tf.data.experimental.from_variant(next(leaves), spec)
     if not isinstance(value_type, _tff.StructType):
-        return lambda leaves: _given_out(next(leaves))
+        return lambda leaves: _string_as_bytes(next(leaves))
     names = [name for name, _ in _tff.iter_elements(value_type)]
     members = [build_container(member) for _, member in _tff.iter_elements(value_type)]
     kind = value_type.python_container if isinstance(value_type, _tff.StructWithPythonType) else None
@@ -275,13 +254,17 @@ def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
     )
 
 
-def _given_out(leaf: Any) -> Any:
+def _string_as_bytes(leaf: Any) -> Any:
     # There are no strings on devices.
     return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else leaf
 
 
 def with_client_axis(value_type: _tff.Type) -> Any:
-    """The type of values of this type stacked along a new first axis of clients."""
+    """Returns the type of values stacked along a new first axis of clients.
+
+    Raises:
+      TypeError: values of the type cannot be stacked.
+    """
     if isinstance(value_type, _tff.StructType):
         return _tff.to_type([(name, with_client_axis(member)) for name, member in _tff.iter_elements(value_type)])
     if isinstance(value_type, _tff.TensorType):

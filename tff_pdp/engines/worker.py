@@ -101,10 +101,17 @@ class WorkerProcess:
             time.sleep(_POLL_SECONDS)
 
     def describe_end(self) -> str:
-        """How a dead worker ended, with the last lines it wrote."""
+        """Says how a dead worker ended, with the last lines it wrote."""
         if not self.stop.alive:
             return "it was stopped together with its engine."
-        return f"it {_describe_status(self._process.poll())}. {self._log_tail()}"
+        match self._process.poll():
+            case None:
+                status = "is still running"
+            case int(number) if number < 0:
+                status = f"was killed by {signal.Signals(-number).name}"
+            case number:
+                status = f"exited with status {number}"
+        return f"it {status}. {self._log_tail()}"
 
     def _log_tail(self) -> str:
         size = self._log.seek(0, os.SEEK_END)
@@ -141,11 +148,3 @@ def _stop(process: subprocess.Popen[bytes], reservation: socket.socket, owner: i
     process.kill()
     process.wait()
     reservation.close()
-
-
-def _describe_status(status: int | None) -> str:
-    if status is None:
-        return "is still running"
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"exited with status {status}"

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.hyper_parameters import AUTO
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.engines.running import Engine, running_engine
@@ -20,7 +21,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, release_before_training
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import padded_sizes
-from tff_pdp.experiment.hparams import AUTO, build_algorithm, build_search, hparam_columns
+from tff_pdp.experiment.hparams import build_algorithm, build_search, hparam_columns
 from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.experiment.method import Method
 from tff_pdp.kinds import settings_of
@@ -79,7 +80,10 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     hparams = hparam_columns(algorithm, settings, releases.num_examples, privacy.batch_size)
     weighting, cap = config.training.weighting, config.training.weight_cap
     is_capped = weighting == "paper_capped_num_examples"
-    foreign = [
+    conditions = [algorithm.claims.condition, _COUNTS_ARE_PUBLIC if is_capped else ""]
+    if algorithm.public:
+        conditions.append(f"silos' {', '.join(algorithm.public)}, whose mean the server is told, are treated as public")
+    conditions += [
         f"{section} is defined outside of tff_pdp ({origin})" for section, origin in config.outside(name).items()
     ]
     plan = privacy.build(
@@ -90,12 +94,12 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             selection_rounds=algorithm.selection_rounds,
             fixed_events=releases.events,
             num_examples_are_noised=releases.num_examples_are_noised,
-            unsound=algorithm.unsound or releases.unsound,
-            condition="; ".join(filter(None, [algorithm.condition, _COUNTS_ARE_PUBLIC if is_capped else "", *foreign])),
+            unsound=algorithm.claims.unsound or releases.unsound,
+            condition="; ".join(filter(None, conditions)),
             num_parameters=model.num_parameters(),
             num_released=num_released(algorithm, model),
-            num_noised=algorithm.noised_size(initial_weights(model)) if algorithm.noised_size else None,
-            noise_on_own_support=algorithm.noise_on_own_support,
+            num_noised=algorithm.claims.noised_size and algorithm.claims.noised_size(initial_weights(model)),
+            noise_on_own_support=algorithm.claims.noise_on_own_support,
             total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
             search=search,
             row_influence=row_influence,
@@ -127,7 +131,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         num_examples=releases.num_examples,
         weight_cap=cap,
         is_weighted=is_weighted,
-        auto_prox=plan.public_parameters(hparams) if settings.get("prox_weight") == AUTO else None,
+        hook=algorithm.hook(plan.public_parameters(hparams), model.num_parameters())
+        if algorithm.hook and AUTO in settings.values()
+        else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
 

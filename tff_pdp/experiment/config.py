@@ -21,6 +21,7 @@ from tff_pdp.experiment.kinds import ALGORITHMS, MODELS, PLANS, SOURCES
 from tff_pdp.kinds import Kinds
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.settings import (
+    CONFIGS,
     Count,
     Name,
     Positive,
@@ -235,7 +236,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Reads an experiment.
 
     Args:
-      path: a YAML file.
+      path: a YAML file; or, where there is none at this path, the name of an experiment that comes with the package,
+        such as `demo` or `reproduce/school`.
       overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's; None takes a key
         away.
 
@@ -243,7 +245,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
       ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or lies
         outside of its range.
     """
-    content = read_yaml(path)
+    shipped = CONFIGS / f"{path}.yaml"
+    content = read_yaml(shipped if shipped.is_file() and not Path(path).is_file() else path)
     for key, value in (overrides or {}).items():
         _override(content, key, value, str(path))
     return read_experiment(content, str(path))

@@ -60,12 +60,15 @@ _WHOLE, _PARTS = "tff_pdp.algorithms.whole_models", "tff_pdp.algorithms.shared_p
 ALGORITHMS: Kinds[Callable] = Kinds(
     "algorithms",
     {
-        "local_only": f"{_WHOLE}.local_only:build_local_only",
+        "local_only": f"{_WHOLE}.finetune:build_local_only",
         "fed_avg": f"{_WHOLE}.fed_avg:build_fed_avg",
         "finetune": f"{_WHOLE}.finetune:build_finetune",
         "mr_mtl": f"{_WHOLE}.mr_mtl:build_mr_mtl",
         "ditto": f"{_WHOLE}.ditto:build_ditto",
         "mocha": f"{_WHOLE}.mocha:build_mocha",
+        "apfl": f"{_WHOLE}.apfl:build_apfl",
+        "pfedme": f"{_WHOLE}.pfedme:build_pfedme",
+        "fed_nova": f"{_WHOLE}.fed_nova:build_fed_nova",
         "ifca": f"{_WHOLE}.ifca:build_ifca",
         "ifca_fed_avg": f"{_WHOLE}.ifca:build_ifca_fed_avg",
         "ifca_local": f"{_WHOLE}.ifca:build_ifca_local",

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+from tff_pdp.algorithms.hyper_parameters import Hook
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.experiment.examples import Examples
@@ -25,8 +25,7 @@ class Method:
     Attributes:
       clients: the client dataset.
       algorithm: what trains.
-      hparams: by name, one value for each client in the order of `clients.client_ids`; without `prox_weight` where it
-        is set during training.
+      hparams: by name, one value for each client in the order of `clients.client_ids`; what the hook sets is left out.
       model: what is trained.
       plan: the privacy plan.
       scalings: by client id, what its features are shifted and scaled by; empty where they are used as they are.
@@ -36,7 +35,7 @@ class Method:
       weight_cap: the number of examples from which on a user counts as one.
       is_weighted: whether clients count by their numbers of examples.
       num_examples: of every client, public or noised, by client id.
-      auto_prox: what lambda is set from during training; None where it is given.
+      hook: sets hyper-parameters during training; None where all are given.
     """
 
     clients: ClientDataset
@@ -51,7 +50,7 @@ class Method:
     num_examples: Mapping[str, int]
     weight_cap: int = 1
     is_weighted: bool = False
-    auto_prox: SiloParameters | None = None
+    hook: Hook | None = None
 
     @property
     def client_state_type(self) -> Any:
@@ -96,7 +95,7 @@ class Method:
             self.algorithm,
             self.estimator,
             mechanism=self.plan.client_mechanism(client_ids),
-            hparams={"client_index": chosen, **hparams, **(changed or {})},
+            hparams={**self._set_by_runtime(chosen), **hparams, **(changed or {})},
             seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
             weights=self.plan.weights(self.num_examples, client_ids, self.weight_cap, round_number)
@@ -108,3 +107,8 @@ class Method:
             self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.plan.server_sum()
         )
         return ClientValues.from_columns(params_type, columns)
+
+    def _set_by_runtime(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Hyper-parameters that no configuration sets, of the clients in these places."""
+        known = {"client_index": places}
+        return {name: known[name] for name, one in self.algorithm.hparams.items() if one.is_set_by_runtime}

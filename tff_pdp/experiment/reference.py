@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
+from tff_pdp.algorithms.hyper_parameters import HParam
 from tff_pdp.experiment.build import SHAPES
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import FROM_EXPERIMENT, build_algorithm
@@ -41,10 +42,10 @@ def kinds_by_section() -> dict[str, Classes]:
     }
 
 
-def hyper_parameters(kind: str) -> dict[str, Any]:
-    """Returns the hyper-parameters of a method and their defaults."""
+def hyper_parameters(kind: str) -> dict[str, HParam]:
+    """Returns the hyper-parameters of a method that a configuration may set."""
     algorithm, values = build_algorithm(kind, {}, num_clients=_CLIENTS, rounds=_ROUNDS, head=_HEAD_WEIGHTS)
-    return {name: values[name] for name in algorithm.hparams if name != "client_index"}
+    return {name: algorithm.hparams[name] for name in values}
 
 
 def schema() -> dict[str, Any]:
@@ -60,7 +61,7 @@ def schema() -> dict[str, Any]:
             defs |= {f"{section}.{kind}.{name}": content for name, content in found.items()}
             content = defs[f"{section}.{kind}.{own.__name__}"]
             if section == "algorithms":
-                values = {name: {"default": default} for name, default in hyper_parameters(kind).items()}
+                values = {name: {**one.schema, "default": one.default} for name, one in hyper_parameters(kind).items()}
                 content["properties"] = {**values, **content["properties"]}
             required = [name for name in content.get("required", []) if name != "kind"]
             content["properties"] = {**content["properties"], "kind": {"const": kind}}
@@ -89,7 +90,7 @@ def reference() -> str:
             lines += [f"## `{name}`, every kind\n", *_table(common)]
         for kind, own in sections[name].items():
             values = hyper_parameters(kind) if name == "algorithms" else {}
-            extra = [(one, "hyper-parameter", f"`{json.dumps(value)}`", "") for one, value in values.items()]
+            extra = [_row_of_hparam(one, declared) for one, declared in values.items()]
             lines += _with_inner(name, f"`{name}`, kind `{kind}`", own, shown, common, extra)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -122,6 +123,12 @@ def _rows(own: type) -> list[Row]:
         for field in types.type_info(own).fields  # pyright: ignore
         if field.encode_name != "kind"
     ]
+
+
+def _row_of_hparam(name: str, declared: HParam) -> Row:
+    """The row of a hyper-parameter, which every client may have its own value of."""
+    means = [declared.meaning, declared.symbol, declared.unit and f"in {declared.unit}"]
+    return name, declared.words, f"`{json.dumps(declared.default)}`", ", ".join(filter(None, means)) + "."
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:

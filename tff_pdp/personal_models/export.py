@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from serving.export.exporter import export_models
 from serving.export.model_checks import LayoutSize, estimate
@@ -18,21 +20,17 @@ from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
 from tff_pdp.personal_models.trained_clients import global_model_of
-from tff_pdp.privacy.facts import unit_of
-from tff_pdp.reports import silo_texts, user_texts
+from tff_pdp.privacy.facts import SiloCosts, SiloFacts
 from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.statement import is_private
+from tff_pdp.reports.statement import export_text, not_covered, statement
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.counted import cost_of_all_runs
 from tff_pdp.training.evaluate import load_trained
-from tff_pdp.training.privacy_facts import claim_of_run, claim_of_silo, user_costs
+from tff_pdp.training.privacy_facts import claim_of_run, facts_of
 from tff_pdp.training.record.all_runs import AllRuns, Composed
 from tff_pdp.training.record.charges import run_id_of
-
-# Of the epsilon of one method's models.
-_OTHER_RUNS = "other runs on the same records, which `composed` adds up"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +93,12 @@ def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
             method, state, model_seed=model_seed(config), layout=config.export.layout, exported_id=exported_id
         )
     all_runs = cost_of_all_runs(config, method)
-    report = _privacy_report(method, state, exported_id, is_divided=served.layout == PER_CLIENT, all_runs=all_runs)
+    is_divided = served.layout == PER_CLIENT
+    report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)
     card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
     card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
     name, folder = config.export.model_name, config.export_folder
-    if served.layout == PER_CLIENT:
+    if is_divided:
         own = export_per_client(
             folder.parent,
             served.models,
@@ -153,6 +152,7 @@ def _model_card(
 
 
 def _privacy_report(
+    config: ExperimentConfig,
     method: Method,
     state: Checkpoint,
     exported_id: Callable[[str], str] = str,
@@ -160,15 +160,24 @@ def _privacy_report(
     is_divided: bool = False,
     all_runs: AllRuns | None = None,
 ) -> dict[str, Any]:
-    """What the export says of its privacy: epsilon and delta of every silo, or once for all users.
+    """What the export says of its privacy: epsilon and delta of every silo, or once for all users, and the statement.
 
-    Both are of this method's models alone. `composed` is of all runs on the same records, as of the export. Where each
+    All are of this method's models alone. `composed` is of all runs on the same records, as of the export. Where each
     client has an export of its own (`is_divided`), the report is the same in all of these, and names no client.
     """
     claim, reason = claim_of_run(method, state, None if is_divided else exported_id)
-    is_users = method.plan.samples_clients
-    by_scope = all_runs.by_scope if all_runs else {}
-    costs = _user_report(method, state) if is_users else _silo_report(method, state, exported_id, is_divided, by_scope)
+    facts = facts_of(config, [(method, state)])
+    facts = replace(facts, methods=(replace(facts.methods[0], claim=claim, claim_reason=reason),))
+    if isinstance(facts, SiloFacts):
+        by_scope = all_runs.by_scope if all_runs else {}
+        # There are no budgets under `privacy.kind: none`.
+        costs = _silo_report(facts.silos if method.plan.budgets else (), exported_id, is_divided, by_scope)
+        silos = [replace(silo, id="" if is_divided else exported_id(silo.id)) for silo in facts.silos]
+        # In the order of the data set, pseudonyms would tell who they are.
+        facts = replace(facts, silos=tuple(sorted(silos, key=lambda silo: silo.id)))
+    else:
+        spent = facts.most_spent if math.isfinite(facts.most_spent) else None
+        costs = {"epsilon": spent, "delta": facts.largest_delta, "noise_to_signal": facts.worst.noise_to_signal}
     content = {
         "unit": method.plan.unit,
         "adjacency": method.plan.adjacency.value,
@@ -176,12 +185,10 @@ def _privacy_report(
         "claim_reason": reason,
         "composed": all_runs and _composed(all_runs, claim, reason),
         **costs,
+        "not_covered": not_covered(are_users=facts.are_users, is_searched=method.plan.search is not None),
+        "personal_models": export_text(claim, method.plan.row_influence, are_users=facts.are_users),
+        "paragraphs": [paragraph._asdict() for paragraph in statement(facts).paragraphs],
     }
-    if is_users:
-        content["personal_models"] = user_texts.export_text(is_private(claim))
-    else:
-        unit = unit_of(method.plan.row_influence)
-        content["personal_models"] = silo_texts.export_text(is_private(claim), unit)
     return json_safe(content)
 
 
@@ -195,58 +202,28 @@ def _composed(all_runs: AllRuns, claim: str, reason: str) -> dict[str, Any]:
 
 
 def _silo_report(
-    method: Method,
-    state: Checkpoint,
-    exported_id: Callable[[str], str],
-    is_divided: bool,
-    by_scope: Mapping[str, Composed],
+    costs: Iterable[SiloCosts], exported_id: Callable[[str], str], is_divided: bool, by_scope: Mapping[str, Composed]
 ) -> dict[str, Any]:
-    """What every silo spent, and what that does not cover."""
-    plan = method.plan
+    """What every silo spent; of silos with exports of their own, the most that one did."""
     silos = [
         {
-            "id": exported_id(client_id),
-            **_silo_costs(method, state, client_id),
-            "delta": budget.delta,
-            "composed": by_scope[client_id].to_dict(*claim_of_silo(method, state, client_id)) if by_scope else None,
+            "id": exported_id(silo.id),
+            "claim": silo.claim,
+            "claim_reason": silo.claim_reason,
+            "epsilon": silo.epsilon_spent if math.isfinite(silo.epsilon_spent) else None,
+            "delta": silo.delta,
+            "composed": by_scope[silo.id].to_dict(silo.claim, silo.claim_reason) if by_scope else None,
         }
-        for client_id, budget in plan.budgets.items()
+        for silo in costs
     ]
-    # In the order of the budgets, pseudonyms would tell who they are.
+    # In the order of the data set, pseudonyms would tell who they are.
     silos.sort(key=lambda silo: silo["id"])
-    not_covered = (
-        "validation and test examples, the choice of hyper-parameters"
-        if plan.search is None
-        else "test examples, the choice of hyper-parameters beyond the search"
-    )
-    not_covered += f", {_OTHER_RUNS}"
     if not is_divided:
-        return {"silos": silos, "not_covered": not_covered}
-    # There are no budgets under `privacy.kind: none`.
+        return {"silos": silos}
     if not silos:
-        return {"not_covered": not_covered}
+        return {}
     epsilons = [silo["epsilon"] for silo in silos]
     return {
         "epsilon_at_most": None if None in epsilons else max(epsilons),
         "delta_at_most": max(silo["delta"] for silo in silos),
-        "not_covered": not_covered,
-    }
-
-
-def _silo_costs(method: Method, state: Checkpoint, silo: str) -> dict[str, Any]:
-    claim, reason = claim_of_silo(method, state, silo)
-    if claim == "none" or state.ledger is None:
-        return {"claim": claim, "claim_reason": reason, "epsilon": None}
-    epsilon = method.plan.guaranteed_epsilon(state.ledger, silo).best
-    return {"claim": claim, "claim_reason": reason, "epsilon": epsilon}
-
-
-def _user_report(method: Method, state: Checkpoint) -> dict[str, Any]:
-    """What every user spent, and what that does not cover."""
-    costs = user_costs(method, state)
-    return {
-        "epsilon": costs.epsilon_spent if math.isfinite(costs.epsilon_spent) else None,
-        "delta": costs.delta,
-        "noise_to_signal": costs.noise_to_signal,
-        "not_covered": f"{user_texts.NOT_COVERED}, {_OTHER_RUNS}; {user_texts.MEMBERSHIP}",
     }

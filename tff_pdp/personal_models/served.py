@@ -184,7 +184,7 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
     Raises:
       ConfigError: the layout is not possible for this algorithm.
     """
-    num_clients, is_small = len(trained.client_ids), trained.algorithm.served_from_state
+    num_clients, is_small = len(trained.client_ids), trained.algorithm.export.served_from_state
     if layout == HYPERNETWORK and not is_small:
         raise ConfigError(
             f"export.layout {HYPERNETWORK}: {trained.algorithm.name} does not make models from small states; write auto"

@@ -1,16 +1,22 @@
-"""Gives the facts of privacy statements: what draws, whom a silo protects, what users paid, how their sums are noised.
+"""Gives the facts of privacy statements: the methods' claims, what each silo or all users paid, how sums are noised.
 
-A silo's unit is one record or, where records are rows of a contact graph, a person or a pair.
+`reports/statement.py` makes sentences of the facts. A silo's unit is one record or, where records are rows of a contact
+graph, a person or a pair.
 """
 
-import dataclasses
 import math
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.settings import Settings
 
 # Why nothing is claimed of a run with training.test_only_seed.
 FIXED_SEED = "test mode: all noise follows from a fixed seed, so anyone can subtract it"
+
+# From the strongest to the weakest; the first two are guarantees.
+Claim = Literal["formal", "formal-conditional", "empirical", "none"]
+CLAIMS: tuple[Claim, ...] = get_args(Claim)
+GUARANTEES = CLAIMS[:2]
 
 # What makes the random bits inside of computations: `tff_pdp.privacy.mechanisms.random_bits`.
 Generator = Literal["philox", "chacha20"]
@@ -31,131 +37,17 @@ def condition_of_examples(generator: Generator) -> str:
 
 def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
     """The claim for a run, whose own is given, and others on record, which do not say what made their random bits."""
-    if claim not in ("formal", "formal-conditional") or _PHILOX in reason:
+    if claim not in GUARANTEES or _PHILOX in reason:
         return claim, reason
     others = "random bits of other runs on record may be Philox's, which is no cryptographic generator"
     return "formal-conditional", "; ".join(filter(None, [reason.strip().rstrip("."), others]))
 
 
-@dataclasses.dataclass(frozen=True)
-class SiloUnit:
-    """The words for what silos protect.
-
-    Attributes:
-      name: the unit of protection.
-      adjacency: how neighbouring data sets differ.
-      protected: what has the guarantee, in a silo.
-      covered: what of it the guarantee of training is about.
-      unit_text: what one guarantee is about, in whole sentences.
-      several_heading: of the paragraph on those who have several such guarantees.
-      several_text: that paragraph; empty where it follows from what silos spent.
-      mechanism_text: what the accounting does about several records, if there is anything to say.
-      size_text: why the number of records counts as public, and what if it is not.
-    """
-
-    name: str
-    adjacency: str
-    protected: str
-    covered: str
-    unit_text: str
-    several_heading: str
-    several_text: str = ""
-    mechanism_text: str = ""
-    size_text: str = ""
+class Facts(Settings):
+    """Values of one subject, without sentences; typed and frozen, as settings are."""
 
 
-RECORDS = SiloUnit(
-    name="silo example",
-    adjacency="add or remove one record of one silo",
-    protected="training records",
-    covered="training records only",
-    unit_text="Unit: one example of one silo. Two data sets are neighbours if they differ by adding or removing one "
-    "record of one silo, all other silos unchanged. The statement is about any one training record, not about a silo "
-    "as a whole.",
-    several_heading="One person in several silos",
-    size_text="The number of training records of each silo (n_k) is treated as public, as are sampling rates, noise "
-    "multipliers and budgets, the number of steps, the list of silos, and the initial weights. Under adding or "
-    "removing a record n_k is strictly private: where it must stay secret, this statement does not hold. Under "
-    "zero-out adjacency, where all that one record adds to any sum is replaced by zero and n_k stays, the same ε "
-    "and δ hold without this condition: that there is such a record is then not hidden.",
-)
-
-_PERSON_DIFFERS = {
-    "replace_one": "one person takes other values, its disease states included, and other contacts",
-    "replace_special": "one person is there with all its contacts, or is as if it were not, its records all zeros",
-}
-
-
-def unit_of(row_influence: RowInfluence | None) -> SiloUnit:
-    """The words for what the rows of a data set promise to protect; for single records where they promise nothing."""
-    if row_influence is None:
-        return RECORDS
-    return _person(row_influence) if row_influence.unit == "node" else _pair(row_influence)
-
-
-def _person(influence: RowInfluence) -> SiloUnit:
-    differs = _PERSON_DIFFERS[influence.adjacency]
-    return SiloUnit(
-        name="node",
-        adjacency=f"{differs}, in one silo",
-        protected="people",
-        covered="what each person puts into training records, its own and its contacts'",
-        unit_text=f"Unit: one person of one silo's contact graph (node). Two data sets are neighbours if {differs}, "
-        "and all other people, their states and contacts among themselves, and all other silos are unchanged. A record "
-        "is one person's row, made of its own data and its contacts', so that a person is in several. "
-        f"{_rows_text(influence)} Whom a person has infected is in the states of those people, which neighbouring data "
-        "sets share: what someone's disease did to others is not hidden, nor what others' states say about them.",
-        several_heading="Several people, and several silos",
-        several_text="The records of a silo are made of its own people only, contacts between silos are left out: each "
-        "person has the guarantee of its own silo, and nothing adds up over silos. It is for one person; what a group "
-        "has in common, such as a household, is protected less.",
-        mechanism_text=_mechanism_text(influence),
-        size_text=_size_text("that someone is listed in a silo's data is not hidden by this statement."),
-    )
-
-
-def _pair(influence: RowInfluence) -> SiloUnit:
-    return SiloUnit(
-        name="edge",
-        adjacency="all contacts of one pair of people of one silo are there or are not",
-        protected="contacts",
-        covered="what each pair's contacts put into training records",
-        unit_text="Unit: all contacts of one pair of people of one silo's contact graph (edge). Two data sets are "
-        "neighbours if these contacts are there or are not, and everything else is unchanged. A record is one person's "
-        f"row, made of its own data and its contacts'. {_rows_text(influence)} What is hidden is whether and how any "
-        "two people met. People's own features and disease states are NOT protected.",
-        several_heading="Several contacts of one person",
-        several_text="The guarantee is for one pair. All contacts of one person together, or that it had any, are "
-        "protected less, the less the more they are. Contacts between silos are left out of the records, so that "
-        "nothing adds up over silos.",
-        mechanism_text=_mechanism_text(influence),
-        size_text=_size_text("people's own features and disease states are not hidden by this statement either."),
-    )
-
-
-def _rows_text(influence: RowInfluence) -> str:
-    records = "record" if influence.num_rows == 1 else "records"
-    return f"At most S = {influence.num_rows} {records} of a silo then differ ({influence.rule.rstrip('.')})."
-
-
-def _mechanism_text(influence: RowInfluence) -> str:
-    return (
-        f"It counts all S = {influence.num_rows} records that may differ, as many as are in a batch at once, and lets "
-        "each of them move the sum by up to twice the clip norm (Rényi DP), or by the clip norm towards records that "
-        "count for nothing and again from there (privacy loss distributions, twice); the smaller figure is claimed."
-    )
-
-
-def _size_text(not_hidden: str) -> str:
-    return (
-        "The number of training records of each silo (n_k), which people belong to which silo, and S are treated as "
-        "public, as are sampling rates, noise multipliers and budgets, the number of steps, the list of silos, and the "
-        f"initial weights; {not_hidden}"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class UserCosts:
+class UserCosts(Facts):
     """What the training of one method cost every user, and how its noise compares with what there is to learn.
 
     Attributes:
@@ -184,8 +76,60 @@ class UserCosts:
         return not self.noise_multiplier and (self.num_noised > 0 or not math.isfinite(self.epsilon_spent))
 
 
-@dataclasses.dataclass(frozen=True)
-class UserSums:
+class MethodFacts(Facts):
+    """A method, and the claim for its models.
+
+    Attributes:
+      name: in the registry.
+      title: the name for a reader.
+      claim: of this run.
+      claim_reason: one line that says why.
+      exported: whether the models were written for serving.
+      user_costs: what training cost every user; None where clients are silos.
+    """
+
+    name: str
+    title: str
+    claim: str
+    claim_reason: str
+    exported: bool
+    user_costs: UserCosts | None = None
+
+
+class SiloCosts(Facts):
+    """What one silo paid, and the mechanism that was paid for.
+
+    Attributes:
+      id: the silo's name; empty where a statement is to name no silo.
+      num_train: number of training examples, public or noised.
+      epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
+      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
+        or the budget where the number of training examples was noised; infinite where the claim is `none`.
+      epsilon_rdp: upper bound from Rényi accounting.
+      epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
+      delta: the delta of all three epsilons.
+      noise_multiplier: standard deviation of the noise over the clip norm.
+      sampling_rate: probability that one record takes part in one step.
+      last_round: the last it took part in, when its budget was spent or training ended.
+      claim: of that method's guarantee for this silo; `none` where the silo, or the run, has none.
+      claim_reason: one line that says why.
+    """
+
+    id: str
+    num_train: int
+    epsilon_target: float
+    epsilon_spent: float
+    epsilon_rdp: float
+    epsilon_pld: float
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
+    last_round: int
+    claim: str
+    claim_reason: str
+
+
+class UserSums(Facts):
     """How users' releases are drawn, clipped, summed and noised: the same for all methods of an experiment.
 
     Attributes:
@@ -217,3 +161,227 @@ class UserSums:
     rounds_per_tree: int | None = None
     weight_cap: int | None = None
     own_support: tuple[str, ...] = ()
+
+    @property
+    def expected_users(self) -> float:
+        """How many users take part in a round, in expectation."""
+        return self.sampling_rate * self.num_users
+
+
+class RunsOnRecord(Facts):
+    """What all training runs on record cost together.
+
+    Attributes:
+      epsilon: the largest over scopes, from the ledgers; None without a ledger.
+      delta: of epsilon.
+      runs: how many there are, replaced ones included; None without a ledger.
+      why_no_bound: if no epsilon holds for all of them, why, as a clause; otherwise empty.
+      elsewhere: how many of them are in other folders.
+      taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    runs: int | None = None
+    why_no_bound: str = ""
+    elsewhere: int = 0
+    taken_for_granted: tuple[str, ...] = ()
+
+
+class SearchFacts(Facts):
+    """A private search that the ledger was charged for.
+
+    Attributes:
+      method: title of the method.
+      searched: names of its hyper-parameters.
+      candidates: how many combinations of them.
+      runs: distribution of the number of runs: a name, or the shape of a truncated negative binomial one.
+      mean_runs: its mean; None where every candidate was tried once.
+    """
+
+    method: str
+    searched: tuple[str, ...]
+    candidates: int
+    runs: str | float
+    mean_runs: float | None
+
+
+class TuningFacts(Facts):
+    """What was chosen by looking at results.
+
+    Attributes:
+      methods_compared: how many methods there are results of; where it is less, those of the statement.
+      tuned: names of the settings that were.
+      configurations_tried: how many configurations were looked at for that, the chosen one included.
+      search: what was searched privately.
+      charged_epsilon: of the silo that spent most, or of every user, had every configuration been charged as a release;
+        None where that says nothing.
+      charged_delta: of `charged_epsilon`.
+    """
+
+    methods_compared: int = 1
+    tuned: tuple[str, ...] = ()
+    configurations_tried: int = 1
+    search: SearchFacts | None = None
+    charged_epsilon: float | None = None
+    charged_delta: float | None = None
+
+
+class StatementFacts(Facts):
+    """Whatever clients are.
+
+    Attributes:
+      methods: the compared ones, at least one.
+      on_record: all training runs on the same records.
+      tuning: what was chosen by looking at results.
+      generator: of random bits in training.
+    """
+
+    are_users: ClassVar[bool]
+
+    methods: tuple[MethodFacts, ...]
+    on_record: RunsOnRecord = RunsOnRecord()
+    tuning: TuningFacts = TuningFacts()
+    generator: Generator = "philox"
+
+    @property
+    def covered(self) -> tuple[MethodFacts, ...]:
+        """The methods that a claim is about: the exported ones, or all where none was exported."""
+        return tuple(method for method in self.methods if method.exported) or self.methods
+
+    @property
+    def compared(self) -> int:
+        """Among how many methods one may have been chosen by results."""
+        return max(self.tuning.methods_compared, len(self.methods))
+
+
+class SiloFacts(StatementFacts, tag="silos"):
+    """Of silos that protect their records or, where these are rows of a contact graph, people or pairs.
+
+    Attributes:
+      silos: what every silo spent, for one method; at least one.
+      clip_norm: L2 norm to which each record's gradient is clipped, over all weights jointly.
+      steps: noisy gradient computations of one method in one silo, the largest number over the methods.
+      sampler: how batches are drawn, as the accounting takes it: `poisson`, `full` or `paper_shuffled`.
+      row_influence: what is protected, and in how many records it is; None where each record is.
+      other_releases: what the ledgers hold besides gradients, in words.
+      num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
+    """
+
+    are_users = False
+
+    silos: tuple[SiloCosts, ...]
+    clip_norm: float
+    steps: int
+    sampler: str = "poisson"
+    row_influence: RowInfluence | None = None
+    other_releases: tuple[str, ...] = ()
+    num_examples_are_noised: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What is protected: `silo example`, `node` or `edge`."""
+        return "silo example" if self.row_influence is None else self.row_influence.unit
+
+    @property
+    def most_spent(self) -> float:
+        """The largest epsilon that one method spent in a silo; infinite where one has none."""
+        return max(silo.epsilon_spent for silo in self.silos)
+
+    @property
+    def largest_delta(self) -> float:
+        """The largest delta of one method."""
+        return max(silo.delta for silo in self.silos)
+
+    @property
+    def epsilon_of_two(self) -> float:
+        """The sum of the two silos that spent most; infinite where there are no two, or one has no epsilon."""
+        spent = sorted(silo.epsilon_spent for silo in self.silos)
+        return sum(spent[-2:]) if len(spent) > 1 else math.inf
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether no silo added noise."""
+        return not any(silo.noise_multiplier for silo in self.silos)
+
+    @property
+    def bare(self) -> tuple[SiloCosts, ...]:
+        """Silos that take the claim from all: they added no noise, or have no bound."""
+        return tuple(silo for silo in self.silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier))
+
+    @property
+    def bounded(self) -> tuple[SiloCosts, ...]:
+        """Silos with a finite epsilon."""
+        return tuple(silo for silo in self.silos if math.isfinite(silo.epsilon_spent))
+
+    @property
+    def over_target(self) -> tuple[SiloCosts, ...]:
+        """Silos that spent more than their budget."""
+        return tuple(silo for silo in self.bounded if silo.epsilon_spent > silo.epsilon_target)
+
+    @property
+    def left_early(self) -> tuple[SiloCosts, ...]:
+        """Silos that left before the last round, the first to leave first."""
+        longest = max(silo.last_round for silo in self.silos)
+        early = [silo for silo in self.silos if silo.last_round < longest]
+        return tuple(sorted(early, key=lambda silo: silo.last_round))
+
+
+class UserFacts(StatementFacts, tag="users"):
+    """Of users, each protected as a whole; every method has its costs.
+
+    Attributes:
+      sums: how what users release is summed and noised.
+    """
+
+    are_users = True
+    unit: ClassVar[str] = "user"
+
+    sums: UserSums
+
+    @property
+    def costs(self) -> dict[str, UserCosts]:
+        """What each method cost, by its name."""
+        return {method.name: method.user_costs for method in self.methods if method.user_costs is not None}
+
+    @property
+    def worst(self) -> UserCosts:
+        """What the costliest method cost."""
+        return max(self.costs.values(), key=lambda own: own.epsilon_spent)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether no method added noise to what users release."""
+        return all(own.is_bare for own in self.costs.values())
+
+    @property
+    def bare(self) -> tuple[MethodFacts, ...]:
+        """Methods that take the claim from all: they added no noise to what users release."""
+        return tuple(one for one in self.covered if one.user_costs and one.user_costs.is_bare)
+
+    @property
+    def most_spent(self) -> float:
+        """The largest epsilon that one method spent; infinite where one has none."""
+        return self.worst.epsilon_spent
+
+    @property
+    def largest_delta(self) -> float:
+        """The largest delta of one method."""
+        return max(own.delta for own in self.costs.values())
+
+    @property
+    def epsilon_of_two(self) -> float:
+        """The epsilon of two users together."""
+        return 2 * self.most_spent
+
+    @property
+    def delta_of_two(self) -> float:
+        """The delta of two users together."""
+        # Beyond this it is far above 1 anyway, and the exponential overflows.
+        return (1 + math.exp(min(self.most_spent, 100.0))) * self.worst.delta
+
+    @property
+    def over_target(self) -> tuple[MethodFacts, ...]:
+        """Methods that spent more than the budget."""
+        costs = ((method, method.user_costs) for method in self.methods)
+        return tuple(method for method, own in costs if own and own.epsilon_spent > own.epsilon_target)

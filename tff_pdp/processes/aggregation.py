@@ -1,4 +1,4 @@
-"""How a server combines what clients release: the plain means and sums an algorithm asks for, or noised user sums."""
+"""How a server combines what clients release: means, sums and rows as an algorithm asks for, or noised user sums."""
 
 import collections
 import dataclasses
@@ -14,6 +14,7 @@ from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
+from tff_pdp.processes.client_work import build_public_work
 
 # Of a client's seed, a place that no gradient estimator draws from.
 _NOISE_SHARE = 2**22
@@ -26,7 +27,7 @@ class Aggregation:
     Attributes:
       initialize: `( -> state@SERVER)`.
       next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`, where
-        aggregates are by name of what is released, and shaped like it.
+        aggregates are by name of what is released, and shaped like it but for rows, and of what is public.
     """
 
     initialize: _tff.Computation
@@ -39,14 +40,25 @@ class Aggregation:
         return result[1].member
 
 
-def build_plain_aggregation(algorithm: Algorithm, released_type: Any, params_type: Any) -> Aggregation:
-    """Builds the mean or sum that the algorithm asks for, of each name.
+def build_plain_aggregation(
+    algorithm: Algorithm, released_type: Any, params_type: Any, *, is_weighted: bool = False
+) -> Aggregation:
+    """Builds the mean, the sum or the rows that the algorithm asks for, of each name, and means of public scalars.
 
     What is released is private when it arrives, and counted uniformly: no zeroing or clipping that would read it
     un-noised.
     """
     kinds = {"mean": _tff.UnweightedMeanFactory, "sum": _tff.SumFactory}
-    aggregators = {name: kinds[kind]().create(released_type[name]) for name, kind in algorithm.released.items()}
+    aggregators = {
+        name: kinds[kind]().create(released_type[name]) for name, kind in algorithm.released.items() if kind in kinds
+    }
+    num_clients = algorithm.num_clients or 0
+    collectors = {
+        name: _build_rows(released_type[name], params_type, num_clients)
+        for name, kind in algorithm.released.items()
+        if kind == "rows"
+    }
+    public_mean = _build_public_mean(algorithm, params_type, is_weighted) if algorithm.public else None
 
     @_tff.federated_computation
     def initialize():
@@ -56,14 +68,66 @@ def build_plain_aggregation(algorithm: Algorithm, released_type: Any, params_typ
         initialize.type_signature.result, _tff.at_clients(released_type), _tff.at_clients(params_type)
     )
     def next_aggregates(state, released, params):
-        del params
         outputs = {name: aggregator.next(state[name], released[name]) for name, aggregator in aggregators.items()}
-        return (
-            at_server(**{name: output.state for name, output in outputs.items()}),
-            at_server(**{name: output.result for name, output in outputs.items()}),
-        )
+        found = {name: output.result for name, output in outputs.items()}
+        found |= {name: collect(released[name], params) for name, collect in collectors.items()}
+        if public_mean is not None:
+            means = public_mean(params)
+            found |= {name: means[name] for name in algorithm.public}
+        return at_server(**{name: output.state for name, output in outputs.items()}), at_server(**found)
 
     return Aggregation(initialize, next_aggregates)
+
+
+def _build_public_mean(algorithm: Algorithm, params_type: Any, is_weighted: bool) -> _tff.Computation:
+    """Builds `client_params@CLIENTS -> means@SERVER`."""
+    public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
+
+    @_tff.federated_computation(_tff.at_clients(params_type))
+    def public_mean(params):
+        return _tff.federated_mean(_tff.federated_map(public_of, params))
+
+    return public_mean
+
+
+def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Computation:
+    """Builds `(row@CLIENTS, client_params@CLIENTS) -> {rows: [num_clients, ...], present: [num_clients]}@SERVER`."""
+
+    @_tff.tensorflow_computation
+    def no_rows():
+        rows = tf.nest.map_structure(lambda spec: tf.zeros([num_clients, *spec.shape], spec.dtype), _specs(row_type))
+        return collections.OrderedDict(rows=rows, present=tf.zeros([num_clients]))
+
+    rows_type = no_rows.type_signature.result
+
+    @_tff.tensorflow_computation(row_type, params_type)
+    def in_place(row, params):
+        return collections.OrderedDict(rows=row, place=params["hparams"]["client_index"])
+
+    @_tff.tensorflow_computation(rows_type, in_place.type_signature.result)
+    def with_row(rows, own):
+        def put(stacked: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+            return tf.tensor_scatter_nd_update(stacked, [[own["place"]]], row[tf.newaxis])
+
+        return collections.OrderedDict(
+            rows=tf.nest.map_structure(put, rows["rows"], own["rows"]), present=put(rows["present"], tf.constant(1.0))
+        )
+
+    @_tff.tensorflow_computation(rows_type, rows_type)
+    def of_both(one, other):
+        # Nobody is in both: elsewhere there are zeros.
+        return tf.nest.map_structure(tf.add, one, other)
+
+    @_tff.tensorflow_computation(rows_type)
+    def as_they_are(rows):
+        return rows
+
+    @_tff.federated_computation(_tff.at_clients(row_type), _tff.at_clients(params_type))
+    def collect(row, params):
+        placed = _tff.federated_map(in_place, (row, params))
+        return _tff.federated_aggregate(placed, no_rows(), with_row, of_both, as_they_are)
+
+    return collect
 
 
 def build_user_aggregation(
@@ -77,10 +141,10 @@ def build_user_aggregation(
     them. Before that they are NaN, and so is every result.
 
     Raises:
-      ValueError: the algorithm releases other things than means.
+      ValueError: the algorithm releases other things than means, or has public scalars.
     """
-    if set(algorithm.released.values()) != {"mean"}:
-        raise ValueError(f"{algorithm.name}: noised sums are for means")
+    if set(algorithm.released.values()) != {"mean"} or algorithm.public:
+        raise ValueError(f"{algorithm.name}: noised sums are for means, beside which users tell nothing")
     specs = _specs(released_type)
     sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
     unset = UserMechanism(math.nan, math.nan, user_sum.sampling_rate, math.nan)
@@ -96,7 +160,7 @@ def build_user_aggregation(
         record = tf.concat([tf.reshape(value, [-1]) for value in tf.nest.flatten(released)], axis=0)
         if is_weighted:
             record = params["weight"] * clipped(record, params)
-        if algorithm.noise_on_own_support:
+        if algorithm.claims.noise_on_own_support:
             record = _with_noise_share(clipped(record, params), params)
         return record
 

@@ -1,6 +1,6 @@
 """Builds what a client computes in a round, written once, for one client and for a stack of them.
 
-A round without gradients is one in which a client learns nothing: it shows the shapes of what it keeps and releases.
+A dry round needs no data and no process: it shows what clients keep and release, and what of it is their own.
 """
 
 import collections
@@ -16,17 +16,14 @@ from tff_pdp.algorithms.base import (
     ClientResult,
     GradFn,
     GradientEstimator,
-    LocalSteps,
     State,
     map_weights,
     split,
 )
+from tff_pdp.algorithms.hyper_parameters import LocalSteps, Steps, count_gradients, step_names
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.privacy.mechanisms.selection import NOTHING, Selector
 from tff_pdp.processes.vectorizable import map_stack, vectorizable
-
-# The hyper-parameter that says how many gradients a client asks for when it adapts.
-ADAPT_STEPS = "adapt_steps"
 
 
 def build_client_work(
@@ -53,7 +50,11 @@ def build_client_work(
         result = algorithm.client_update(message, state, own.data, grad_fn, own.hparams)
         released = plain(result.released)
         if is_weighted:
-            released = tf.nest.map_structure(lambda value: own.params["weight"] * value, released)
+            # A row is whose it is, however much a client counts.
+            released = collections.OrderedDict(
+                (name, value if algorithm.released[name] == "rows" else _times(own.params["weight"], value))
+                for name, value in released.items()
+            )
         return collections.OrderedDict(state=plain(result.state), released=released)
 
     def select(message: Any, data: Any, params: Any) -> tf.Tensor:
@@ -77,7 +78,10 @@ def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Call
         del message, params
         return tf.fill(tf.shape(data["num_examples"]), NOTHING)
 
-    return _build(estimator, (ADAPT_STEPS,), lambda hparams: hparams[ADAPT_STEPS], work, select)
+    def num_gradients(hparams: Any) -> Any:
+        return count_gradients(algorithm.hparams, hparams, in_adapt=True)
+
+    return _build(estimator, step_names(algorithm.hparams, in_adapt=True), num_gradients, work, select)
 
 
 class _Own(NamedTuple):
@@ -133,6 +137,30 @@ def _build(
     return vectorizable(for_one, for_stack, num_shared=1)
 
 
+def build_public_work(algorithm: Algorithm, *, is_weighted: bool = False) -> Callable[[Any], Any]:
+    """Builds `client params -> public scalars`, float32 by name, of the hyper-parameters alone.
+
+    Args:
+      algorithm: with public scalars.
+      is_weighted: a client's count `params["weight"]` times.
+    """
+    public_values = algorithm.public_values
+    if public_values is None:
+        raise ValueError(f"{algorithm.name} has no public scalars")
+
+    def work(params: Any) -> Any:
+        steps = {name: LocalSteps(params["hparams"][name], params["hparams"][name]) for name in algorithm.step_hparams}
+        values = public_values({**params["hparams"], **steps})
+        scalars = collections.OrderedDict((name, tf.cast(values[name], tf.float32)) for name in algorithm.public)
+        return _times(params["weight"], scalars) if is_weighted else scalars
+
+    return work
+
+
+def _times(weight: tf.Tensor, nest: Any) -> Any:
+    return tf.nest.map_structure(lambda value: weight * value, nest)
+
+
 def plain(state: Any) -> Any:
     """Mappings as OrderedDicts, the form TFF types keep the order of."""
     if isinstance(state, Mapping):
@@ -174,30 +202,73 @@ def initial_weights(model: Model) -> Weights:
     return collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(0).items())
 
 
-def round_without_gradients(algorithm: Algorithm, message: State, model: Model) -> ClientResult:
-    """What a new client keeps and releases after a round in which it has no examples and its gradients are zero.
+class Owned(NamedTuple):
+    """Names of what differs between clients: of leaves of their states, as they are used, and of their models' weights.
+
+    A leaf's name is the keys on the way to it, with slashes between.
+    """
+
+    states: tuple[str, ...]
+    weights: tuple[str, ...]
+
+
+def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
+    """Compares two clients after a dry round, the last of so many, in which they learn and select different things.
+
+    Args:
+      algorithm: what clients do.
+      model: what they train.
+      rounds: of the whole training; some methods train a shared model first.
+    """
+    server = dict(algorithm.init_server(initial_weights(model)))
+    if "round" in server:
+        server["round"] = tf.constant(rounds - 1)
+    message = algorithm.broadcast(server)
+    states = [dry_round(algorithm, message, model, client, adapted=True).state for client in (0, 1)]
+    weights = [algorithm.personalise(message, state) for state in states]
+    return Owned(_differing(*states), _differing(*weights))
+
+
+def _differing(one: Any, other: Any, name: str = "") -> tuple[str, ...]:
+    if isinstance(one, Mapping):
+        return tuple(found for key in one for found in _differing(one[key], other[key], f"{name}/{key}".lstrip("/")))
+    return (name,) if np.any(np.asarray(one) != np.asarray(other)) else ()
+
+
+def dry_round(
+    algorithm: Algorithm, message: State, model: Model, client: int | None = None, *, adapted: bool = False
+) -> ClientResult:
+    """What a new client keeps and releases after a round without examples.
 
     Args:
       algorithm: what the client does.
       message: what it receives.
       model: what it trains.
+      client: the number of the candidate that it selects; its gradients are one more everywhere. None for gradients of
+        zero, and no selection.
+      adapted: go on to the state that its model is used with.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
-    hparams = {name: tf.constant(value) for name, value in algorithm.hparams.items()}
-    hparams |= dict.fromkeys(algorithm.step_hparams, once)
+    hparams = {name: tf.constant(one.default, one.dtype) for name, one in algorithm.hparams.items()}
+    hparams |= {name: once for name, one in algorithm.hparams.items() if isinstance(one, Steps)}
     labels = tf.constant(np.zeros(0, model.label_dtype))
     nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))
 
-    def no_gradient(current, data, index, scale, pull=None, trainable=None):
-        del data, index, scale, pull
-        return map_weights(tf.zeros_like, split(current, trainable or current)[0])
+    def same_everywhere(current, data, index, scale, pull=None, trainable=None):
+        del data, index, pull
+        size = 0.0 if client is None else scale * (1.0 + client)
+        return map_weights(lambda value: tf.zeros_like(value) + size, split(current, trainable or current)[0])
 
-    given = {**hparams, "selected": tf.constant(NOTHING)}
-    return algorithm.client_update(message, algorithm.init_client(message), nothing, no_gradient, given)
+    selects = client is not None and algorithm.candidates is not None
+    given = {**hparams, "selected": tf.constant(client if selects else NOTHING)}
+    result = algorithm.client_update(message, algorithm.init_client(message), nothing, same_everywhere, given)
+    if adapted and algorithm.adapt is not None:
+        return result._replace(state=algorithm.adapt(message, result.state, nothing, same_everywhere, given))
+    return result
 
 
 def num_released(algorithm: Algorithm, model: Model) -> int:
     """How many values a client releases in a round."""
     message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
-    released = round_without_gradients(algorithm, message, model).released
+    released = dry_round(algorithm, message, model).released
     return sum(int(tf.size(value)) for value in tf.nest.flatten(dict(released)))

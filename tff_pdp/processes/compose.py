@@ -106,7 +106,7 @@ def compose(
 
     released_type = client_work.type_signature.result["released"]
     if user_sum is None or not algorithm.released:
-        aggregation = build_plain_aggregation(algorithm, released_type, params_type)
+        aggregation = build_plain_aggregation(algorithm, released_type, params_type, is_weighted=is_weighted)
     else:
         aggregation = build_user_aggregation(algorithm, released_type, params_type, user_sum, is_weighted=is_weighted)
     aggregates_type = aggregation.aggregates_type
@@ -119,7 +119,7 @@ def compose(
     def release_norms(aggregates):
         # A function of what was released, so it costs nothing more to publish.
         return collections.OrderedDict(
-            (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(value))) for name, value in aggregates.items()
+            (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(aggregates[name]))) for name in algorithm.released
         )
 
     @_tff.federated_computation
@@ -198,18 +198,16 @@ def client_params_type(
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
-        hparams=collections.OrderedDict(
-            (name, _tff.TensorType(hparam_dtype(default))) for name, default in algorithm.hparams.items()
-        ),
+        hparams=collections.OrderedDict((name, _tff.TensorType(one.dtype)) for name, one in algorithm.hparams.items()),
         seed=_tff.TensorType(np.int64, [2]),
     )
     if algorithm.candidates is not None:
         fields["selection_epsilon"] = _tff.TensorType(np.float32)
     if is_weighted:
         fields["weight"] = _tff.TensorType(np.float32)
-    if user_sum is not None and (is_weighted or algorithm.noise_on_own_support):
+    if user_sum is not None and (is_weighted or algorithm.claims.noise_on_own_support):
         fields["clip_norm"] = _tff.TensorType(np.float32)
-    if user_sum is not None and algorithm.noise_on_own_support:
+    if user_sum is not None and algorithm.claims.noise_on_own_support:
         fields["noise_share"] = _tff.TensorType(np.float32)
     return _tff.to_type(fields)
 
@@ -231,7 +229,7 @@ def client_params_columns(
       algorithm: names the hyper-parameters.
       estimator: names the mechanism's scalars.
       mechanism: by name, one value for all clients or an array of one for each; others than named are left out.
-      hparams: likewise; those that are not given have their default.
+      hparams: likewise; those that are not given have their default, but for those that are `SET_BY_RUNTIME`.
       seeds: int64 `[clients, 2]`.
       selection_epsilons: one for all, or one for each.
       weights: one for each, where clients have weights.
@@ -241,11 +239,11 @@ def client_params_columns(
     def column(value: Any, dtype: Any) -> np.ndarray:
         return np.broadcast_to(np.asarray(value, dtype), [len(seeds)]).copy()
 
-    values = {**algorithm.hparams, "client_index": np.arange(len(seeds)), **hparams}
+    values = {**algorithm.defaults, **hparams}
     columns = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, column(mechanism[name], np.float32)) for name in estimator.mechanism),
         hparams=collections.OrderedDict(
-            (name, column(values[name], hparam_dtype(default))) for name, default in algorithm.hparams.items()
+            (name, column(values[name], one.dtype)) for name, one in algorithm.hparams.items()
         ),
         seed=np.asarray(seeds, np.int64),
     )
@@ -256,8 +254,3 @@ def client_params_columns(
     for name, value in user_values.items():
         columns[name] = column(value, np.float32)
     return columns
-
-
-def hparam_dtype(default: float | int) -> type[np.generic]:
-    """int32 for a hyper-parameter whose default is a whole number, else float32."""
-    return np.int32 if isinstance(default, int) else np.float32

@@ -1,6 +1,5 @@
 """Writes the report as one HTML file that needs nothing from outside."""
 
-import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,8 @@ import jinja2
 import markupsafe
 
 from tff_pdp.files import replace_text
-from tff_pdp.reports import content, plots, privacy_texts, summary
+from tff_pdp.privacy.facts import GUARANTEES
+from tff_pdp.reports import content, plots, summary
 from tff_pdp.reports import words as numbers
 from tff_pdp.reports.summary import metric_text
 
@@ -60,8 +60,6 @@ def _page(report: content.Report) -> dict[str, Any]:
     """Everything the template prints."""
     rows = summary.comparison_rows(report.algorithms, report.clients, report.metric, report.baseline)
     featured = summary.featured_algorithm(report.algorithms, report.metric, report.baseline)
-    costs = [algorithm.user_costs for algorithm in report.algorithms if algorithm.user_costs is not None]
-    paid = costs or report.silos
     return {
         "report": report,
         "words": report.words,
@@ -70,9 +68,8 @@ def _page(report: content.Report) -> dict[str, Any]:
         "featured": next((row for row in rows if row.algorithm is featured), None),
         "listed": _listed(report, featured),
         "privacy": report.privacy,
-        "claims": privacy_texts.CLAIMS,
-        "epsilon_maximum": max((one.epsilon_spent for one in paid), default=math.nan),
-        "delta_maximum": max((one.delta for one in paid), default=math.nan),
+        "facts": report.privacy.facts,
+        "guarantees": GUARANTEES,
         "config": list(_flat(report.config)),
         "figures": _figures(report, featured),
     }
@@ -80,9 +77,9 @@ def _page(report: content.Report) -> dict[str, Any]:
 
 def _listed(report: content.Report, featured: content.AlgorithmResult | None) -> Sequence[content.ClientScores]:
     """The clients in the table of results."""
-    if featured is None or len(report.users) <= _MOST_USERS:
+    if featured is None or not report.are_users or len(report.clients) <= _MOST_USERS:
         return report.clients
-    return summary.worst_clients(report.users, featured.name, report.metric, _MOST_USERS)
+    return summary.worst_clients(report.clients, featured.name, report.metric, _MOST_USERS)
 
 
 def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
@@ -95,12 +92,10 @@ def _figures(report: content.Report, featured: content.AlgorithmResult | None) -
             "Not private: computed on held-out validation examples without noise.",
         ),
         (
-            plots.epsilon_figure(report.silos),
+            plots.epsilon_figure(getattr(report.privacy.facts, "silos", ())),
             "ε spent by each silo for one method, against its target.",
             "Public: follows from public settings, costs nothing to show."
-            + (
-                "" if report.privacy["private"] else " This run is not private; silos without a guarantee are left out."
-            ),
+            + ("" if report.privacy.private else " This run is not private; silos without a guarantee are left out."),
         ),
     ]
     if featured is not None:

@@ -19,6 +19,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from tff_pdp.models.metrics import Metric
+from tff_pdp.privacy.facts import SiloCosts
 from tff_pdp.reports import content, summary
 from tff_pdp.reports.summary import metric_text
 from tff_pdp.reports.words import SILOS, ClientWords
@@ -154,7 +155,7 @@ def metric_figure(
         return render(figure, f"Test {text.label} over {over}; means: {what}.")
 
 
-def epsilon_figure(silos: Sequence[content.SiloResult]) -> str:
+def epsilon_figure(silos: Sequence[SiloCosts]) -> str:
     """Privacy spent by each silo against its target; silos without a finite epsilon are left out."""
     protected = sorted(
         (silo for silo in silos if math.isfinite(silo.epsilon_spent)),

@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
+from tff_pdp.privacy.facts import SiloFacts
 from tff_pdp.reports import content
 from tff_pdp.reports import words as numbers
+from tff_pdp.reports.statement import Statement
 from tff_pdp.reports.words import ClientWords
 
 
@@ -157,7 +161,7 @@ def featured_algorithm(
 
     The test mean is not used to choose: choosing by it would make the number that is then printed too good.
     """
-    exported = [algorithm for algorithm in algorithms if algorithm.exported]
+    exported = [algorithm for algorithm in algorithms if algorithm.facts.exported]
     candidates = exported or [algorithm for algorithm in algorithms if algorithm.name != baseline] or list(algorithms)
     return max(candidates, key=lambda algorithm: _last_validation(algorithm, metric), default=None)
 
@@ -269,10 +273,9 @@ def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], word
 
 # Of more users, quantiles say enough, and a file of all of them would name every one.
 MOST_USERS = 5000
+# Of a method's costs, what is no cost of every user.
+_BY_METHOD = ("num_noised", "noise_to_signal")
 _QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-# What it repeats of the report's privacy statement.
-_PRIVACY_KEYS = ("unit", "adjacency", "claim", "claim_reason", "private", "composed")
-_ELSEWHERE = ("name", "history", "title", "user_costs")
 
 
 def summary_content(report: content.Report) -> dict[str, Any]:
@@ -289,21 +292,42 @@ def summary_content(report: content.Report) -> dict[str, Any]:
         "algorithms": {algorithm.name: _algorithm_row(algorithm) for algorithm in report.algorithms},
         "notes": list(report.notes),
     }
-    if not report.users:
-        privacy = {key: report.privacy[key] for key in _PRIVACY_KEYS}
-        return {**start, "silos": [silo.to_dict() for silo in report.silos], "privacy": privacy}
+    facts, clients = report.privacy.facts, report.clients
+    if isinstance(facts, SiloFacts):
+        pairs = zip(clients, facts.silos, strict=True)
+        silos = [{**dataclasses.asdict(scores), **asdict(costs)} for scores, costs in pairs]
+        return content.json_safe({**start, "silos": silos, "privacy": _privacy(report.privacy)})
+    users = {key: value for key, value in asdict(facts.worst).items() if key not in _BY_METHOD}
+    users |= {name: getattr(facts.sums, name) for name in ("sampling_rate", "num_users", "expected_cohort")}
+    return content.json_safe(
+        {
+            **start,
+            "num_users": len(clients),
+            "users": list(map(dataclasses.asdict, clients)) if len(clients) <= MOST_USERS else None,
+            "quantiles": {one.name: _quantiles(clients, one.name) for one in report.algorithms},
+            "privacy": {**_privacy(report.privacy), "users": users},
+        }
+    )
+
+
+def _privacy(statement: Statement) -> dict[str, Any]:
+    """What the summary repeats of the statement."""
     return {
-        **start,
-        "num_users": len(report.users),
-        "users": [user.to_dict() for user in report.users] if len(report.users) <= MOST_USERS else None,
-        "quantiles": {algorithm.name: _quantiles(report.users, algorithm.name) for algorithm in report.algorithms},
-        "privacy": {key: report.privacy[key] for key in (*_PRIVACY_KEYS, "users")},
+        "unit": statement.facts.unit,
+        "adjacency": statement.adjacency,
+        "claim": statement.claim,
+        "claim_reason": statement.claim_reason,
+        "private": statement.private,
+        "composed": to_builtins(statement.composed),
     }
 
 
 def _algorithm_row(algorithm: content.AlgorithmResult) -> dict[str, Any]:
-    row = algorithm.to_dict()
-    return {**{key: value for key, value in row.items() if key not in _ELSEWHERE}, **(row["user_costs"] or {})}
+    figures = dataclasses.asdict(algorithm)
+    facts = asdict(figures.pop("facts"))
+    del figures["history"]
+    claim = {key: facts[key] for key in ("claim", "claim_reason", "exported")}
+    return {**figures, **claim, **(asdict(facts["user_costs"]) if facts["user_costs"] else {})}
 
 
 def _quantiles(users: Sequence[content.ClientScores], algorithm: str) -> dict[str, dict[str, float] | None]:

@@ -1,7 +1,7 @@
 """Describes published experiments: their data, methods, variants and scales, and what was published.
 
-Each is a file of `configs/reproduce/published`, beside the configuration that its runs are variations of. Its methods
-are compared as rows of results.
+Each is a file of `tff_pdp/configs/reproduce/published`, beside the configuration that its runs are variations of. Its
+methods are compared as rows of results.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
 from tff_pdp.reproduce.inputs import INPUTS, Inputs
-from tff_pdp.settings import Count, Name, Settings, did_you_mean, read_settings, read_yaml
+from tff_pdp.settings import CONFIGS, Count, Name, Settings, did_you_mean, read_settings, read_yaml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,7 @@ GRID_METHODS = ("mr_mtl", "ditto")
 OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", "ifca")
 
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "reproduce"
-PUBLISHED = CONFIGS / "published"
+PUBLISHED = CONFIGS / "reproduce" / "published"
 NAMES = tuple(sorted(path.stem for path in PUBLISHED.glob("*.yaml")))
 _METRICS = {metric.name: metric for metric in (ACCURACY, MEAN_SQUARED_ERROR, AVERAGE_PRECISION)}
 _CLIENTS = {"silos": SILOS, "users": USERS}
@@ -257,7 +256,7 @@ class Setting(Settings):
     @property
     def config_file(self) -> Path:
         """The experiment all runs are variations of."""
-        return CONFIGS / f"{self.name}.yaml"
+        return CONFIGS / "reproduce" / f"{self.name}.yaml"
 
     def is_same_at_every_epsilon(self, method: str) -> bool:
         """Whether a method's results have nothing to do with epsilon."""

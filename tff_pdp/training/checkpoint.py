@@ -35,8 +35,7 @@ class Checkpoint:
       ledger: what has been spent; None without privacy.
       run_key: the run's secret.
       config_hash: of the settings and data the run was started with, `run_key.keyed`.
-      auto_prox: nest of arrays, what is known for setting lambda (`tff_pdp.algorithms.auto_prox.lambdas`); empty where
-        it is given.
+      hook: nest of arrays, what the method's hook remembers; empty where there is none.
       surroundings: what lay beside it when it was saved, to be compared when it is loaded; None of checkpoints from
         before that was kept.
     """
@@ -48,7 +47,7 @@ class Checkpoint:
     ledger: Ledger | None
     run_key: RunKey
     config_hash: str
-    auto_prox: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    hook: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     surroundings: Surroundings | None = None
 
     def was_made_with(self, config_hash: str) -> bool:
@@ -88,7 +87,7 @@ def _write(staging: Path, checkpoint: Checkpoint) -> None:
     arrays: dict[str, np.ndarray] = {}
     structure = {
         "server": _flatten(checkpoint.server_state, "server", arrays),
-        "auto_prox": _flatten(checkpoint.auto_prox, "auto_prox", arrays),
+        "hook": _flatten(checkpoint.hook, "hook", arrays),
         "clients": None
         if is_store(checkpoint.client_states)
         else {
@@ -145,7 +144,8 @@ def load_latest(folder: Path) -> Checkpoint | None:
             server_state = _unflatten(stored.structure["server"], arrays)
             clients = stored.structure["clients"]
             client_states = None if clients is None else [_unflatten(state, arrays) for state in clients.values()]
-            auto_prox = _unflatten(stored.structure["auto_prox"], arrays)
+            # Earlier versions had MR-MTL's hook alone, under its name.
+            hook = _unflatten(stored.structure.get("hook", stored.structure.get("auto_prox")), arrays)
     # What a damaged archive raises; checkpoints without digests may be damaged in any way.
     except (OSError, EOFError, ValueError, KeyError, TypeError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read ({error}); remove that folder to use the checkpoint before") from None
@@ -157,7 +157,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
         ledger=stored.ledger,
         run_key=stored.run_key,
         config_hash=stored.config_hash,
-        auto_prox=auto_prox,
+        hook=hook,
         surroundings=stored.surroundings,
     )
 

@@ -21,8 +21,10 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.files import replace_text
+from tff_pdp.privacy.facts import MethodFacts
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, json_safe
 from tff_pdp.reports.html import write_report
+from tff_pdp.reports.statement import statement
 from tff_pdp.reports.summary import (
     left_out_notes,
     mean_over_examples,
@@ -38,14 +40,7 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.counted import enter_finished
-from tff_pdp.training.privacy_facts import (
-    Trained,
-    claim_of_run,
-    silo_results,
-    silo_statement,
-    user_costs,
-    user_statement,
-)
+from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import evaluate_clients, ready_states
@@ -167,13 +162,9 @@ def _report(
 ) -> Report:
     """The report, with the privacy statement of what the experiment's clients are."""
     first, _ = trained[0]
-    algorithms = tuple(
-        _algorithm_result(config, method, state, metrics[method.algorithm.name]) for method, state in trained
-    )
+    facts = facts_of(config, trained)
     scores = _scores(first, metrics)
-    is_users = first.plan.samples_clients
-    silos = () if is_users else silo_results(trained, scores)
-    words = USERS if is_users else SILOS
+    words = USERS if facts.are_users else SILOS
     notes = [f"{method.algorithm.title}: {method.plan.warning}" for method, _ in trained if method.plan.warning]
     notes += left_out_notes(first.model.metric, scores, words)
     by_title = {method.algorithm.title: pooled[method.algorithm.name] for method, _ in trained}
@@ -182,26 +173,26 @@ def _report(
         title=config.title,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         metric=first.model.metric,
-        algorithms=algorithms,
-        silos=silos,
-        users=scores if is_users else (),
-        privacy=user_statement(config, trained, algorithms)
-        if is_users
-        else silo_statement(config, trained, algorithms, silos),
+        algorithms=tuple(
+            _algorithm_result(config, own, method, state, metrics[own.name])
+            for own, (method, state) in zip(facts.methods, trained, strict=True)
+        ),
+        clients=scores,
+        privacy=statement(facts),
         config=config.to_dict(),
         notes=tuple(notes),
     )
 
 
-def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoint, metrics: Any) -> AlgorithmResult:
+def _algorithm_result(
+    config: ExperimentConfig, facts: MethodFacts, method: Method, state: Checkpoint, metrics: Any
+) -> AlgorithmResult:
     metric, clients = method.model.metric, method.clients
     personal = [float(client["personal"][metric.example_name]) for client in metrics.values()]
     shared = [float(client["global"][metric.example_name]) for client in metrics.values() if "global" in client]
-    history = read_metrics(config.algorithm_folder(method.algorithm.name))
-    claim, reason = claim_of_run(method, state)
+    history = read_metrics(config.algorithm_folder(facts.name))
     return AlgorithmResult(
-        name=method.algorithm.name,
-        title=method.algorithm.title,
+        facts=facts,
         mean=mean_over_silos(personal),
         mean_over_examples=mean_over_examples(
             personal, [clients.num_examples(client_id, "test") for client_id in metrics]
@@ -213,10 +204,6 @@ def _algorithm_result(config: ExperimentConfig, method: Method, state: Checkpoin
         history=tuple((row["round"], float(row["mean"])) for row in history),
         rounds=state.round_number,
         seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
-        claim=claim,
-        claim_reason=reason,
-        exported=method.algorithm.name == config.export.algorithm,
-        user_costs=user_costs(method, state) if method.plan.samples_clients else None,
     )
 
 

@@ -1,11 +1,11 @@
-"""Collects what every silo or user paid and got, and makes an experiment's privacy statement of it.
+"""Collects the facts of an experiment's privacy statement, from plans and ledgers: what every silo, or user, paid.
 
-The statement also has what all runs on record cost together, and what tuning would have cost.
+They also have what all runs on record cost together, and what tuning would have cost.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tff_pdp.experiment.config import ExperimentConfig
@@ -13,11 +13,20 @@ from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.accountants import EpsilonBounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import compose_parts
-from tff_pdp.privacy.facts import FIXED_SEED, UserCosts, UserSums
+from tff_pdp.privacy.facts import (
+    FIXED_SEED,
+    MethodFacts,
+    RunsOnRecord,
+    SearchFacts,
+    SiloCosts,
+    SiloFacts,
+    TuningFacts,
+    UserCosts,
+    UserFacts,
+    UserSums,
+)
 from tff_pdp.privacy.plans.silo_example import GRADIENTS
 from tff_pdp.privacy.plans.user import USERS
-from tff_pdp.reports.content import AlgorithmResult, ClientScores, SiloResult
-from tff_pdp.reports.statement import build_privacy_statement, build_user_statement
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.counted import cost_of_all_runs, splits_of
 
@@ -41,58 +50,67 @@ def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], st
     return method.plan.claim, method.plan.claim_reason
 
 
-def claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
+def _claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
     """The claim for one silo, which may have one where another silo has none."""
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
     return method.plan.claim_of(silo)
 
 
-def silo_results(trained: Sequence[Trained], scores: Sequence[ClientScores]) -> tuple[SiloResult, ...]:
-    """One row per silo; where methods spent differently, the one that spent most."""
-    return tuple(_silo_result(own, trained) for own in scores)
-
-
-def silo_statement(
-    config: ExperimentConfig,
-    trained: Sequence[Trained],
-    algorithms: Sequence[AlgorithmResult],
-    silos: Sequence[SiloResult],
-) -> dict[str, Any]:
-    """The privacy statement."""
+def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts | UserFacts:
+    """The facts of the statement on some of an experiment's methods; of silos in the order of the client dataset."""
     plans: list[Any] = [method.plan for method, _ in trained]
-    return build_privacy_statement(
-        algorithms=algorithms,
-        silos=silos,
-        clip=getattr(config.privacy, "clip_norm", math.inf),
-        sampler=plans[0].sampler,
+    methods = tuple(_method_facts(config, method, state) for method, state in trained)
+    on_record = _runs_on_record(config, trained)
+    if plans[0].samples_clients:
+        return UserFacts(
+            methods=methods,
+            on_record=on_record,
+            tuning=_tuning_facts(config, trained, USERS),
+            generator=plans[0].generator,
+            sums=user_sums(config, trained),
+        )
+    silos = tuple(_silo_costs(trained, silo) for silo in trained[0][0].clients.client_ids)
+    worst = max(silos, key=lambda silo: silo.epsilon_spent)
+    return SiloFacts(
+        methods=methods,
+        on_record=on_record,
+        tuning=_tuning_facts(config, trained, worst.id if math.isfinite(worst.epsilon_spent) else None),
         generator=plans[0].generator,
+        silos=silos,
+        clip_norm=getattr(config.privacy, "clip_norm", math.inf),
+        steps=max(plan.steps for plan in plans),
+        sampler=plans[0].sampler,
         row_influence=plans[0].row_influence,
         other_releases=_other_releases([state for _, state in trained]),
         num_examples_are_noised=any(plan.num_examples_are_noised for plan in plans),
-        steps=max(plan.steps for plan in plans),
-        tuned=config.tuning.tuned,
-        configurations_tried=config.tuning.configurations_tried,
-        search=_search(config, trained),
-        if_charged=_silo_if_charged(config, trained, silos),
-        **_recorded_costs(config, trained),
     )
 
 
-def _silo_result(own: ClientScores, trained: Sequence[Trained]) -> SiloResult:
-    method, state = max(trained, key=lambda pair: _spent_by_silo(pair, own.id))
-    plan = method.plan
-    claim, reason = claim_of_silo(method, state, own.id)
-    bounds = plan.guaranteed_epsilon(state.ledger, own.id) if state.ledger and claim != "none" else None
-    return SiloResult(
-        id=own.id,
-        num_test=own.num_test,
-        personal=own.personal,
-        shared=own.shared,
+def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -> MethodFacts:
+    claim, reason = claim_of_run(method, state)
+    return MethodFacts(
+        name=method.algorithm.name,
+        title=method.algorithm.title,
         claim=claim,
         claim_reason=reason,
-        **plan.client_facts(own.id),
-        **_epsilon_fields(plan.budgets.get(own.id), bounds),
+        exported=method.algorithm.name == config.export.algorithm,
+        user_costs=_user_costs(method, state) if method.plan.samples_clients else None,
+    )
+
+
+def _silo_costs(trained: Sequence[Trained], silo: str) -> SiloCosts:
+    """What a silo paid; where methods spent differently, for the one that spent most."""
+    method, state = max(trained, key=lambda pair: _spent_by_silo(pair, silo))
+    plan = method.plan
+    claim, reason = _claim_of_silo(method, state, silo)
+    bounds = plan.guaranteed_epsilon(state.ledger, silo) if state.ledger and claim != "none" else None
+    return SiloCosts(
+        id=silo,
+        claim=claim,
+        claim_reason=reason,
+        **plan.client_facts(silo),
+        **_epsilon_fields(plan.budgets.get(silo), bounds),
     )
 
 
@@ -100,65 +118,58 @@ def _spent_by_silo(pair: Trained, silo: str) -> tuple[bool, float]:
     """Orders methods by what a silo spent: those without a claim last, and among these, too, by the accounting."""
     method, state = pair
     spent = method.plan.guaranteed_epsilon(state.ledger, silo).best if state.ledger else math.inf
-    return claim_of_silo(method, state, silo)[0] == "none", spent
+    return _claim_of_silo(method, state, silo)[0] == "none", spent
 
 
-def _other_releases(states: Sequence[Checkpoint]) -> list[str]:
+def _other_releases(states: Sequence[Checkpoint]) -> tuple[str, ...]:
     """What is in the ledgers besides gradients: reasons, and how often in one silo at most."""
     counts: Counter[str] = Counter()
     for state in states:
         for entry in state.ledger.entries if state.ledger else ():
             if entry.reason != GRADIENTS:
                 counts[entry.reason] = max(counts[entry.reason], entry.count)
-    return [f"{reason} ({count} times)" if count > 1 else reason for reason, count in counts.items()]
+    return tuple(f"{reason} ({count} times)" if count > 1 else reason for reason, count in counts.items())
 
 
-def _search(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any] | None:
-    """The private search among these methods' hyper-parameters, in the words of the statement."""
+def _tuning_facts(config: ExperimentConfig, trained: Sequence[Trained], scope: str | None) -> TuningFacts:
+    """What was tuned, and what a scope would have spent had every configuration tried been charged as a release."""
+    tuning, charged = config.tuning, {}
+    ledgers = [state.ledger for _, state in trained if state.ledger]
+    if scope is not None and ledgers and tuning.configurations_tried > 1:
+        costliest = max(ledgers, key=lambda ledger: ledger.epsilon(scope).best)
+        bounds, delta = compose_parts([(costliest, scope)] * tuning.configurations_tried)
+        if math.isfinite(bounds.best):
+            charged = {"charged_epsilon": bounds.best, "charged_delta": delta}
+    return TuningFacts(
+        methods_compared=len(config.algorithms),
+        tuned=tuple(tuning.tuned),
+        configurations_tried=tuning.configurations_tried,
+        search=_search_facts(config, trained),
+        **charged,
+    )
+
+
+def _search_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> SearchFacts | None:
+    """The private search among these methods' hyper-parameters."""
     for method, _ in trained:
         search, settings = method.plan.search, config.tuning.search
         if search is not None and settings is not None:
-            return {
-                "method": method.algorithm.title,
-                "searched": list(search.candidates[0]),
-                "candidates": len(search.candidates),
-                "runs": settings.runs,
-                "mean_runs": None if search.is_fixed else settings.mean_runs,
-            }
+            return SearchFacts(
+                method=method.algorithm.title,
+                searched=tuple(search.candidates[0]),
+                candidates=len(search.candidates),
+                runs=settings.runs,
+                mean_runs=None if search.is_fixed else settings.mean_runs,
+            )
     return None
 
 
-def _silo_if_charged(
-    config: ExperimentConfig, trained: Sequence[Trained], silos: Sequence[SiloResult]
-) -> Mapping[str, float] | None:
-    """What the silo that spent most would have spent, had every configuration tried been a release."""
-    worst = max(silos, key=lambda silo: silo.epsilon_spent)
-    if not math.isfinite(worst.epsilon_spent):
-        return None
-    return _if_charged(config, trained, worst.id)
-
-
-def user_costs(method: Method, state: Checkpoint) -> UserCosts:
+def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
     """What the training of one method cost every user: infinitely much where its claim is `none`."""
     plan: Any = method.plan
     has_claim = state.ledger is not None and claim_of_run(method, state)[0] != "none"
     spent = state.ledger.epsilon(USERS) if state.ledger and has_claim else None
     return plan.costs(_epsilon_fields(plan.budgets.get(USERS), spent))
-
-
-def user_statement(
-    config: ExperimentConfig, trained: Sequence[Trained], algorithms: Sequence[AlgorithmResult]
-) -> dict[str, Any]:
-    """The privacy statement."""
-    return build_user_statement(
-        algorithms=algorithms,
-        sums=user_sums(config, trained),
-        tuned=config.tuning.tuned,
-        configurations_tried=config.tuning.configurations_tried,
-        if_charged=_user_if_charged(config, trained),
-        generator=trained[0][0].plan.generator,
-        **_recorded_costs(config, trained),
-    )
 
 
 def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
@@ -169,11 +180,6 @@ def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
         weight_cap=config.training.weight_cap if trained[0][0].is_weighted else None,
         own_support=tuple(title for title, one in plans.items() if one.noise_on_own_support),
     )
-
-
-def _user_if_charged(config: ExperimentConfig, trained: Sequence[Trained]) -> Mapping[str, float] | None:
-    """What every user would have spent, had every configuration tried been a release."""
-    return _if_charged(config, trained, USERS)
 
 
 def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, Any]:
@@ -191,35 +197,19 @@ def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> 
     }
 
 
-def _recorded_costs(config: ExperimentConfig, trained: Sequence[Trained]) -> dict[str, Any]:
-    """What a privacy statement is told of all runs on record: the largest epsilon of a scope, delta, how many runs.
-
-    Args:
-      config: the experiment.
-      trained: the methods that are reported on; where one has no ledger, nothing is known of their union.
-    """
+def _runs_on_record(config: ExperimentConfig, trained: Sequence[Trained]) -> RunsOnRecord:
+    """What all runs on record cost: the largest epsilon of a scope. Where a method has no ledger, nothing is known."""
     if not all(state.ledger for _, state in trained):
-        return {"composed_epsilon": None, "composed_delta": None, "recorded_runs": None}
+        return RunsOnRecord()
     # All of an experiment's methods are about the same clients; a search reads more of their examples.
     methods = {splits_of(method): method for method, _ in trained}
     costs = [cost_of_all_runs(config, method) for method in methods.values()]
     cost = max(costs, key=lambda one: (one.worst.why_no_bound != "", one.worst.epsilon, one.runs))
-    return {
-        "composed_epsilon": cost.worst.epsilon,
-        "composed_delta": cost.worst.delta,
-        "recorded_runs": cost.runs,
-        "why_no_bound": cost.worst.why_no_bound,
-        "elsewhere": cost.elsewhere,
-        "taken_for_granted": cost.notes,
-    }
-
-
-def _if_charged(config: ExperimentConfig, trained: Sequence[Trained], scope: str) -> Mapping[str, float] | None:
-    """What a scope would have spent, had every configuration tried been a release; None where that says nothing."""
-    tried = config.tuning.configurations_tried
-    ledgers = [state.ledger for _, state in trained if state.ledger]
-    if tried < 2 or not ledgers:
-        return None
-    costliest = max(ledgers, key=lambda ledger: ledger.epsilon(scope).best)
-    bounds, delta = compose_parts([(costliest, scope)] * tried)
-    return {"epsilon": bounds.best, "delta": delta} if math.isfinite(bounds.best) else None
+    return RunsOnRecord(
+        epsilon=cost.worst.epsilon,
+        delta=cost.worst.delta,
+        runs=cost.runs,
+        why_no_bound=cost.worst.why_no_bound,
+        elsewhere=cost.elsewhere,
+        taken_for_granted=tuple(cost.notes),
+    )

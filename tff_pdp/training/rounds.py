@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
-from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
+from tff_pdp.algorithms.hyper_parameters import Observed
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
@@ -54,7 +53,7 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
         ledger=method.plan.build_ledger(),
         run_key=run_key,
         config_hash=run_key.keyed(method.config_hash),
-        auto_prox=auto_prox.init(method.auto_prox, method.model.num_parameters()) if method.auto_prox else {},
+        hook=method.hook.init() if method.hook else {},
     )
 
 
@@ -79,8 +78,8 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
     """Charges one round to the ledger, runs it, and returns the state after it. Needs an engine.
 
-    Who is not in the round's cohort is not asked, and keeps its state. Where lambda is set during training, the server
-    learns from what silos release in this round.
+    Who is not in the round's cohort is not asked, and keeps its state. A hook, where the method has one, sets
+    hyper-parameters of the round and learns from it.
 
     Raises:
       BudgetError: a scope would overspend; nothing was run.
@@ -95,7 +94,7 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
             # A store that is a round behind would look like an older copy.
             state.client_states.write(round_number, [], state.client_states.read([]))
         return dataclasses.replace(state, round_number=round_number, server_state=server_state)
-    changed = {"prox_weight": auto_prox.prox_weights(state.auto_prox)[cohort]} if method.auto_prox else {}
+    changed = method.hook.hparams(state.hook, cohort) if method.hook else {}
     params = method.client_params(state.run_key, round_number, cohort, changed=changed)
     own_data = data if is_everyone and isinstance(data, ClientValues) else data.select(cohort)
     own_states = select_states(state.client_states, cohort, method.client_state_type)
@@ -104,7 +103,9 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
     after = dataclasses.replace(
         state, round_number=round_number, server_state=server_state, client_states=client_states
     )
-    return _with_new_prox_weights(method.auto_prox, state, after) if method.auto_prox else after
+    if method.hook is None:
+        return after
+    return dataclasses.replace(after, hook=method.hook.after(state.hook, _observed(state), _observed(after)))
 
 
 def ready_states(
@@ -161,20 +162,11 @@ def evaluate_clients(
     return found
 
 
-def _with_new_prox_weights(parameters: SiloParameters, before: Checkpoint, after: Checkpoint) -> Checkpoint:
-    """The state after a round of MR-MTL, with what it teaches about lambda."""
-    mean = {name: np.asarray(value) for name, value in before.server_state["algorithm"]["mean"].items()}
-    learned = auto_prox.observe(
-        before.auto_prox, parameters, _weights(before.client_states), _weights(after.client_states), mean
-    )
-    if auto_prox.is_refresh_round(after.round_number, parameters.rounds):
-        learned = auto_prox.refresh(learned, parameters, after.round_number)
-    return dataclasses.replace(after, auto_prox=learned)
-
-
-def _weights(client_states: Any) -> dict[str, np.ndarray]:
-    """The weights that silos keep and, by DP-SGD, have released, with a first axis of silos."""
-    if isinstance(client_states, ClientValues):
-        return client_states.columns()["weights"]
-    rows = [state["weights"] for state in client_states]
-    return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+def _observed(state: Checkpoint) -> Observed:
+    """What a hook sees: client states as columns, each leaf with a first axis of clients."""
+    states = state.client_states
+    if isinstance(states, ClientValues):
+        columns = states.columns()
+    else:
+        columns = tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *states)
+    return Observed(state.round_number, state.server_state["algorithm"], columns)

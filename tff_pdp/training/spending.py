@@ -154,7 +154,7 @@ def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
         rest: Counter[Any] = Counter()
         for number in range(round_number + 1, plan.rounds + 1):
             rest.update({event: count for event, count, _ in plan.charges(scope, number)})
-        ledger.precheck_all(scope, rest)
+        ledger.precheck(scope, rest)
 
 
 def _as_counts(ledger: Ledger | None) -> Counter[Any]:

@@ -25,7 +25,7 @@ def pytest_tests(files, deps = [], data = []):
             # With its neighbours: fixtures, helpers, and tests that another file builds upon.
             srcs = native.glob(["*.py"]) + [_PYTEST_MAIN],
             args = ["$(location {})".format(file)],
-            data = ["//:configs", "//:pyproject.toml"] + data,
+            data = ["//:pyproject.toml"] + data,
             main = _PYTEST_MAIN,
             deps = ["//beam_pipelines", "//benchmarks", "//serving", "//tests:support", "//tff_pdp"] + deps,
         )

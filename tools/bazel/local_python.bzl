@@ -1,7 +1,7 @@
 """The Python of the project's own environment as a Bazel toolchain.
 
-TFF 0.87 cannot be installed by Bazel's pip rules (one of its pins has left PyPI), so the environment is made from
-requirements.txt outside Bazel, and Bazel uses its interpreter.
+TFF 0.87 cannot be installed by Bazel's pip rules (one of its pins has left PyPI), so the environment is made by
+`make setup` outside Bazel, and Bazel uses its interpreter.
 """
 
 _BUILD = """
@@ -31,7 +31,7 @@ def _local_python(context):
         workspace = context.path(Label("//:BUILD")).dirname
         interpreter = str(workspace.get_child(".venv").get_child("bin").get_child("python"))
     if not context.path(interpreter).exists:
-        fail("There is no Python at {}: create .venv from requirements.txt, or set TFF_PDP_PYTHON.".format(interpreter))
+        fail("There is no Python at {}: make setup, or set TFF_PDP_PYTHON.".format(interpreter))
     context.file("BUILD", _BUILD.format(interpreter = interpreter))
 
 local_python = repository_rule(

@@ -192,7 +192,7 @@ def layers(*shapes):
 def test_noise_changes_the_masked_share_of_the_last_layers_and_all_of_the_rest(sparse_layers, kernels):
     start = layers((5, 4), (4, 3), (3, 2))
     algorithm = build(sparsity=0.25, sparse_layers=sparse_layers)
-    assert algorithm.noised_size(start) == kernels + (4 + 3 + 2)
+    assert algorithm.claims.noised_size(start) == kernels + (4 + 3 + 2)
     released, _ = update(
         algorithm,
         lambda current, data, index, scale, pull, trainable: {
@@ -200,7 +200,7 @@ def test_noise_changes_the_masked_share_of_the_last_layers_and_all_of_the_rest(s
         },
         start,
     )
-    assert sum(int((value != 0).sum()) for value in released.values()) == algorithm.noised_size(start)
+    assert sum(int((value != 0).sum()) for value in released.values()) == algorithm.claims.noised_size(start)
 
 
 @pytest.mark.parametrize("mask_source", ["client", "paper_client_mask"])
@@ -320,16 +320,16 @@ def test_with_all_weights_and_no_penalty_it_is_centaur_to_the_bit(mask_source):
 
 def test_what_is_said_of_each_source_of_masks():
     server, client, paper = (build(mask_source=source) for source in MASK_SOURCES)
-    assert not server.unsound + client.unsound
-    assert not server.noise_on_own_support
-    assert not client.noise_on_own_support
-    assert paper.noise_on_own_support
-    assert "the client's own final weights" in paper.unsound
-    assert server.noised_size(weights()) == 4
+    assert not server.claims.unsound + client.claims.unsound
+    assert not server.claims.noise_on_own_support
+    assert not client.claims.noise_on_own_support
+    assert paper.claims.noise_on_own_support
+    assert "the client's own final weights" in paper.claims.unsound
+    assert server.claims.noised_size(weights()) == 4
     # A dense release has noise everywhere.
-    assert client.noised_size is None
-    assert paper.noised_size is None
-    assert build_dp_pfed_dsu(head=HEAD).noised_size is not None
+    assert client.claims.noised_size is None
+    assert paper.claims.noised_size is None
+    assert build_dp_pfed_dsu(head=HEAD).claims.noised_size is not None
 
 
 def test_the_personal_model_is_the_whole_body_with_the_own_head():

@@ -48,10 +48,10 @@ def test_where_the_steps_lead_the_loss_and_penalty_are_least():
 
 
 def test_the_published_lambda_is_the_default():
-    assert ALGORITHM.hparams["prox_weight"] == 2.0
+    assert ALGORITHM.hparams["prox_weight"].default == 2.0
     assert (ALGORITHM.name, ALGORITHM.step_hparams) == ("pmtl_ft", ("local_steps",))
     plain = build_dp_fed_avg_ft(head=HEAD)
-    assert {**plain.hparams, "prox_weight": 2.0} == ALGORITHM.hparams
+    assert {**plain.hparams, "prox_weight": ALGORITHM.hparams["prox_weight"]} == ALGORITHM.hparams
     assert "prox_weight" not in plain.hparams
 
 

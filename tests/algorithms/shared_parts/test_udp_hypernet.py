@@ -255,7 +255,7 @@ def test_the_seed_decides_the_first_parameters_and_descriptor():
 
 def test_fine_tuning_goes_on_from_the_generated_model():
     algorithm = build(fine_tune=True)
-    assert algorithm.hparams["adapt_steps"] == 10
+    assert algorithm.hparams["adapt_steps"].default == 10
     message, state = {"parameters": tensors(PHI)}, {"descriptor": tf.constant(DESCRIPTOR)}
     given = hparams(**RATES, local_steps=1, adapt_steps=(3, 5))
     adapted = algorithm.adapt(message, state, NO_DATA, pull_to(TARGET), given)
@@ -278,9 +278,9 @@ def test_without_fine_tuning_there_is_nothing_to_adapt():
 
 def test_descriptors_at_the_server_are_the_same_computation_under_a_condition():
     paper, own = build(paper_server_descriptors=True), build()
-    assert "server keeps users' descriptors" in paper.condition
-    assert not own.condition
-    assert not own.unsound
+    assert "server keeps users' descriptors" in paper.claims.condition
+    assert not own.claims.condition
+    assert not own.claims.unsound
     np.testing.assert_equal(released(update(paper)), released(update(own)))
 
 

@@ -26,14 +26,13 @@ def test_a_round_by_hand():
         hparams(learning_rate=0.5, prox_weight=0.5, client_index=0),
     )
     np.testing.assert_array_equal(result.state["weights"]["w"], [3.5])
-    np.testing.assert_array_equal(result.released["rows"]["w"], [[3.5], [0.0]])
-    np.testing.assert_array_equal(result.released["present"]["count"], [1.0, 0.0])
+    np.testing.assert_array_equal(result.released["row"]["w"], [3.5])
 
 
 def test_a_client_that_has_left_keeps_its_row():
     algorithm = build_mocha(num_clients=2)
     state = {"rows": stack(1.0, 4.0), "relations": tf.eye(2)}
-    after = algorithm.server_update(state, {"rows": stack(0.0, 6.0), "present": {"count": tf.constant([0.0, 1.0])}})
+    after = algorithm.server_update(state, {"row": {"rows": stack(0.0, 6.0), "present": tf.constant([0.0, 1.0])}})
     np.testing.assert_array_equal(after["rows"]["w"], [[1.0], [6.0]])
 
 

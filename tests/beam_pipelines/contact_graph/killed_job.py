@@ -11,7 +11,7 @@ from pathlib import Path
 
 from beam_pipelines.contact_graph import contact_stages
 from beam_pipelines.contact_graph.job import run_contact_graph_job
-from beam_pipelines.engine import pipelines as staged
+from beam_pipelines.engine import run as staged
 from tests.beam_pipelines.contact_graph.graph_support import options_of
 
 

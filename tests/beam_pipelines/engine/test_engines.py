@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from beam_pipelines.engine import pipelines as staged
-from beam_pipelines.engine.pipelines import PIECE_FOLDER
-from beam_pipelines.engine.run import Engine, run_stages
+from beam_pipelines.engine import run as staged
+from beam_pipelines.engine.run import PIECE_FOLDER, Engine, run_stages
 from beam_pipelines.engine.stages import Origin, Piece, decode_pieces, encode_piece, read_pieces, write_pieces
 from beam_pipelines.engine.tasks import REPORT_FOLDER
 from tests.beam_pipelines.engine.engine_support import (

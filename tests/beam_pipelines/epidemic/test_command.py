@@ -3,7 +3,8 @@
 import pytest
 
 from beam_pipelines.__main__ import JOBS
-from beam_pipelines.contact_graph.tables import read_batches, read_observed_days
+from beam_pipelines.contact_graph.input_tables import read_table
+from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.epidemic.outbreak import OutbreakOptions
 from beam_pipelines.epidemic.population import PopulationOptions
 from tff_pdp.command_line import parse
@@ -16,8 +17,8 @@ def test_generate_and_simulate(tmp_path):
     assert text.startswith("300 people in ") and text.endswith(f"population: {folder}")
     text = run(["simulate-outbreak", "--input", folder, "--rows_per_file", "5000", "--observed_days", "50"])
     assert "% of 300 people infected in 57 days" in text and text.endswith(f"outbreak: {folder}")
-    states = list(read_batches(tmp_path / "town", "disease_outcome_training", ["state"]))
-    assert sum(batch.num_rows for batch in states) == 300 * 50
+    states = list(read_table(tmp_path / "town", "disease_outcome_training", ["state"]))
+    assert sum(len(rows["state"]) for rows in states) == 300 * 50
     assert len(list((tmp_path / "town" / "disease_outcome_training").iterdir())) == 3
 
 
@@ -30,8 +31,8 @@ def test_import(tmp_path):
     text = run([*words, "--observed_days", "3"])
     assert read_observed_days(tmp_path / "out") == 3
     assert text.startswith("2 people (0 met nobody") and text.endswith(f"population: {folder}")
-    (batch,) = read_batches(tmp_path / "out", "population_network", ["activity1", "duration"])
-    assert batch.to_pydict() == {"activity1": [5], "duration": [20]}
+    (rows,) = read_table(tmp_path / "out", "population_network", ["activity1", "duration"])
+    assert {name: values.tolist() for name, values in rows.items()} == {"activity1": [5], "duration": [20]}
 
 
 def test_errors_reach_the_caller():

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from beam_pipelines.records import Reason
+from beam_pipelines.sources import celeba
 from beam_pipelines.sources.celeba import (
     ATTRIBUTE_FILE,
     IDENTITY_FILE,
     IMAGE_FOLDER,
     PARTITION_FILE,
     Celeba,
-    celeba_images,
     read_partitions,
     read_people,
 )
@@ -71,9 +71,9 @@ def test_people(tmp_path, end):
     assert {label for images in read_people(tmp_path, "5_o_Clock_Shadow").values() for _, label in images} == {0}
 
 
-def read(folder, images_per_task=2000, **options):
+def read(folder, **options):
     """All people of all parts, sorted, and the raw data."""
-    raw = celeba_images(folder, Celeba(kind="celeba", input=str(folder), **options), images_per_task)
+    raw = Celeba(kind="celeba", input=str(folder), **options).build(folder)
     users = [user for unit in raw.units for user in raw.read_users(folder / unit)]
     return sorted(users, key=lambda user: user.client), raw
 
@@ -98,14 +98,15 @@ def test_images_become_averages(tmp_path):
     np.testing.assert_allclose(first.x[0] * 255, [240 * 88 / 178] * 2, atol=GREY + lighter)
 
 
-def test_tasks_read_parts_of_the_people(tmp_path):
+def test_tasks_read_parts_of_the_people(tmp_path, monkeypatch):
     names = [f"{number:06d}.jpg" for number in range(1, 13)]
     write_text(tmp_path, {name: int(name[:6]) % 5 for name in names}, dict.fromkeys(names, 1))
     for name in names:
         write_image(tmp_path, name, halves((int(name[:6]) * 20,) * 3, (0, 0, 0)))
     whole, raw = read(tmp_path, input_shape=(2, 2, 1))
     assert raw.units == (f"{IDENTITY_FILE}:0/1",) and raw.files == (IDENTITY_FILE, ATTRIBUTE_FILE)
-    divided, raw = read(tmp_path, input_shape=(2, 2, 1), images_per_task=4)
+    monkeypatch.setattr(celeba, "_IMAGES_PER_TASK", 4)
+    divided, raw = read(tmp_path, input_shape=(2, 2, 1))
     assert raw.units == tuple(f"{IDENTITY_FILE}:{part}/3" for part in range(3))
     assert [len(list(raw.read_users(tmp_path / unit))) for unit in raw.units] == [2, 2, 1]
     assert [user.fingerprint() for user in divided] == [user.fingerprint() for user in whole]

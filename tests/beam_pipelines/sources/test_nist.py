@@ -8,7 +8,8 @@ from PIL import Image
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import ClientDatasetOptions
-from beam_pipelines.sources.nist import class_numbers, nist_images
+from beam_pipelines.sources import nist
+from beam_pipelines.sources.nist import NistSd19, class_numbers
 from tests.beam_pipelines.conftest import contents, dead_letters
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import RecordCounts, Tally
@@ -54,10 +55,16 @@ def save(path, content):
         Image.fromarray(content).convert("RGB").save(path, format="PNG")
 
 
-def run(folder, output, classes="all", images_per_task=2000, **changes):
+def nist_images(folder, classes="all", shape=(28, 28, 1)):
+    num_classes = {"all": 62, "digits": 10, "letters": 52}.get(classes, 47)
+    settings = {"input": str(folder), "classes": classes, "input_shape": shape, "num_classes": num_classes}
+    return NistSd19(kind="nist_sd19", **settings).build(folder)
+
+
+def run(folder, output, classes="all", **changes):
     options = {"input_shape": (28, 28, 1), "num_classes": 62, "min_examples_per_client": 1, "num_shards": 3}
     job = ClientDatasetOptions(input=folder, output=output, **{"max_bad_fraction": 1.0, **options, **changes})
-    return run_client_dataset_job(nist_images(folder, classes, job.input_shape, images_per_task), job)
+    return run_client_dataset_job(nist_images(folder, classes, job.input_shape), job)
 
 
 def test_every_image_comes_back(folder, tmp_path):
@@ -167,10 +174,11 @@ def test_names_of_classes():
 
 
 @pytest.mark.parametrize("exchange", ["files", "runner"])
-def test_same_bytes_however_it_is_run(folder, damaged, tmp_path, exchange):
+def test_same_bytes_however_it_is_run(folder, damaged, tmp_path, exchange, monkeypatch):
     assert damaged
     run(folder, tmp_path / "clients")
-    run(folder, tmp_path / "again", images_per_task=3, exchange=exchange)
+    monkeypatch.setattr(nist, "_IMAGES_PER_TASK", 3)
+    run(folder, tmp_path / "again", exchange=exchange)
     assert contents(tmp_path / "clients") == contents(tmp_path / "again")
 
 
@@ -184,17 +192,17 @@ def test_content_of_images_is_part_of_what_decides_the_dataset(folder, tmp_path)
 
 def test_folders_that_do_not_fit(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"classes: 'upper' is not known; known: all, digits, letters, merged"):
-        nist_images(folder, "upper", (28, 28, 1))
+        nist_images(folder, "upper")
     with pytest.raises(ConfigError, match=r"input_shape is \[28, 28, 3\]"):
         nist_images(folder, "all", (28, 28, 3))
     (folder / "by_class" / "2a").mkdir()
     with pytest.raises(DataError, match=r"by_class/2a: not a class of NIST SD19"):
-        nist_images(folder, "all", (28, 28, 1))
+        nist_images(folder)
     (folder / "by_class" / "2a").rmdir()
     for writer in WRITERS:
         for number in range(10):
             writer_file(tmp_path, writer, number).unlink()
     with pytest.raises(DataError, match=r"by_write: no \.png file"):
-        nist_images(folder, "all", (28, 28, 1))
+        nist_images(folder)
     with pytest.raises(DataError, match=r"by_class: no such folder; the input is the folder that holds NIST"):
-        nist_images(folder / "by_class", "all", (28, 28, 1))
+        nist_images(folder / "by_class")

@@ -183,6 +183,7 @@ def test_a_running_server_takes_up_a_new_user_whose_model_fits_and_nobody_elses_
     report, card = json_of(done.version, "privacy_report"), json_of(done.version, "model_card")
     assert report["epsilon"] == json_of(version, "privacy_report")["epsilon"], "what is shared has not changed"
     assert "without noise" in report["clients_added_after_training"]
+    assert "paragraphs" in json_of(version, "privacy_report") and "paragraphs" not in report
     assert (card["clients"], card["clients_fitted_after_training"]) == (5, 1)
     assert not (Path(config.output) / EARLIER).exists()
 

@@ -1,6 +1,5 @@
 import math
 
-import dp_accounting
 import pytest
 
 from tests.privacy.accounting.anchor_support import CALIBRATED
@@ -26,7 +25,7 @@ def test_without_sampling_it_is_the_classic_formula_at_the_best_of_the_orders():
 
 def test_selections_add_an_eighth_of_their_epsilon_squared_at_every_order():
     z, delta, selected, count = 10.0, 1e-3, 0.03, 20
-    selections = [dp_accounting.SelfComposedDpEvent(ExponentialMechanismDpEvent(selected), count)]
+    selections = ((ExponentialMechanismDpEvent(selected), count),)
     by_hand = min(
         100 * a / z**2 + count * selected**2 / 8 * a + math.log(1 / delta) / (a - 1) for a in (3.0, 3.5, 4.0, 4.5)
     )

@@ -26,7 +26,6 @@ from tff_pdp.privacy.accounting.row_influence import (
     PoissonRowsDpEvent,
     calibrate_rows_noise,
     fixed_size_rows_event,
-    paper_node_level_rdp,
     poisson_rows_event,
 )
 
@@ -70,18 +69,9 @@ def test_anchors_of_the_released_code(changed, epochs, expected):
     events = [fixed_size_rows_event(ROWS, BATCH, 2 * noise, changed, epochs * STEPS) for noise in NOISE]
     for event, figure in zip(events, expected, strict=True):
         assert by_coarser_orders(figure) <= epsilon(event, 1 / ROWS) <= float(figure) + half_a_digit(figure)
-    for noise in NOISE:
-        code = paper_node_level_rdp(
-            ORDERS, num_rows=ROWS, batch_size=BATCH, noise_multiplier=noise, num_changed_rows=changed
-        )
-        theorem = FixedSizeRowsDpEvent(2 * noise, ROWS, BATCH, changed).rdp(ORDERS)
-        np.testing.assert_allclose(code, theorem, rtol=FLOAT64)
-        assert (code < FixedSizeRowsDpEvent(noise, ROWS, BATCH, changed).rdp(ORDERS)).all()
 
 
 def test_one_row_in_every_batch_is_the_gaussian_mechanism():
-    code = paper_node_level_rdp(ORDERS, num_rows=7, batch_size=7, noise_multiplier=1.5, num_changed_rows=1)
-    np.testing.assert_allclose(code, ORDERS / (2 * 1.5**2), rtol=FLOAT64)
     # Replaced, it moves the sum by 2 C; and three rows by 6 C.
     for changed in (1, 3):
         for event in (FixedSizeRowsDpEvent(1.5, 7, 7, changed), PoissonRowsDpEvent(1.5, 1.0, changed)):

@@ -21,7 +21,8 @@ from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.reproduce.setting import METHODS, NAMES, read_setting
 
-FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml"))}
+# What was published of a reproduction lies beside the configurations, and is none.
+FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "published"}
 # Clients, and training examples of the largest silo, or more: what epochs have steps by. Users' do not matter.
 CLIENTS = {
     "demo": (10, 600),
@@ -74,7 +75,7 @@ class Run:
             selection_rounds=algorithm.selection_rounds,
             num_parameters=model.num_parameters(),
             num_released=_num_released(self, algorithm) if self.protects_users else 0,
-            noise_on_own_support=algorithm.noise_on_own_support,
+            noise_on_own_support=algorithm.claims.noise_on_own_support,
             row_influence=RowInfluence("node", "replace_special", 11, "at most ten contacts")
             if config.privacy.kind == "contact_graph"
             else None,

@@ -26,7 +26,9 @@ class Queue:
     """A batcher whose first request holds the only thread until `release`, so that the others wait."""
 
     def __init__(self, servable, executor, options):
-        self.batcher = Batcher(lambda inputs: servable.run("", inputs), options, executor.submit)
+        self.batcher = Batcher(
+            lambda inputs: servable.run("", inputs), options, executor.submit, lambda sizes, total: None
+        )
         self.servable = servable
 
     async def hold(self):
@@ -69,9 +71,9 @@ def in_queue(servable):
 def test_an_idle_model_answers_at_once(servable):
     async def main():
         with ThreadPoolExecutor(1) as executor:
-            return await Batcher(lambda inputs: servable.run("", inputs), BatchingOptions(), executor.submit).run(
-                rows(2)
-            )
+            return await Batcher(
+                lambda inputs: servable.run("", inputs), BatchingOptions(), executor.submit, lambda sizes, total: None
+            ).run(rows(2))
 
     np.testing.assert_array_equal(asyncio.run(main())["y"], [[6, -6]])
     assert servable.sizes == [1]
@@ -119,7 +121,9 @@ def test_only_the_guilty_request_of_a_batch_fails(in_queue, servable):
 def test_a_request_that_fails_alone_is_run_once(servable):
     async def main():
         with ThreadPoolExecutor(1) as executor:
-            batcher = Batcher(lambda inputs: servable.run("", inputs), BatchingOptions(), executor.submit)
+            batcher = Batcher(
+                lambda inputs: servable.run("", inputs), BatchingOptions(), executor.submit, lambda sizes, total: None
+            )
             with pytest.raises(RequestError, match="x must be finite"):
                 await batcher.run(rows(np.nan))
 
@@ -244,7 +248,9 @@ def test_several_batches_run_at_the_same_time_if_asked_to(servable):
     async def main():
         with ThreadPoolExecutor(4) as executor:
             options = BatchingOptions(max_batch_size=1, num_batch_threads=3)
-            batcher = Batcher(lambda inputs: servable.run("", inputs), options, executor.submit)
+            batcher = Batcher(
+                lambda inputs: servable.run("", inputs), options, executor.submit, lambda sizes, total: None
+            )
             servable.gate.clear()
             tasks = [asyncio.create_task(batcher.run(rows(value))) for value in range(5)]
             while len(servable.sizes) < 3:

@@ -13,6 +13,7 @@ import pytest
 from serving.errors import RequestError
 from serving.models_config import All, Latest, ServedModel, Specific
 from serving.server.manager import ModelManager, ModelSpec
+from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
 from serving.server.versions import VersionStatus
 from tests.serving.server.fake_servable import MODEL_FILE, FakeServable, write_version
@@ -21,7 +22,9 @@ from tff_pdp.errors import ServingError
 X = np.ones((1, 2), np.float32)
 
 
-class Events:
+class Counted:
+    """What `Metrics` is told."""
+
     def __init__(self):
         self.attempts = []
         self.batches = []
@@ -40,7 +43,8 @@ def build():
     managers = []
 
     def make(*models, load=True, **options):
-        manager = ModelManager(models, **{"poll_seconds": 0.01, "load_export": FakeServable, **options})
+        options = {"poll_seconds": 0.01, "metrics": Metrics(), "load_export": FakeServable, **options}
+        manager = ModelManager(models, **options)
         managers.append(manager)
         if load:
             manager.load()
@@ -95,10 +99,10 @@ def acquire(manager, **spec):
 def test_the_policy_decides_what_is_served(build, tmp_path, policy, served):
     for number in (1, 3, 5):
         write_version(tmp_path, number, scale=number)
-    events = Events()
-    manager = build(ServedModel("m", tmp_path, policy), on_event=events)
+    counted = Counted()
+    manager = build(ServedModel("m", tmp_path, policy), metrics=counted)
     assert versions(manager) == {"AVAILABLE": served}
-    assert sorted(events.attempts) == [("m", number, True) for number in sorted(served)]
+    assert sorted(counted.attempts) == [("m", number, True) for number in sorted(served)]
     assert scale(manager) == max(served)
     assert [scale(manager, version=number) for number in served] == served
     missing = ({1, 3, 4, 5} - set(served)).pop()
@@ -154,23 +158,23 @@ def test_nothing_to_serve_stops_the_start_and_frees_what_did_load(build, tmp_pat
 def test_at_the_start_the_newest_version_that_loads_is_served(build, tmp_path):
     write_version(tmp_path, 1, scale=1)
     write_version(tmp_path, 2).joinpath(MODEL_FILE).write_text("garbage")
-    events = Events()
-    manager = build(ServedModel("m", tmp_path), on_event=events)
+    counted = Counted()
+    manager = build(ServedModel("m", tmp_path), metrics=counted)
     assert versions(manager) == {"END": [2], "AVAILABLE": [1]}
     assert manager.statuses("m", 2)[0].error == f"{tmp_path / '2'} does not load"
-    assert events.attempts == [("m", 2, False), ("m", 1, True)]
+    assert counted.attempts == [("m", 2, False), ("m", 1, True)]
     assert scale(manager) == 1
 
 
 def test_a_version_that_failed_is_tried_again_when_its_files_change_and_not_before(build, tmp_path):
     write_version(tmp_path, 1, scale=1)
-    events = Events()
-    manager = build(ServedModel("m", tmp_path), on_event=events)
+    counted = Counted()
+    manager = build(ServedModel("m", tmp_path), metrics=counted)
     manager.start_watching()
     (tmp_path / "2").mkdir()
     wait_until(lambda: versions(manager) == {"END": [2], "AVAILABLE": [1]})
     time.sleep(0.05)
-    assert events.attempts == [("m", 1, True), ("m", 2, False)]
+    assert counted.attempts == [("m", 1, True), ("m", 2, False)]
     assert scale(manager) == 1
     (tmp_path / "2" / MODEL_FILE).write_text("2")
     wait_until(lambda: versions(manager) == {"END": [1], "AVAILABLE": [2]})
@@ -311,8 +315,8 @@ def test_a_replaced_version_is_freed_with_its_last_request(build, tmp_path):
 @pytest.mark.parametrize("batching", [None, BatchingOptions()], ids=["one by one", "batched"])
 def test_a_version_is_not_freed_under_a_run_whose_caller_is_gone(build, tmp_path, batching):
     write_version(tmp_path, 1)
-    events = Events()
-    manager = build(ServedModel("m", tmp_path), batching=batching, on_event=events)
+    counted = Counted()
+    manager = build(ServedModel("m", tmp_path), batching=batching, metrics=counted)
     manager.start_watching()
 
     async def main():
@@ -331,7 +335,7 @@ def test_a_version_is_not_freed_under_a_run_whose_caller_is_gone(build, tmp_path
         assert servable.is_closed
 
     asyncio.run(main())
-    assert events.batches == ([("m", [1], 1)] if batching else [])
+    assert counted.batches == ([("m", [1], 1)] if batching else [])
 
 
 def test_a_reload_replaces_the_whole_list_and_returns_when_it_serves(build, tmp_path):

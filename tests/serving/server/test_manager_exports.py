@@ -14,6 +14,7 @@ from serving.errors import RequestError
 from serving.models_config import ServedModel
 from serving.saved_model import layout, warmup
 from serving.server.manager import ModelManager, ModelSpec
+from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
 from tff_pdp.errors import ServingError
 
@@ -21,7 +22,7 @@ from tff_pdp.errors import ServingError
 @pytest.fixture
 def manager(request, tmp_path):
     batching = getattr(request, "param", BatchingOptions())
-    manager = ModelManager([ServedModel("toy", tmp_path)], poll_seconds=0.05, batching=batching)
+    manager = ModelManager([ServedModel("toy", tmp_path)], poll_seconds=0.05, metrics=Metrics(), batching=batching)
     yield manager
     manager.stop()
 

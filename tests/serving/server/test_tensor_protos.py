@@ -9,7 +9,7 @@ from tensorflow.core.framework import tensor_pb2
 
 from serving.errors import RequestError
 from serving.server import tensors as tensor_protos
-from serving.server.tensors import LARGE_ELEMENTS, fill, to_array, to_arrays
+from serving.server.tensors import LARGE_ELEMENTS, fill, to_arrays
 
 # Each with values that other types of the same width would read differently.
 ARRAYS = [
@@ -33,6 +33,10 @@ ARRAYS = [
     np.zeros((0, 3), np.float32),
     np.array(b"scalar", object),
 ]
+
+
+def to_array(key, proto, max_elements):
+    return asyncio.run(to_arrays({key: proto}, max_elements))[key]
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{list(array.shape)}")

@@ -228,7 +228,7 @@ def read_run(run: WholeRun) -> Any:
             state.run_key.attempt,
             state.ledger.to_json() if state.ledger else None,
             state.client_ids,
-            _bits([state.server_state, states, state.auto_prox]),
+            _bits([state.server_state, states, state.hook]),
         ]
     finally:
         close_states(state.client_states)

@@ -43,6 +43,7 @@ worse than the mean of local training and FedAvg), and silos so different that h
 models. Then lambda is better given.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -62,6 +63,7 @@ from tff_pdp.algorithms.auto_prox.estimates import (
     noise_of_pull,
 )
 from tff_pdp.algorithms.auto_prox.theory import optimal_prox_weights_of_silos
+from tff_pdp.algorithms.hyper_parameters import Hook, Observed
 
 Weights = Mapping[str, np.ndarray]
 
@@ -72,6 +74,38 @@ _LARGEST_STEP = 3.0  # Factor by which one refresh changes lambda.
 _CALM_PULL = 0.3
 # Largest learning rate * lambda, for the last rounds of silos without a force of their own; 1 resets in every step.
 _STRONG_PULL = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoProx(Hook):
+    """Sets every silo's lambda, `prox_weight`, in a method whose silos keep `weights` and pull them to their `mean`.
+
+    Guarantee: as of this module.
+
+    Attributes:
+      parameters: of all silos.
+      num_weights: d, the number of weights of one model, all tensors together.
+    """
+
+    parameters: SiloParameters
+    num_weights: int
+
+    def init(self) -> Mapping[str, Any]:
+        """Returns what is known before the first round."""
+        return init(self.parameters, self.num_weights)
+
+    def hparams(self, state: State, places: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Returns the lambdas of a round."""
+        return {"prox_weight": prox_weights(state)[places]}
+
+    def after(self, state: State, before: Observed, after: Observed) -> Mapping[str, Any]:
+        """Returns what is known after a round, with new lambdas where that is due."""
+        mean = {name: np.asarray(value) for name, value in before.server_state["mean"].items()}
+        weights = before.client_states["weights"], after.client_states["weights"]
+        learned = observe(state, self.parameters, *weights, mean)
+        if is_refresh_round(after.round_number, self.parameters.rounds):
+            return refresh(learned, self.parameters, after.round_number)
+        return learned
 
 
 def init(parameters: SiloParameters, num_weights: int) -> dict[str, Any]:

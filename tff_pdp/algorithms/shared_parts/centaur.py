@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.algorithms.partial_sharing import build_partial_sharing, head_then_body
+from tff_pdp.algorithms.partial_sharing import HEAD_THEN_BODY, build_partial_sharing, head_then_body
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.settings import Positive
 
@@ -36,8 +36,7 @@ def build_centaur(
         name="centaur",
         title="CENTAUR",
         head=head,
-        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "head_steps": 10, "local_steps": 1},
-        step_hparams=("head_steps", "local_steps"),
+        hparams=HEAD_THEN_BODY,
         train=head_then_body(head, local_momentum),
         optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
     )

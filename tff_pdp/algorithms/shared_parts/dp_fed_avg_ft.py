@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.settings import Positive
@@ -40,13 +41,15 @@ def build_dp_fed_avg_ft(
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(
-            broadcast["weights"],
+            Trajectory(
+                broadcast["weights"],
+                anchor=broadcast["weights"] if "prox_weight" in hparams else None,
+                prox_weight=hparams.get("prox_weight", 0.0),
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=broadcast["weights"] if "prox_weight" in hparams else None,
-            prox_weight=hparams.get("prox_weight", 0.0),
         )
         update = map_weights(tf.subtract, weights, broadcast["weights"])
         return ClientResult(state=client_state, released={"update": update})
@@ -62,7 +65,12 @@ def build_dp_fed_avg_ft(
     return Algorithm(
         name="dp_fed_avg_ft",
         title="DP-FedAvg, tuned heads",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "head_learning_rate": 0.1, "adapt_steps": 10},
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "head_learning_rate": HEAD_LEARNING_RATE,
+            "adapt_steps": ADAPT_STEPS,
+        },
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(weights)},
@@ -98,5 +106,5 @@ def build_pmtl_ft(
         server_momentum=server_momentum,
     )
     return dataclasses.replace(
-        tuned, name="pmtl_ft", title="PMTL, tuned heads", hparams={**tuned.hparams, "prox_weight": 2.0}
+        tuned, name="pmtl_ft", title="PMTL, tuned heads", hparams={**tuned.hparams, "prox_weight": prox_weight(2.0)}
     )

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 from msgspec import Meta
 
-from tff_pdp.algorithms.base import Algorithm, map_weights, merge, split
+from tff_pdp.algorithms.base import Algorithm, Claims, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import View
-from tff_pdp.algorithms.partial_sharing import body_difference, build_partial_sharing, head_then_body
+from tff_pdp.algorithms.partial_sharing import HEAD_THEN_BODY, body_difference, build_partial_sharing, head_then_body
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Count, NotNegative, Positive
@@ -162,15 +162,15 @@ def build_dp_pfed_dsu(
         name="dp_pfed_dsu",
         title="DP-pFedDSU",
         head=head,
-        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "head_steps": 10, "local_steps": 1},
-        step_hparams=("head_steps", "local_steps"),
+        hparams=HEAD_THEN_BODY,
         train=head_then_body(head, local_momentum, options),
         optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
         release=release,
         receive=receive,
     )
     if mask_source == "server":
-        return dataclasses.replace(algorithm, noised_size=lambda weights: mask_size(masks_of(split(weights, head)[1])))
+        claims = Claims(noised_size=lambda weights: mask_size(masks_of(split(weights, head)[1])))
+        return dataclasses.replace(algorithm, claims=claims)
     if mask_source == "client":
         return algorithm
-    return dataclasses.replace(algorithm, noise_on_own_support=True, unsound=_UNSOUND)
+    return dataclasses.replace(algorithm, claims=Claims(unsound=_UNSOUND, noise_on_own_support=True))

@@ -5,6 +5,7 @@ with Personalization Layers", arXiv:1912.00818, 2019).
 from collections.abc import Sequence
 
 from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.hyper_parameters import HEAD_LEARNING_RATE, LEARNING_RATE, LOCAL_STEPS
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.partial_sharing import build_partial_sharing
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
@@ -40,8 +41,11 @@ def build_fed_per(
         name="fed_per",
         title="FedPer",
         head=head,
-        hparams={"learning_rate": 0.1, "head_learning_rate": 0.1, "local_steps": 1},
-        step_hparams=("local_steps",),
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "head_learning_rate": HEAD_LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+        },
         train=train,
         optimizer=build_server_optimizer(server_optimizer, server_learning_rate, server_momentum),
     )

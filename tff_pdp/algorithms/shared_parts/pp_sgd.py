@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
-from tff_pdp.algorithms.local_sgd import View, local_sgd
+from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LEARNING_RATE, LOCAL_STEPS, HParam
+from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.models.base import Weights
@@ -55,12 +56,11 @@ def build_pp_sgd(
         start = collections.OrderedDict(broadcast["weights"])
         start.update((_OWN + name, client_state["own"][name]) for name in head)
         trained = local_sgd(
-            start,
+            Trajectory(start, view=View(model_weights, for_both)),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            view=View(model_weights, for_both),
         )
         update = map_weights(lambda old, new: new - old, broadcast["weights"], trained)
         own = collections.OrderedDict((name, trained[_OWN + name]) for name in client_state["own"])
@@ -79,11 +79,11 @@ def build_pp_sgd(
         name="pp_sgd",
         title="PP-SGD",
         hparams={
-            "learning_rate": 0.1,
-            "local_steps": 1,
-            "personal_rate": 1.0,
-            "head_learning_rate": 0.1,
-            "adapt_steps": 10,
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "personal_rate": HParam(1.0, "learning rate of a client's own part, over that of the shared weights", "α"),
+            "head_learning_rate": HEAD_LEARNING_RATE,
+            "adapt_steps": ADAPT_STEPS,
         },
         released={"update": "mean"},
         data_passes=1,

@@ -14,7 +14,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.base import Algorithm, Claims, ClientResult, Export, map_weights
+from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, LEARNING_RATE, LOCAL_STEPS, HParam
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.errors import ConfigError
@@ -103,11 +104,15 @@ def build_udp_hypernet(
         # Of the descriptor that everyone starts from, which is public.
         return hypernetwork.generate(state["parameters"], hypernetwork.init_descriptor())
 
-    hparams = {"learning_rate": 0.1, "local_steps": 1, "descriptor_learning_rate": 1.0}
+    hparams = {
+        "learning_rate": LEARNING_RATE,
+        "local_steps": LOCAL_STEPS,
+        "descriptor_learning_rate": HParam(1.0, "how far a descriptor moves, for each unit that the model has moved"),
+    }
     return Algorithm(
         name="udp_hypernet",
         title="UDP-Alg (hypernetwork)",
-        hparams={**hparams, "adapt_steps": 10} if fine_tune else hparams,
+        hparams={**hparams, "adapt_steps": ADAPT_STEPS} if fine_tune else hparams,
         released={"update": "mean"},
         data_passes=1,
         init_server=init_server,
@@ -119,8 +124,8 @@ def build_udp_hypernet(
         personalise=(lambda broadcast, adapted: adapted["weights"]) if fine_tune else generate,
         global_model=global_model,
         # A tuned model is no function of the descriptor.
-        served_from_state=not fine_tune,
-        condition=_TRUSTED_SERVER if paper_server_descriptors else "",
+        export=Export(served_from_state=not fine_tune),
+        claims=Claims(condition=_TRUSTED_SERVER if paper_server_descriptors else ""),
     )
 
 

@@ -6,28 +6,31 @@ twice as often as with MR-MTL: under the same budget, every gradient carries mor
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 
 
 def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
     """Builds Ditto. Server state: the shared weights. Client state: its own weights. Released: the shared update.
 
     Args:
-      prox_inside_clip: as the MR-MTL paper's released code; see `local_sgd`.
+      prox_inside_clip: as the MR-MTL paper's released code; see `Trajectory`.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         steps = {"learning_rate": hparams["learning_rate"], "local_steps": hparams["local_steps"]}
         shared = local_sgd(broadcast["weights"], data, grad_fn, **steps)
         personal = local_sgd(
-            client_state["weights"],
+            Trajectory(
+                client_state["weights"],
+                anchor=broadcast["weights"],
+                prox_weight=hparams["prox_weight"],
+                prox_inside_clip=prox_inside_clip,
+            ),
             data,
             grad_fn,
             **steps,
             first_index=hparams["local_steps"].count,
-            anchor=broadcast["weights"],
-            prox_weight=hparams["prox_weight"],
-            prox_inside_clip=prox_inside_clip,
         )
         update = map_weights(lambda new, old: new - old, shared, broadcast["weights"])
         return ClientResult(state={"weights": personal}, released={"update": update})
@@ -35,7 +38,7 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
     return Algorithm(
         name="ditto",
         title="Ditto",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS, "prox_weight": prox_weight(1.0)},
         released={"update": "mean"},
         data_passes=2,
         init_server=lambda weights: {"weights": weights},

@@ -6,6 +6,7 @@ number of examples, which would make it depend on private counts.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
 from tff_pdp.algorithms.local_sgd import local_sgd
 
 
@@ -26,7 +27,7 @@ def build_fed_avg() -> Algorithm:
     return Algorithm(
         name="fed_avg",
         title="FedAvg",
-        hparams={"learning_rate": 0.1, "local_steps": 1},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights},

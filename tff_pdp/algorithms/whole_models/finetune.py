@@ -1,14 +1,46 @@
-"""Local fine-tuning: FedAvg first, then every client goes on alone from the shared weights.
+"""Local training, and fine-tuning: FedAvg first, then every client goes on alone from the shared weights.
 
-A baseline for personalisation (Wang et al., "Federated Evaluation of On-device Personalization", arXiv:1910.10252).
-Once fine-tuning has begun, nothing more leaves a client.
+Local training is the baseline that personalisation has to beat: no bias from other clients, all of the variance of
+little data. Fine-tuning is the next one (Wang et al., "Federated Evaluation of On-device Personalization",
+arXiv:1910.10252): once it has begun, nothing more leaves a client.
 """
 
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.settings import Fraction
+
+
+def build_local_only() -> Algorithm:
+    """Builds local training. Server state: the initial weights, never updated. Client state: the client's weights."""
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        del broadcast
+        weights = local_sgd(
+            client_state["weights"],
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+        )
+        return ClientResult(state={"weights": weights}, released={})
+
+    return Algorithm(
+        name="local_only",
+        title="Local only",
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
+        released={},
+        data_passes=1,
+        init_server=lambda weights: {"weights": weights},
+        broadcast=lambda state: {"weights": state["weights"]},
+        init_client=lambda broadcast: {"weights": broadcast["weights"]},
+        client_update=client_update,
+        server_update=lambda state, aggregates: state,
+        personalise=lambda broadcast, client_state: client_state["weights"],
+        global_model=None,
+    )
 
 
 def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algorithm:
@@ -34,7 +66,7 @@ def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algori
     return Algorithm(
         name="finetune",
         title="Fine-tuning",
-        hparams={"learning_rate": 0.1, "local_steps": 1},
+        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "round": tf.constant(0)},

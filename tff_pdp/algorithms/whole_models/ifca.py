@@ -26,7 +26,8 @@ from tff_pdp.algorithms.clustering import (
     init_member,
     release_to_cluster,
 )
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.settings import Count, Fraction, NotNegative
 
 
@@ -141,7 +142,7 @@ def build_ifca_mr_mtl(
       num_clusters: how many clusters.
       selection_fraction: share of the rounds, from the first, in which clients select their cluster.
       init_stddev: how far the clusters' first models lie apart.
-      prox_inside_clip: as the paper's released code; see `local_sgd`.
+      prox_inside_clip: as the paper's released code; see `Trajectory`.
     """
     selection_rounds = rounds_of(selection_fraction, rounds)
 
@@ -151,14 +152,16 @@ def build_ifca_mr_mtl(
         is_clustering = broadcast["round"] < selection_rounds
         start = choose(is_clustering, centroid, client_state["weights"])
         weights = local_sgd(
-            start,
+            Trajectory(
+                start,
+                anchor=centroid,
+                prox_weight=tf.where(is_clustering, 0.0, hparams["prox_weight"]),
+                prox_inside_clip=prox_inside_clip,
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=centroid,
-            prox_weight=tf.where(is_clustering, 0.0, hparams["prox_weight"]),
-            prox_inside_clip=prox_inside_clip,
         )
         return ClientResult(
             state={"weights": weights, "cluster": cluster},
@@ -168,7 +171,11 @@ def build_ifca_mr_mtl(
     return Algorithm(
         name="ifca_mr_mtl",
         title="IFCA, then MR-MTL",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "prox_weight": prox_weight(1.0, "the cluster's mean"),
+        },
         released={"movement": "sum", "members": "sum"},
         data_passes=1,
         init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),

@@ -8,8 +8,9 @@ relations costs nothing.
 
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, put_in_place
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, SET_BY_RUNTIME, prox_weight
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Fraction
 
@@ -17,7 +18,7 @@ from tff_pdp.settings import Fraction
 def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covariance: bool = False) -> Algorithm:
     """Builds Mocha. Server state: W, and the relations `[num_clients, num_clients]`. Client state: its row.
 
-    Released: the client's row in its own place, and a one that says that the place is filled, as sums.
+    Released: the client's row.
 
     Args:
       num_clients: number of clients, all with a `client_index` of their own.
@@ -39,28 +40,22 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
         index = hparams["client_index"]
         anchor, strength = pull_of_others(broadcast, index)
         weights = local_sgd(
-            client_state["weights"],
+            Trajectory(client_state["weights"], anchor=anchor, prox_weight=hparams["prox_weight"] * strength),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=anchor,
-            prox_weight=hparams["prox_weight"] * strength,
         )
-        place = tf.one_hot(index, num_clients)
-        return ClientResult(
-            state={"weights": weights}, released={"rows": put_in_place(weights, place), "present": {"count": place}}
-        )
+        return ClientResult(state={"weights": weights}, released={"row": weights})
 
     def server_update(state, aggregates):
-        count = aggregates["present"]["count"]
+        present = aggregates["row"]["present"] > 0
 
         def replace(old, new):
-            # Both are as many times their value as the client's weight; a client that has left keeps its last row.
-            times = tf.reshape(count, [-1] + [1] * (old.shape.rank - 1))
-            return tf.where(times > 0, tf.math.divide_no_nan(new, times), old)
+            # A client that has left keeps its last row.
+            return tf.where(tf.reshape(present, [-1] + [1] * (old.shape.rank - 1)), new, old)
 
-        rows = map_weights(replace, state["rows"], aggregates["rows"])
+        rows = map_weights(replace, state["rows"], aggregates["row"]["rows"])
         return {"rows": rows, "relations": relations_between(rows, smallest_share, paper_covariance)}
 
     def init_server(weights):
@@ -72,8 +67,14 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
     return Algorithm(
         name="mocha",
         title="Mocha",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 0.01, "client_index": 0},
-        released={"rows": "sum", "present": "sum"},
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "prox_weight": prox_weight(0.01, "related clients' weights"),
+            "client_index": SET_BY_RUNTIME,
+        },
+        released={"row": "rows"},
+        num_clients=num_clients,
         data_passes=1,
         init_server=init_server,
         broadcast=lambda state: {"rows": state["rows"], "relations": state["relations"]},

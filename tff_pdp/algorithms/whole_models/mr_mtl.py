@@ -7,27 +7,31 @@ training; a large lambda approaches FedAvg. Between the two, a client's DP noise
 its own data still shapes its own model.
 """
 
+from tff_pdp.algorithms.auto_prox.lambdas import AutoProx
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.local_sgd import local_sgd
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 
 
 def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
     """Builds MR-MTL. Server state: the mean. Client state: the client's weights. Released: its movement, averaged.
 
     Args:
-      prox_inside_clip: as the paper's released code; see `local_sgd`.
+      prox_inside_clip: as the paper's released code; see `Trajectory`.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(
-            client_state["weights"],
+            Trajectory(
+                client_state["weights"],
+                anchor=broadcast["mean"],
+                prox_weight=hparams["prox_weight"],
+                prox_inside_clip=prox_inside_clip,
+            ),
             data,
             grad_fn,
             learning_rate=hparams["learning_rate"],
             local_steps=hparams["local_steps"],
-            anchor=broadcast["mean"],
-            prox_weight=hparams["prox_weight"],
-            prox_inside_clip=prox_inside_clip,
         )
         movement = map_weights(lambda new, old: new - old, weights, client_state["weights"])
         return ClientResult(state={"weights": weights}, released={"movement": movement})
@@ -35,7 +39,16 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
     return Algorithm(
         name="mr_mtl",
         title="MR-MTL",
-        hparams={"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0},
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "prox_weight": prox_weight(
+                1.0,
+                "the mean",
+                is_auto=not prox_inside_clip,
+                not_auto="prox_inside_clip leaves of the pull what the clip does, and nobody knows how much",
+            ),
+        },
         released={"movement": "mean"},
         data_passes=1,
         init_server=lambda weights: {"mean": weights},
@@ -50,4 +63,5 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
         global_model=lambda state: state["mean"],
         # The mean moves by the mean movement: it is that of all weights only where all move.
         needs_everyone=True,
+        hook=AutoProx,
     )

@@ -1,7 +1,7 @@
-"""How values of clients become one at the server: sums that start at the server, take in clients, and are finished."""
+"""Combines values of clients into one: sums that start at the server, take in clients, and are finished."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -15,8 +15,24 @@ from tff_pdp.engines.inprocess.stacked import stack
 _ANY_SHAPE: Any = None
 
 
+class _Sum(NamedTuple):
+    combine: Callable[[Any, Any], Any]
+    reduce: Callable[..., Any]
+    first: Callable[[tf.DType], Any]
+
+
+_PLUS = _Sum(tf.add, tf.reduce_sum, lambda dtype: 0)
+_SUMS = {
+    "federated_max": _Sum(tf.maximum, tf.reduce_max, lambda dtype: dtype.min),
+    "federated_mean": _PLUS,
+    "federated_min": _Sum(tf.minimum, tf.reduce_min, lambda dtype: dtype.max),
+    "federated_sum": _PLUS,
+    "federated_weighted_mean": _PLUS,
+}
+
+
 def specs(statement: Statement) -> list[tf.TensorSpec]:
-    """What the sums of an aggregation look like between two clients."""
+    """Returns shapes and dtypes of an aggregation's sums between two clients."""
     if statement.uri == "federated_aggregate":
         return structures.leaf_specs(_accumulate(statement).type_signature.result)
     found = structures.leaf_specs(statement.value_type)
@@ -27,49 +43,51 @@ def specs(statement: Statement) -> list[tf.TensorSpec]:
 
 
 def start(statement: Statement, evaluator: Evaluator) -> Leaves:
-    """The sums before any client."""
+    """Returns the sums before any client."""
     if statement.uri == "federated_aggregate":
         zero = statement.value.argument[1]
         return structures.flatten(evaluator.evaluate(zero), _accumulate(statement).type_signature.result)
     return [
         tf.fill(
             spec.shape if spec.shape.rank is not None else [],
-            tf.constant(_FIRST.get(statement.uri or "", _zero)(spec.dtype), spec.dtype),
+            tf.constant(_SUMS[statement.uri or ""].first(spec.dtype), spec.dtype),
         )
         for spec in specs(statement)
     ]
 
 
 def add_one(statement: Statement, sums: Leaves, evaluator: Evaluator) -> Leaves:
-    """The sums after one more client."""
+    """Adds one more client to the sums."""
     if statement.uri == "federated_aggregate":
         return _accumulated(statement, sums, _evaluated(statement.value.argument[0], evaluator))
     values = _values(statement, evaluator)
-    return [_COMBINE[statement.uri or ""](total, value) for total, value in zip(sums, values, strict=True)]
+    combine = _SUMS[statement.uri or ""].combine
+    return [combine(total, value) for total, value in zip(sums, values, strict=True)]
 
 
 def add_stacked(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: tf.Tensor) -> Leaves:
-    """The sums after a stack of clients."""
+    """Adds a stack of clients to the sums."""
     if statement.uri == "federated_aggregate":
         columns = _evaluated(statement.value.argument[0], evaluator)
         rows = [stack(column, num_clients) for column in columns]
         return _accumulated_in_turn(statement, sums, rows, num_clients)
-    combine, reduce = _COMBINE[statement.uri or ""], _REDUCE[statement.uri or ""]
+    combine, reduce, _ = _SUMS[statement.uri or ""]
     values = _stacked_values(statement, evaluator, num_clients)
-    return [combine(total, reduce(value)) for total, value in zip(sums, values, strict=True)]
+    return [combine(total, reduce(value, axis=0)) for total, value in zip(sums, values, strict=True)]
 
 
 def merge(statement: Statement, first: Leaves, second: Leaves) -> Leaves:
-    """The sums over two sets of clients."""
+    """Merges the sums over two sets of clients."""
     if statement.uri != "federated_aggregate":
-        return [_COMBINE[statement.uri or ""](one, other) for one, other in zip(first, second, strict=True)]
+        combine = _SUMS[statement.uri or ""].combine
+        return [combine(one, other) for one, other in zip(first, second, strict=True)]
     sum_type = _accumulate(statement).type_signature.result
     pair = [(None, structures.unflatten(sums, sum_type)) for sums in (first, second)]
     return structures.flatten(Evaluator({}).call(statement.value.argument[3], _tff.Struct(pair)), sum_type)
 
 
 def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator: Evaluator) -> Any:
-    """The value at the server."""
+    """Makes the value at the server of the sums over all clients."""
     if statement.uri == "federated_aggregate":
         total = structures.unflatten(sums, _accumulate(statement).type_signature.result)
         return evaluator.call(statement.value.argument[4], total)
@@ -103,7 +121,7 @@ def _stacked_values(statement: Statement, evaluator: Evaluator, num_clients: tf.
 
 
 def _evaluated(expression: Any, evaluator: Evaluator) -> list[Any]:
-    """The leaves of an expression's value at one place."""
+    """Returns the leaves of an expression's value at one place."""
     return structures.flatten(evaluator.evaluate(expression), without_placement(expression.type_signature))
 
 
@@ -128,28 +146,3 @@ def _accumulated_in_turn(statement: Statement, sums: Leaves, rows: Leaves, num_c
 
 def _accumulate(statement: Statement) -> Any:
     return statement.value.argument[2]
-
-
-def _zero(dtype: tf.DType) -> int:
-    del dtype
-    return 0
-
-
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "federated_max": tf.maximum,
-    "federated_mean": tf.add,
-    "federated_min": tf.minimum,
-    "federated_sum": tf.add,
-    "federated_weighted_mean": tf.add,
-}
-_FIRST: dict[str, Callable[[tf.DType], Any]] = {
-    "federated_max": lambda dtype: dtype.min,
-    "federated_min": lambda dtype: dtype.max,
-}
-_REDUCE: dict[str, Callable[[Any], Any]] = {
-    "federated_max": lambda stack: tf.reduce_max(stack, axis=0),
-    "federated_mean": lambda stack: tf.reduce_sum(stack, axis=0),
-    "federated_min": lambda stack: tf.reduce_min(stack, axis=0),
-    "federated_sum": lambda stack: tf.reduce_sum(stack, axis=0),
-    "federated_weighted_mean": lambda stack: tf.reduce_sum(stack, axis=0),
-}

@@ -1,8 +1,8 @@
-"""Divides a step over all clients: which of them one call computes, which lane makes the call, and what comes of it.
+"""Divides a step over all clients: which of them one call computes, which lane makes the call, and with what results.
 
-Lanes are threads that compute clients side by side. One client's operations seldom keep more than a core busy: they
-wait for each other. Two clients do. Stacks of clients go without: their operations are large, and splitting a stack has
-been measured to cost time.
+Lanes are threads that compute clients side by side. One client's operations seldom keep more than a core busy, as they
+wait for each other; two clients' do. Stacks of clients have large operations and one lane: to split a stack has been
+measured to cost time.
 """
 
 import concurrent.futures
@@ -31,7 +31,6 @@ class Lanes:
     """Runs functions on one device: as many at a time as there are cores, or one on an accelerator."""
 
     def __init__(self, device: str):
-        """Starts no thread before the first use."""
         self._device = device
         self._num_threads = min(len(os.sched_getaffinity(0)), NUM_LANES) if device.startswith("/CPU") else 1
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
@@ -76,20 +75,23 @@ class Arrangement:
 
 
 def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> Arrangement:
-    """Decides which clients are computed together; afterwards all values are arranged like this.
+    """Decides which clients are computed together, and arranges all values like this.
 
     Args:
       own: clients' values by name, which no one else arranges meanwhile.
       mode: how clients are computed.
-      clients_per_call: at most so many clients are computed at a time.
+      clients_per_call: the most clients computed at a time.
 
     Raises:
-      CannotStack: there are to be stacks, and a value holds a data set.
+      CannotStack: the mode stacks clients, and a value holds a data set.
     """
     if not own:
         return Arrangement(mode, [])
     if mode == "loop":
-        chunks, most_lanes = _separate(own), min(NUM_LANES, clients_per_call)
+        for values in own.values():
+            values.separate()
+        chunks = [np.array([index]) for index in range(len(next(iter(own.values()))))]
+        most_lanes = min(NUM_LANES, clients_per_call)
     else:
         chunks, most_lanes = _stack_by_shapes(own, clients_per_call), 1
     # Which lane a chunk is in is fixed, and so is the order of all sums: a repeated round has the same bits.
@@ -97,16 +99,9 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
     return Arrangement(mode, [chunks[lane::num_lanes] for lane in range(num_lanes)])
 
 
-def _separate(own: Mapping[str, ClientValues]) -> list[np.ndarray]:
-    """Keeps every client by itself; returns each client's index."""
-    for values in own.values():
-        values.separate()
-    return [np.array([index]) for index in range(len(next(iter(own.values()))))]
-
-
 def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> list[np.ndarray]:
     """Stacks clients of equal shapes; returns the indices of each stack."""
-    if any(structures.holds_sequences(values.member_type) for values in own.values()):
+    if any(spec.dtype == tf.variant for values in own.values() for spec in structures.leaf_specs(values.member_type)):
         raise CannotStack("data sets cannot be stacked")
     chunks = [
         np.array(group[begin : begin + clients_per_call])
@@ -120,10 +115,10 @@ def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class LaneOutcome:
-    """What the clients of one lane leave.
+    """Results of the clients of one lane.
 
     Attributes:
-      groups: their new values by name.
+      groups: the clients' new values by name.
       sums: leaves of the lane's own sums.
     """
 
@@ -153,7 +148,7 @@ class ClientWork:
         """Computes chunks of clients in turn, and adds them to sums.
 
         Raises:
-          CannotStack: the mode is to stack clients, whose results have different shapes.
+          CannotStack: the mode stacks clients, and their results have different shapes.
           tf.errors.OpError: the computation itself fails.
         """
         num_leaves = {name: len(structures.leaf_types(self.types[name])) for name in self.step.outputs}
@@ -180,7 +175,7 @@ class ClientWork:
         try:
             return self.step.function(inputs)
         except tf.errors.InvalidArgumentError as error:
-            # What `tf.vectorized_map` computes client by client it stacks in the end.
+            # `tf.vectorized_map` stacks in the end whatever it computes client by client.
             if self.mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
                 raise CannotStack("its results have different shapes at different clients") from error
             raise

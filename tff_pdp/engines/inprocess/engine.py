@@ -1,4 +1,4 @@
-"""Runs TFF computations in this process, on the device asked for: the engine, and the context that TFF calls."""
+"""The engine of this process: runs TFF computations on the device asked for."""
 
 import collections
 import contextlib
@@ -20,21 +20,85 @@ from tff_pdp.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
+_CLIENTS_PER_CALL = 256
 
 
-class InProcessContext(_tff.SyncContext):
-    """Runs computations one at a time, from whichever thread calls."""
+class InProcessEngine(_tff.SyncContext):
+    """Executes computations in this process, one at a time, from whichever thread calls.
 
-    def __init__(self, device: str, parallelism: ClientParallelism, clients_per_call: int, choices: dict[str, Mode]):
-        """Runs on a device by TensorFlow's name of it; `choices` holds what `auto` has chosen, and is added to."""
-        self.device = device
-        self._parallelism = parallelism
+    Values at the server come back as tensors, and values at clients as `ClientValues`; both stay on the device, and
+    going back into the next round they are not copied.
+
+    Attributes:
+      choices: how the clients of each computation are computed, where `auto` has chosen.
+    """
+
+    name = "inprocess"
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        client_parallelism: ClientParallelism = "auto",
+        clients_per_call: int = _CLIENTS_PER_CALL,
+        choices: dict[str, Mode] | None = None,
+    ):
+        """Finds the device; the engine is then ready to use.
+
+        Args:
+          device: `cpu`, `gpu`, `gpu:N` or `auto`.
+          client_parallelism: `loop` calls once for each client, on several cores; `vectorized` once for clients of
+            equal shapes, and falls back to the loop where a computation cannot be stacked; `auto` times both at the
+            first call of each computation and keeps the faster.
+          clients_per_call: the most clients computed at a time; memory grows with it.
+          choices: earlier choices of `auto`, by computation, for a run that is resumed. Added to.
+
+        Raises:
+          EngineError: the device is absent, or an option is out of range.
+        """
+        if client_parallelism not in CLIENT_PARALLELISMS:
+            raise EngineError(
+                f"client_parallelism: {client_parallelism!r} is not known; write auto, loop or vectorized"
+            )
+        if clients_per_call < 1:
+            raise EngineError(f"clients_per_call must be at least 1, not {clients_per_call}")
+        self._device = resolve_device(device)
+        self._parallelism = client_parallelism
         self._clients_per_call = clients_per_call
-        self.choices = choices
+        self.choices = {} if choices is None else choices
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
-        self._lanes = Lanes(device)
+        self._lanes = Lanes(self._device)
         self._closed = False
+
+    @property
+    def device(self) -> str:
+        """The device it computes on: `cpu` or `gpu:N`."""
+        return self._device.removeprefix("/").lower().replace("cpu:0", "cpu")
+
+    @property
+    def num_traced(self) -> int:
+        """Number of TensorFlow functions traced so far: constant once every computation has run."""
+        self._check_open()
+        return sum(program.num_traced for program in self._programs.values())
+
+    @contextlib.contextmanager
+    def install(self) -> Iterator[Self]:
+        """Sends the TFF computations called in this thread inside the `with` block to this engine."""
+        self._check_open()
+        with _tff.get_context_stack().install(self):
+            yield self
+
+    def close(self) -> None:
+        """Forgets all compiled computations; calling it again does nothing."""
+        with self._invocation:
+            self._closed = True
+            self._programs.clear()
+            self._lanes.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("This engine has been closed.")
 
     def invoke(self, comp: Any, arg: Any) -> Any:
         """Runs a computation to its end.
@@ -48,9 +112,8 @@ class InProcessContext(_tff.SyncContext):
           TypeError: an argument is of another type.
           tf.errors.OpError: the computation itself fails.
         """
-        with self._invocation, tf.device(self.device):
-            if self._closed:
-                raise EngineError("The engine has been closed.")
+        with self._invocation, tf.device(self._device):
+            self._check_open()
             program = self._load(comp)
             shared, own = program.take(arg)
             if program.mode is None:
@@ -63,18 +126,6 @@ class InProcessContext(_tff.SyncContext):
                 program.mode = self.choices[program.fingerprint] = "loop"
                 return program.run(shared, own, "loop", self._clients_per_call)
 
-    @property
-    def num_traced(self) -> int:
-        """How many TensorFlow functions this context has traced."""
-        return sum(program.num_traced for program in self._programs.values())
-
-    def close(self) -> None:
-        """Forgets all programs; a computation called after that is an error."""
-        with self._invocation:
-            self._closed = True
-            self._programs.clear()
-            self._lanes.close()
-
     def _load(self, computation: Any) -> LoadedProgram:
         # TFF's computations hash by serialising themselves; the program keeps its computation alive, and its id unique.
         key = id(computation)
@@ -86,7 +137,7 @@ class InProcessContext(_tff.SyncContext):
         return self._programs[key]
 
     def _choose_mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode | None:
-        """How to compute clients from now on; None where this call cannot tell."""
+        """Chooses how clients are computed from now on; None where this call cannot tell."""
         if not program.has_clients or not own or not len(next(iter(own.values()))):
             return None
         # A fingerprint takes reading all graphs, which few engines have a use for.
@@ -104,85 +155,3 @@ class InProcessContext(_tff.SyncContext):
             ", ".join(f"{name}: {1000 * spent:.1f} ms" for name, spent in seconds.items()),
         )
         return mode
-
-
-DEFAULT_CLIENTS_PER_CALL = 256
-
-
-def build_inprocess_engine(
-    *,
-    device: str = "auto",
-    client_parallelism: ClientParallelism = "auto",
-    clients_per_call: int = DEFAULT_CLIENTS_PER_CALL,
-    choices: dict[str, Mode] | None = None,
-) -> "InProcessEngine":
-    """Builds an engine that runs computations in this process.
-
-    Args:
-      device: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop` calls once for each client, on several cores; `vectorized` once for clients of equal
-        shapes, and falls back to the loop where a computation cannot be stacked; `auto` times both at the first call of
-        each computation and keeps the faster.
-      clients_per_call: the most clients computed at a time; memory grows with it.
-      choices: what `auto` chose before, by computation; a run that is resumed goes on with it. Added to.
-
-    Returns:
-      The engine, ready to use.
-
-    Raises:
-      EngineError: the device is absent, or an option is out of range.
-    """
-    if client_parallelism not in CLIENT_PARALLELISMS:
-        raise EngineError(f"client_parallelism: {client_parallelism!r} is not known; write auto, loop or vectorized")
-    if clients_per_call < 1:
-        raise EngineError(f"clients_per_call must be at least 1, not {clients_per_call}")
-    context = InProcessContext(
-        resolve_device(device), client_parallelism, clients_per_call, {} if choices is None else choices
-    )
-    return InProcessEngine(context)
-
-
-class InProcessEngine:
-    """Executes computations in this process.
-
-    Values at the server come back as tensors, and values at clients as `ClientValues`; both stay on the device, and
-    going back into the next round they are not copied.
-    """
-
-    name = "inprocess"
-
-    def __init__(self, context: InProcessContext):
-        """Wraps a context; see `build_inprocess_engine`."""
-        self._context: InProcessContext | None = context
-
-    @property
-    def device(self) -> str:
-        """Where it computes: `cpu` or `gpu:N`."""
-        return self._running().device.removeprefix("/").lower().replace("cpu:0", "cpu")
-
-    @property
-    def num_traced(self) -> int:
-        """How many TensorFlow functions have been traced: constant once every computation has run."""
-        return self._running().num_traced
-
-    @property
-    def choices(self) -> dict[str, Mode]:
-        """How the clients of each computation are computed, where `auto` has chosen."""
-        return self._running().choices
-
-    @contextlib.contextmanager
-    def install(self) -> Iterator[Self]:
-        """Sends the TFF computations called in this thread inside the `with` block to this engine."""
-        with _tff.get_context_stack().install(self._running()):
-            yield self
-
-    def close(self) -> None:
-        """Lets go of all compiled computations; calling it again does nothing."""
-        if self._context is not None:
-            self._context.close()
-        self._context = None
-
-    def _running(self) -> InProcessContext:
-        if self._context is None:
-            raise EngineError("This engine has been closed.")
-        return self._context

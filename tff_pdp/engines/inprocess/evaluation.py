@@ -30,10 +30,10 @@ class Evaluator:
         self._call_graph = call_graph
 
     def evaluate(self, block: Any) -> Any:
-        """The value of an expression.
+        """Evaluates an expression.
 
         Raises:
-          EngineError: it holds an intrinsic this engine does not run; the message names it.
+          EngineError: the expression holds an intrinsic this engine does not run; the message names the intrinsic.
         """
         match block:
             case _tff.Reference():
@@ -46,7 +46,10 @@ class Evaluator:
                 value: Any = block.value
                 return tf.constant(value, dtype=block.type_signature.dtype)
             case _tff.Block():
-                return self._with({}).evaluate_block(block)
+                inside = self._with({})
+                for name, value in block.locals:
+                    inside.environment[name] = inside.evaluate(value)
+                return inside.evaluate(block.result)
             case _tff.Call():
                 return self.apply(block.function, block.argument)
             case _:
@@ -55,20 +58,16 @@ class Evaluator:
                     f"{block.type_signature.compact_representation()}."
                 )
 
-    def evaluate_block(self, block: Any) -> Any:
-        """Binds a block's locals in this environment and returns its result."""
-        for name, value in block.locals:
-            self.environment[name] = self.evaluate(value)
-        return self.evaluate(block.result)
-
     def apply(self, function: Any, argument: Any) -> Any:
-        """The value of a call whose argument is an expression, or None."""
+        """Evaluates a call whose argument is an expression, or None."""
         if isinstance(function, _tff.Intrinsic):
-            return self._apply_intrinsic(function, argument)
+            if function.uri not in _SEQUENCE_INTRINSICS:
+                raise unsupported(function)
+            return _SEQUENCE_INTRINSICS[function.uri](self, argument)
         return self.call(function, None if argument is None else self.evaluate(argument))
 
     def call(self, function: Any, argument: Any) -> Any:
-        """The result of a function for a value.
+        """Calls a function on a value.
 
         Raises:
           EngineError: the function is not one that can be called here.
@@ -85,14 +84,9 @@ class Evaluator:
     def _with(self, bound: Mapping[str, Any]) -> "Evaluator":
         return Evaluator({**self.environment, **bound}, self._call_graph)
 
-    def _apply_intrinsic(self, intrinsic: Any, argument: Any) -> Any:
-        if intrinsic.uri not in _SEQUENCE_INTRINSICS:
-            raise unsupported(intrinsic)
-        return _SEQUENCE_INTRINSICS[intrinsic.uri](self, argument)
-
 
 def unsupported(intrinsic: Any) -> EngineError:
-    """The error for an intrinsic that this engine does not run."""
+    """Builds the error for an intrinsic that this engine does not run."""
     return EngineError(
         f"The in-process engine does not support the intrinsic {intrinsic.uri!r} "
         f"({intrinsic.type_signature.compact_representation()}); the engine 'native' may."

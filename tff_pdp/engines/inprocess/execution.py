@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
-from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, LaneOutcome, Lanes, Mode, arrange
+from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, Lanes, Mode, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
@@ -35,7 +35,7 @@ class LoadedProgram:
     """A computation made ready for one device: lowered at once, traced at the first use of each step.
 
     Attributes:
-      computation: what it was made from.
+      computation: the computation itself.
       mode: how its clients are computed; None until that has been decided.
     """
 
@@ -43,7 +43,7 @@ class LoadedProgram:
         """Lowers the computation; clients run in these lanes.
 
         Raises:
-          EngineError: it holds something this engine does not run; the message names it.
+          EngineError: the computation holds something this engine does not run; the message names it.
         """
         self.computation = computation
         self.mode: Mode | None = None
@@ -58,7 +58,7 @@ class LoadedProgram:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What the computation is called in other processes too."""
+        """The computation's name across processes."""
         return fingerprint(self.program)
 
     @property
@@ -72,7 +72,7 @@ class LoadedProgram:
         return len(self._server_steps) + len(self._client_steps) + len(self._merge_steps)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
-        """Takes the arguments of a call apart into what the server and what the clients hold.
+        """Divides the arguments of a call into leaves at the server and values of clients, by name.
 
         Raises:
           TypeError: an argument is of another type.
@@ -106,9 +106,9 @@ class LoadedProgram:
 
         Args:
           shared: leaves by argument name.
-          own: clients' values by argument name; they are kept from now on as the mode needs them.
+          own: clients' values by argument name, kept from now on as the mode needs them.
           mode: whether clients are computed one by one or as stacks.
-          clients_per_call: at most so many clients are computed at a time.
+          clients_per_call: the most clients computed at a time.
         """
         # The caller's objects may be in use by other calls, which arrange them in another way meanwhile.
         server, clients = dict(shared), {name: values.copy() for name, values in own.items()}
@@ -140,7 +140,7 @@ class LoadedProgram:
             vectorized = self._time(shared, few, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.OpError):
-                # What is wrong with the data fails here as well, and says nothing about the modes.
+                # Bad data fail here as well, and say nothing about the modes.
                 self.run(shared, few, "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
@@ -173,22 +173,16 @@ class LoadedProgram:
         arrangement: Arrangement,
     ) -> tuple[dict[str, ClientValues], Leaves]:
         if not arrangement.lanes:
-            return self._values_of_no_clients(number), sums
+            needed = self._needed_after_clients(number)
+            names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
+            return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
         step = self._client_step(number, arrangement.mode)
         shared = [leaf for name in step.shared for leaf in server[name]]
         work = ClientWork(step, arrangement.mode, self._wiring.types, shared, clients)
         outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in arrangement.lanes])
         merged = functools.reduce(functools.partial(self._merge, number), (outcome.sums for outcome in outcomes))
-        return {name: self._joined(name, outcomes) for name in step.outputs}, merged
-
-    def _values_of_no_clients(self, number: int) -> dict[str, ClientValues]:
-        needed = self._needed_after_clients(number)
-        names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
-        return {name: ClientValues(self._wiring.types[name], []) for name in names}
-
-    def _joined(self, name: str, outcomes: Sequence[LaneOutcome]) -> ClientValues:
-        groups = [group for outcome in outcomes for group in outcome.groups[name]]
-        return ClientValues(self._wiring.types[name], groups)
+        groups = {name: [group for outcome in outcomes for group in outcome.groups[name]] for name in step.outputs}
+        return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, merged
 
     def _merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:
         if number not in self._merge_steps:
@@ -203,8 +197,8 @@ class LoadedProgram:
             except (AssertionError, ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
                 if mode == "loop":
                     raise
-                # What `tf.vectorized_map` cannot convert it refuses in many ways.
-                # It prints whole graphs in doing so; the first line names the operation.
+                # `tf.vectorized_map` refuses an operation in many ways, and prints whole graphs: the first line names
+                # the operation.
                 lines = str(error).splitlines() or [type(error).__name__]
                 raise CannotStack(f"TensorFlow cannot: {lines[0]}") from error
             self._client_steps[number, mode] = step
@@ -220,7 +214,7 @@ class LoadedProgram:
         blocks = [
             statement.value for level in later for statement in (*level.server, *level.clients, *level.aggregations)
         ]
-        # What finishes an aggregation is part of the aggregation's own expression.
+        # The function that finishes an aggregation is part of the aggregation's own expression.
         blocks += [statement.value for statement in self.program.levels[number].aggregations]
         return self._wiring.uses([*blocks, self.program.result])
 
@@ -235,13 +229,13 @@ class LoadedProgram:
 
 
 def _first(values: ClientValues, size: int) -> ClientValues:
-    """Values of the first clients, in an arrangement of their own."""
+    """Returns values of the first clients, in an arrangement of their own."""
     singles = [ClientGroup(np.array([i]), values.leaves_of(i), False) for i in range(min(size, len(values)))]
     return ClientValues(values.member_type, singles)
 
 
 def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
-    """The leaves of a result; the values of all clients are one leaf."""
+    """Yields the leaves of a result; the values of all clients are one leaf."""
     if isinstance(value, ClientValues):
         # Inside the program, types have lost their containers.
         yield ClientValues(result_type.member, value.groups)
@@ -253,7 +247,7 @@ def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
 
 
 def _without_placements(value_type: Any) -> Any:
-    """The type of a result, with the values of all clients as one leaf."""
+    """Returns the type of a result, with the values of all clients as one leaf."""
     if isinstance(value_type, _tff.FederatedType):
         return value_type.member if value_type.all_equal else _tff.TensorType(np.bool_)
     if not isinstance(value_type, _tff.StructType):

@@ -5,7 +5,7 @@ import contextvars
 import hashlib
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,7 +86,7 @@ def _is_used(name: str, needed: set[str]) -> bool:
 
 
 def _on_cpu_where_needed():
-    """Data sets, tables and strings have no kernels elsewhere; everything else follows the scope it is traced in."""
+    """Places data sets, tables and strings on the CPU, which alone has kernels for them."""
     outer = tf.compat.v1.get_default_graph()
 
     def device(operation: tf.Operation) -> str:
@@ -114,7 +114,7 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tracing(step: Any) -> Iterator[None]:
-    """Functions that graphs bring along inside the `with` block are forgotten when `step`, a traced graph, is."""
+    """Forgets functions that graphs bring along inside the `with` block when `step`, a traced graph, is collected."""
     token = _step.set(step)
     try:
         yield
@@ -125,9 +125,9 @@ def tracing(step: Any) -> Iterator[None]:
 def _register(functions: Iterable[Any]) -> None:
     """Makes functions known to the function that is being traced.
 
-    An import adds them to the graph that is traced. The function that becomes of that graph looks for them in the
-    context, whereto TensorFlow copies only functions it has traced itself. The context counts how often each has been
-    added, so functions of several steps stay until the last of them goes.
+    An import adds the functions to the graph that is traced. The function made of that graph looks for them in the
+    context, whereto TensorFlow copies only functions it has traced itself. The context counts additions, so functions
+    of several steps stay until the last of these steps is collected.
     """
     eager_context: Any = context.context()
     for function in functions:
@@ -182,7 +182,7 @@ def _run_first(graph_def: Any, operation: str) -> None:
 
 def _keep_needed(graph_def: Any, outputs: Sequence[str]) -> None:
     """Drops what no output waits for: TFF does not run it, whereas a traced function runs all that has effects."""
-    needed = _ancestors(graph_def, [name.partition(":")[0] for name in outputs])
+    needed = _ancestors(graph_def, map(operation_of, outputs))
     kept = [node for node in graph_def.node if node.name in needed]
     for node in kept:
         # Gradients ask to be placed beside other nodes. There is but one device; nodes that have been dropped are not
@@ -191,13 +191,7 @@ def _keep_needed(graph_def: Any, outputs: Sequence[str]) -> None:
     del graph_def.node[:]
     graph_def.node.extend(kept)
     library = {function.signature.name: function for function in graph_def.library.function}
-    called: set[str] = set()
-    pending = list(_called_by(kept))
-    while pending:
-        name = pending.pop()
-        if name in library and name not in called:
-            called.add(name)
-            pending += _called_by(library[name].node_def)
+    called = _reached(_called_by(kept), lambda name: _called_by(library[name].node_def) if name in library else ())
     functions = [function for name, function in library.items() if name in called]
     del graph_def.library.function[:]
     graph_def.library.function.extend(functions)
@@ -216,17 +210,27 @@ def _named_in(attributes: Iterable[Any]) -> Iterator[str]:
             yield from _named_in(function.attr.values())
 
 
-def _ancestors(graph_def: Any, operations: Sequence[str]) -> set[str]:
-    """The names of these operations and of all that run before them."""
+def _ancestors(graph_def: Any, operations: Iterable[str]) -> set[str]:
+    """Returns the names of these operations and of all that run before them."""
     nodes = {node.name: node for node in graph_def.node}
+    return _reached(operations, lambda name: (operation_of(source) for source in nodes[name].input))
+
+
+def _reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    """Returns names, all that follow them, and so on."""
     found: set[str] = set()
-    pending = list(operations)
+    pending = list(start)
     while pending:
         name = pending.pop()
         if name not in found:
             found.add(name)
-            pending += [source.removeprefix("^").partition(":")[0] for source in nodes[name].input]
+            pending += following(name)
     return found
+
+
+def operation_of(source: str) -> str:
+    """Returns the operation that an input of a node names."""
+    return source.removeprefix("^").partition(":")[0]
 
 
 def _check_variables(graph_def: Any) -> None:
@@ -240,7 +244,7 @@ def _check_variables(graph_def: Any) -> None:
 
 
 def _make_resources_anonymous(graph_def: Any) -> None:
-    """Gives every call variables and tables of its own: under a name, calls would find those of calls before."""
+    """Gives every call variables and tables of its own: under a name, calls would find those of earlier calls."""
     for node in _all_nodes(graph_def):
         if node.op == "VarHandleOp":
             node.attr["shared_name"].s = _ANONYMOUS

@@ -1,10 +1,10 @@
-"""Lowers a computation to steps: what the server does, what every client does, what is aggregated, and so on in turn.
+"""Lowers a computation to steps: the server's, then every client's, then aggregations, and so on in turn.
 
 TFF brings a computation into call-dominant form: a list of named calls. Level 0 of the server is what depends on no
 client; level 0 of the clients depends on that; the aggregates of level n are at hand to the server at level n + 1. Each
 level is traced into one TensorFlow function for the server and one for the clients.
 
-`fingerprint` says what a computation is called in other processes, where TensorFlow gives its functions other names.
+`fingerprint` names a computation across processes, in which TensorFlow gives its functions different names.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What can run without waiting for another aggregation: the server's statements, then the clients'."""
+    """Statements that wait for no later aggregation: the server's, then the clients'."""
 
     server: tuple[Statement, ...]
     clients: tuple[Statement, ...]
@@ -125,7 +125,7 @@ def lower(computation: Any) -> Program:
     """Lowers a computation.
 
     Raises:
-      EngineError: it holds an intrinsic this engine does not run; the message names it.
+      EngineError: the computation holds an intrinsic this engine does not run; the message names the intrinsic.
     """
     block = _tff.to_call_dominant(_tff.replace_secure_intrinsics(computation).to_building_block())
     signature = computation.type_signature
@@ -150,7 +150,7 @@ def lower(computation: Any) -> Program:
 
 
 def without_placement(value_type: Any) -> Any:
-    """The type of the value at each place."""
+    """Returns the type of the value at each place."""
     return value_type.member if isinstance(value_type, _tff.FederatedType) else value_type
 
 
@@ -163,7 +163,7 @@ def _statement(name: str, value: Any) -> Statement:
 
 
 def references(block: Any) -> Iterator[str]:
-    """The names an expression refers to; names bound inside it are unique, and do no harm."""
+    """Yields the names an expression refers to; names bound inside the expression are unique, and do no harm."""
     if isinstance(block, _tff.Reference):
         yield block.name
     else:
@@ -206,9 +206,9 @@ _NUMBERED = {"config_proto", "container", "debug_name", "metadata", "shared_name
 
 
 def fingerprint(program: Program) -> str:
-    """A digest of the types, the steps and the graphs of a lowered computation: 16 hexadecimal digits.
+    """Returns a digest of the types, the steps and the graphs of a lowered computation: 16 hexadecimal digits.
 
-    It does not depend on the names of nodes and functions, which differ between processes.
+    The digest does not depend on the names of nodes and functions, which differ between processes.
     """
     statements = [
         (level, statement.uri, str(statement.value_type), [_of_block(block) for block in _compiled(statement.value)])
@@ -248,7 +248,7 @@ class _Library:
         self._digests: dict[str, str] = {}
 
     def of_nodes(self, nodes: Any, places: dict[str, str]) -> str:
-        """The digest of nodes in their order; `places` says what stands for names from outside."""
+        """Returns the digest of nodes in their order; `places` has stand-ins for names from outside."""
         places = {**places, **{node.name: str(number) for number, node in enumerate(nodes)}}
         return _digest(
             [
@@ -262,7 +262,7 @@ class _Library:
         )
 
     def _of_function(self, name: str) -> str:
-        """The digest of a function of the library; any other name as it is."""
+        """Returns the digest of a function of the library; any other name as it is."""
         if name not in self._functions:
             return name
         if name not in self._digests:

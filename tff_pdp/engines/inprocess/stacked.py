@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tff_pdp.engines.inprocess.graphs import Graph
+from tff_pdp.engines.inprocess.graphs import Graph, operation_of
 from tff_pdp.processes.vectorizable import StackedRule, find_rule, map_stack
 
 # Operations that TensorFlow calls stateful though they give all clients the same.
@@ -26,12 +26,12 @@ class Column:
 
 
 def as_column(leaf: Any) -> Column:
-    """The leaf as a column; a plain tensor is a constant of the computation, which all clients share."""
+    """Returns the leaf as a column; a plain tensor is a constant of the computation, which all clients share."""
     return leaf if isinstance(leaf, Column) else Column(leaf, is_stacked=False)
 
 
 def stack(leaf: Any, num_clients: tf.Tensor) -> tf.Tensor:
-    """The leaf with its axis of clients."""
+    """Returns the leaf with its axis of clients."""
     column = as_column(leaf)
     if column.is_stacked:
         return column.tensor
@@ -39,7 +39,7 @@ def stack(leaf: Any, num_clients: tf.Tensor) -> tf.Tensor:
 
 
 class CannotStack(Exception):
-    """A computation that has to be called client by client; the message says why."""
+    """Raised for a computation that has to be called client by client; the message says why."""
 
 
 def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Column]]:
@@ -62,7 +62,7 @@ def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Co
 
 
 def _differs_by_call(graph: Graph) -> bool:
-    """Whether two calls with the same inputs may give different results: random numbers, the clock."""
+    """Checks if two calls with the same inputs may give different results, by random numbers or the clock."""
     definitions = (op_def_registry.get(operation) for operation in graph.operations)
     return any(
         definition is not None and definition.is_stateful and not _HARMLESS.search(definition.name)
@@ -101,11 +101,8 @@ class _RuleWiring:
     targets: list[int]
 
     def accepts(self, columns: list[Column]) -> bool:
-        shared = self.rule.is_shared()
-        return all(
-            not (is_shared and columns[source].is_stacked)
-            for source, is_shared in zip(self.sources, shared, strict=True)
-        )
+        shared = zip(self.sources, self.rule.is_shared(), strict=True)
+        return not any(is_shared and columns[source].is_stacked for source, is_shared in shared)
 
     def call(self, columns: list[Column], num_clients: tf.Tensor) -> list[Column]:
         arguments = [
@@ -119,7 +116,7 @@ class _RuleWiring:
 
 
 def _wiring_of(graph: Graph) -> _RuleWiring | None:
-    """How the graph is connected to a `vectorizable` function, if a call of one is all it consists of."""
+    """Returns how the graph is connected to a `vectorizable` function, if a call of one is all it consists of."""
     nodes = {node.name: node for node in graph.graph_def.node}
     calls = [(node, find_rule(node.attr["f"].func.name)) for node in nodes.values() if "f" in node.attr]
     if len(calls) != 1 or calls[0][1] is None:
@@ -128,10 +125,10 @@ def _wiring_of(graph: Graph) -> _RuleWiring | None:
     inputs = {name.partition(":")[0]: number for number, name in enumerate(graph.inputs)}
 
     def origin(name: str) -> tuple[str, int]:
-        """What a tensor is a copy of."""
-        while nodes[_operation(name)].op == "Identity":
-            name = nodes[_operation(name)].input[0]
-        return _operation(name), int(name.partition(":")[2] or 0)
+        """Returns operation and output number of the tensor of which another one is a copy."""
+        while nodes[operation_of(name)].op == "Identity":
+            name = nodes[operation_of(name)].input[0]
+        return operation_of(name), int(name.partition(":")[2] or 0)
 
     sources = [origin(name)[0] for name in node.input if not name.startswith("^")]
     targets = [origin(name) for name in graph.outputs]
@@ -144,7 +141,3 @@ def _wiring_of(graph: Graph) -> _RuleWiring | None:
         [inputs[source] for source in sources],
         [index if operation == node.name else -1 - inputs[operation] for operation, index in targets],
     )
-
-
-def _operation(name: str) -> str:
-    return name.removeprefix("^").partition(":")[0]

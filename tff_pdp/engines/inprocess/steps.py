@@ -28,13 +28,8 @@ class Wiring:
                 self.varies[statement.name] = statement in level.clients
 
     def uses(self, blocks: Sequence[Any]) -> list[str]:
-        """The names these expressions refer to, arguments included, in a fixed order."""
-        found: dict[str, None] = {}
-        for block in blocks:
-            for name in self._names(block):
-                if name in self.types:
-                    found[name] = None
-        return list(found)
+        """Returns the names these expressions refer to, arguments included, in a fixed order."""
+        return list(dict.fromkeys(name for block in blocks for name in self._names(block) if name in self.types))
 
     def _names(self, block: Any) -> list[str]:
         path: list[int] = []
@@ -54,7 +49,7 @@ class Wiring:
         return [name for child in source.children() for name in self._names(child)]
 
     def environment(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by name as expressions find them: the parameter's members inside the parameter."""
+        """Returns values by name as expressions find them: the parameter's members inside the parameter."""
         environment = dict(values)
         if self.program.parameter is not None:
             environment[self.program.parameter] = self._parameter(self.program.parameter_type, (), values)
@@ -104,8 +99,8 @@ def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Ca
 def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) -> Step:
     """Traces the server's part of a level.
 
-    It takes the sums that the clients of the level before left, finishes them, and ends with the values that the sums
-    of this level start from. Its last input is the number of clients, int32.
+    The step takes the sums left by the clients of the level before, finishes them, and ends with the values that the
+    sums of this level start from. Its last input is the number of clients, int32.
     """
     program = wiring.program
     level = program.levels[number]
@@ -129,7 +124,7 @@ def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) 
                 statement, sums[statement.name], num_clients, evaluator
             )
         for statement in level.server:
-            evaluator.environment[statement.name] = _at_server(statement, evaluator)
+            evaluator.environment[statement.name] = _value_of(statement, evaluator)
         results = [
             leaf for name in outputs for leaf in structures.flatten(evaluator.environment[name], wiring.types[name])
         ]
@@ -141,7 +136,7 @@ def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) 
 
 @dataclasses.dataclass(frozen=True)
 class ClientStep:
-    """A traced function for one client, or for a stack of them.
+    """A traced function for one client, or for a stack of clients.
 
     It takes the number of clients, int32, `shared` values, the clients' own, and the sums so far; it returns the
     clients' new values and the new sums.
@@ -182,7 +177,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
         environment = wiring.environment(values)
         evaluator = Evaluator(environment, call_stacked(num_clients)) if stacked else Evaluator(environment)
         for statement in level.clients:
-            evaluator.environment[statement.name] = _at_clients(statement, evaluator)
+            evaluator.environment[statement.name] = _value_of(statement, evaluator)
         results = []
         for name in outputs:
             flat = structures.flatten(evaluator.environment[name], wiring.types[name])
@@ -216,27 +211,15 @@ def build_merge_step(wiring: Wiring, number: int) -> Callable[[Leaves], Leaves]:
     return trace(step, [*specs, *specs])
 
 
-def _at_server(statement: Statement, evaluator: Evaluator) -> Any:
+def _value_of(statement: Statement, evaluator: Evaluator) -> Any:
+    """Returns a statement's value at one place."""
     match statement.uri:
-        case None:
-            return evaluator.evaluate(statement.value)
-        case "federated_apply" | "federated_map_all_equal":
+        case "federated_apply" | "federated_map" | "federated_map_all_equal":
             function, argument = statement.value.argument
             return evaluator.apply(function, argument)
-        case "federated_eval_at_server":
+        case "federated_eval_at_clients" | "federated_eval_at_server":
             return evaluator.call(statement.value.argument, None)
-        case uri if uri.startswith("federated"):  # Broadcasts, zips and constants are their argument.
+        case str(uri) if uri.startswith("federated"):  # Broadcasts, zips and constants are their argument.
             return evaluator.evaluate(statement.value.argument)
         case _:
             return evaluator.evaluate(statement.value)
-
-
-def _at_clients(statement: Statement, evaluator: Evaluator) -> Any:
-    match statement.uri:
-        case "federated_map":
-            function, argument = statement.value.argument
-            return evaluator.apply(function, argument)
-        case "federated_eval_at_clients":
-            return evaluator.call(statement.value.argument, None)
-        case _:  # Zips are their argument.
-            return evaluator.evaluate(statement.value.argument)

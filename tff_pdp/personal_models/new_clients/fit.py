@@ -122,7 +122,7 @@ def fit_settings(
     models, algorithm = exported.models, exported.algorithm
     fitted_names(models)
     # Not by the layout alone: a row that several clients own may be one silo's personal model, which is that silo's.
-    is_choice = models.layout == CLUSTERS and algorithm.serves_candidates
+    is_choice = models.layout == CLUSTERS and algorithm.export.serves_candidates
     defaults = {
         "steps": DEFAULT_STEPS,
         "learning_rate": default_learning_rate(exported.hparams, models),

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
-from tff_pdp.algorithms.base import ClientData, GradientEstimator, LocalSteps
+from tff_pdp.algorithms.base import ClientData, GradientEstimator
+from tff_pdp.algorithms.hyper_parameters import LocalSteps
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import ConfigError

@@ -197,7 +197,7 @@ def _make_weights(
     algorithm: Algorithm, model: Model, model_seed: int, is_scaled: bool
 ) -> Callable[[Weights, Weights], Weights] | None:
     """How rows become weights where they are small states, as `personal_models.served` has it of no clients at all."""
-    if not algorithm.served_from_state:
+    if not algorithm.export.served_from_state:
         return None
     unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
     trained = TrainedClients(
@@ -249,6 +249,8 @@ def report_with(
       costs: of each new silo, all that is on record; empty where clients are users, or nothing is protected.
       generator: of the fits' random bits.
     """
+    # The paragraphs are about clients of training alone.
+    before = {key: value for key, value in before.items() if key != "paragraphs"}
     if not costs:
         return {**before, "clients_added_after_training": _NOT_PROTECTED}
     claim_of_new = claim_of_fit(generator)

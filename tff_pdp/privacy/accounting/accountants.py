@@ -45,12 +45,16 @@ _COARSEST_PLD_GRID = 100.0
 _ORDERS = (1.0102, *rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 # Enough to search with, at a sixth of the time, where privacy loss distributions give the smaller bound.
 _FEW_ORDERS = _ORDERS[::6]
+# As much coarser is the grid of a search's first part.
+_COARSENING = 20.0
+# Of the logarithm of a noise multiplier. A secant's step of 1e-4 ends nearer to the root than the tolerance, 1e-5.
+_SLOPE_STEP, _NEGLIGIBLE_STEP = 0.02, 1e-4
 # At large epsilon the best order lies close to 1, where that grid is too coarse.
 _LARGEST_REFINED_ORDER = 4.0
 
 
 class Adjacency(enum.Enum):
-    """What "neighbouring data sets" means: the difference that the guarantee hides.
+    """The neighbouring relation: the difference between two data sets that the guarantee hides.
 
     ADD_OR_REMOVE_ONE: one record (or user) is present or absent; a clipped sum moves by up to the clip norm C.
     REPLACE_ONE: one record takes other values; a clipped sum moves by up to 2 C, so events carry half the multiplier.
@@ -74,7 +78,7 @@ class EpsilonBounds:
     Attributes:
       rdp: bound from Renyi differential privacy.
       pld: bound from privacy loss distributions.
-      best: the smallest available bound; this is the figure to claim.
+      best: the smallest available bound, which may be claimed.
       exact: the exact epsilon where everything released is Gaussian sums without sampling.
     """
 
@@ -90,18 +94,18 @@ def epsilon_bounds(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     discretisation: float | None = None,
 ) -> EpsilonBounds:
-    """Upper bounds on epsilon for everything in `event` released together.
+    """Bounds epsilon of everything in `event` released together.
 
     Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
-    from public data. Noise is ideal, but for what a `GridNoiseDpEvent` among the events charges for.
-    Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
+    from public data. Noise is ideal, but for what a `GridNoiseDpEvent` among the events charges for. Noise multipliers
+    below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
 
     Args:
-      event: what is released.
+      event: the releases.
       delta: in (0, 1); the share of bad luck accepted, well below 1 / number of records.
-      adjacency: the neighbouring relation; dp_accounting supports sampling by Poisson only under ADD_OR_REMOVE_ONE.
-      discretisation: width of the PLD grid in units of privacy loss; chosen from the size of the answer when None.
+      adjacency: the neighbouring relation; dp_accounting supports Poisson sampling only under ADD_OR_REMOVE_ONE.
+      discretisation: width of the PLD grid in units of privacy loss; None chooses one from the size of the answer.
 
     Raises:
       ConfigError: delta is not in (0, 1).
@@ -115,24 +119,25 @@ def epsilon_bounds(
 
 
 @kept(float, float)
-def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
-    """An upper bound on epsilon that takes less time than the best, and is seldom larger."""
+def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency, coarsening: float) -> float:
+    """Bounds epsilon in less time than the best bound takes; on the grid of the best bound the draft is seldom larger."""
     rough = functools.partial(_rough_epsilon, adjacency=adjacency)
-    draft, more = with_grid_noise(parts, delta, rough, functools.partial(_ideal_draft, adjacency=adjacency))
+    ideal = functools.partial(_ideal_draft, adjacency=adjacency, coarsening=coarsening)
+    draft, more = with_grid_noise(parts, delta, rough, ideal)
     return draft + more
 
 
-def _ideal_draft(parts: tuple, delta: float, adjacency: Adjacency) -> float:
+def _ideal_draft(parts: tuple, delta: float, adjacency: Adjacency, coarsening: float) -> float:
     if parts and not any(releases_without_noise(event) for event, _ in parts):
         rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
-        pld = _pld_epsilon(parts, delta, adjacency, _pld_grid(parts, rdp))
+        pld = _pld_epsilon(parts, delta, adjacency, coarsening * _pld_grid(parts, rdp))
         if pld is not None and rdp is not None and pld < 0.99 * rdp:
             return pld
     return _ideal_bounds(parts, delta, adjacency, None).best
 
 
 def _rough_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
-    """An upper bound on epsilon that takes little time, where Renyi divergences are known."""
+    """Bounds epsilon in little time, where Renyi divergences are known."""
     if any(releases_without_noise(event) for event, _ in parts):
         return math.inf
     rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)
@@ -171,7 +176,7 @@ def _ideal_bounds(parts: tuple, delta: float, adjacency: Adjacency, discretisati
 
 
 def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Epsilon of one Gaussian sum without sampling; T sums equal one with the multiplier divided by sqrt(T).
+    """Computes epsilon of one Gaussian sum without sampling; T sums equal one with the multiplier divided by sqrt(T).
 
     Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy", 2018, theorem 8.
 
@@ -189,8 +194,7 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         return 0.0
     # Concentrated DP (rho = 1 / (2 z^2)) gives a bracket that is always wide enough.
     ceiling = 2 * half_shift**2 + math.sqrt(2 * math.log(1 / delta)) / noise_multiplier
-    root = _root(delta_gap, 0.0, ceiling, tolerance=1e-12)
-    return root * (1 + 1e-9)
+    return _root(delta_gap, 0.0, ceiling, tolerance=1e-12) * (1 + 1e-9)
 
 
 def calibrate_noise_multiplier(
@@ -199,20 +203,18 @@ def calibrate_noise_multiplier(
     sampling_rate: float,
     steps: int,
     fixed_events: Iterable[dp_accounting.DpEvent] = (),
-    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
 ) -> float:
-    """The smallest noise multiplier (to about 2e-5 relative) whose planned steps stay within the budget.
+    """Finds the smallest noise multiplier (to about 2e-5 relative) whose planned steps stay within the budget.
 
     Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
-    Assumes: as `poisson_gaussian_event`; exactly `steps` steps or fewer are run at the result.
+    Assumes: as `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
 
     Args:
       epsilon: the budget; infinite asks for no noise at all and returns 0.
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums.
-      fixed_events: what the same scope releases besides, such as a private selection or private statistics.
-      adjacency: ADD_OR_REMOVE_ONE, or another one for sampling_rate 1.
+      fixed_events: other releases of the same scope, such as a private selection or private statistics.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -223,27 +225,23 @@ def calibrate_noise_multiplier(
     """
     require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
     poisson_gaussian_event(sampling_rate, 1.0, steps)  # Checks both.
-    fixed = flatten_event(dp_accounting.ComposedDpEvent(list(fixed_events)))
-    return _calibrate(float(epsilon), float(delta), float(sampling_rate), int(steps), fixed, adjacency)
-
-
-@functools.lru_cache(maxsize=1024)
-def _calibrate(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed: tuple, adjacency: Adjacency
-) -> float:
-    fixed_events = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in fixed]
-    spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / min(max(delta, 1e-300), 0.9)))
+    fixed = list(fixed_events)
     return solve_noise_multiplier(
-        lambda z: dp_accounting.ComposedDpEvent([*fixed_events, poisson_gaussian_event(sampling_rate, z, steps)]),
+        lambda z: dp_accounting.ComposedDpEvent([*fixed, poisson_gaussian_event(sampling_rate, z, steps)]),
         epsilon,
         delta,
-        adjacency,
-        guess=spread / epsilon if epsilon > 0 else 1.0,
+        guess=guess_of_poisson(epsilon, delta, sampling_rate, steps),
     )
 
 
+def guess_of_poisson(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """Guesses the noise multiplier of so many Poisson-sampled sums, to begin a search with."""
+    spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / min(max(delta, 1e-300), 0.9)))
+    return spread / epsilon if epsilon > 0 else 1.0
+
+
 def next_float32(value: float) -> float:
-    """The value rounded up to a float32, which is what noise is scaled by."""
+    """Rounds a value up to a float32, the precision of noise scales."""
     rounded = np.float32(value)
     return float(rounded if rounded >= value else np.nextafter(rounded, np.float32(np.inf)))
 
@@ -255,7 +253,10 @@ def solve_noise_multiplier(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     guess: float = 1.0,
 ) -> float:
-    """As `calibrate_noise_multiplier`, for any family of events that gets more private as its parameter grows."""
+    """Finds the smallest noise multiplier within a budget, for any family of events that gets more private with it.
+
+    Guarantee, Raises: as `calibrate_noise_multiplier`. The search begins at `guess`.
+    """
     if not epsilon > 0:
         raise BudgetError(f"The privacy budget epsilon={epsilon:g} must be positive; nothing can be released for it.")
     if math.isinf(epsilon):
@@ -263,40 +264,81 @@ def solve_noise_multiplier(
     # A hair below the budget, so that composing the same events in another order cannot round above it.
     target = epsilon * (1 - 1e-6)
 
-    def excess(log_noise: float) -> float:
-        best = _draft_epsilon(flatten_event(make_event(math.exp(log_noise))), delta, adjacency)
+    def excess(log_noise: float, coarsening: float = 1.0) -> float:
+        best = _draft_epsilon(flatten_event(make_event(math.exp(log_noise))), delta, adjacency, coarsening)
         return math.log(max(best, 1e-12) / target) if math.isfinite(best) else 700.0
 
     floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
-    low = high = min(max(math.log(max(guess, 0.3)), floor), ceiling)
-    while excess(high) > 0:
-        if high >= ceiling:
-            raise BudgetError(_too_small_message(make_event, epsilon, delta, adjacency))
-        low, high = high, min(high + math.log(2), ceiling)
-    while excess(low) <= 0:
-        if low <= floor:
+    start = min(max(math.log(max(guess, 0.3)), floor), ceiling)
+    found = _from_coarse_to_fine(excess, *_bracket(functools.partial(excess, coarsening=_COARSENING), start))
+    if found is None:
+        low, high = _bracket(excess, start)
+        if high == floor:
             return SMALLEST_NOISE_MULTIPLIER
-        low, high = max(low - math.log(2), floor), low
-    found = _root(excess, low, high, tolerance=1e-5)
+        if low == ceiling:
+            least = epsilon_bounds(make_event(LARGEST_NOISE_MULTIPLIER), delta, adjacency).best
+            raise BudgetError(
+                f"No noise multiplier up to {LARGEST_NOISE_MULTIPLIER:g} meets epsilon={epsilon:g} at delta={delta:g}: "
+                f"with that much noise the plan still costs {least:.4g}, from the events whose noise is fixed (such as "
+                "a private selection) or from very many steps. Raise epsilon, run fewer rounds, sample fewer records "
+                "per step, or spend less on the fixed events."
+            )
+        found = _root(excess, low, high, tolerance=1e-5)
     # The search's bound is another one, if by a few millionths: what counts is the one that will be reported.
     while epsilon_bounds(make_event(math.exp(found)), delta, adjacency).best > target:
         found += 1e-5
     return math.exp(found)
 
 
+def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
+    """Finds two logarithms of noise multipliers with a root between them; twice an end of the range where none is."""
+    floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
+    low = high = start
+    while excess(high) > 0:
+        if high >= ceiling:
+            return ceiling, ceiling
+        low, high = high, min(high + math.log(2), ceiling)
+    while excess(low) <= 0:
+        if low <= floor:
+            return floor, floor
+        low, high = max(low - math.log(2), floor), low
+    return low, high
+
+
+def _from_coarse_to_fine(excess: Callable[..., float], low: float, high: float) -> float | None:
+    """Finds the root on the fine grid, from the root on the coarse grid, where an evaluation takes a tenth of the time.
+
+    Args:
+      excess: of the logarithm of a noise multiplier, and of a grid's `coarsening`.
+      low: below the root on the coarse grid.
+      high: above this root.
+
+    Returns:
+      None where the coarse grid has no root, or one that is far from the fine grid's.
+    """
+    if low == high:
+        return None
+    coarse = functools.partial(excess, coarsening=_COARSENING)
+    before = _root(coarse, low, high, tolerance=1e-3)
+    excess_before = excess(before)
+    slope = min((coarse(before + _SLOPE_STEP) - coarse(before)) / _SLOPE_STEP, -0.1)
+    for _ in range(5):
+        now = before - excess_before / slope
+        if not low <= now <= high:
+            return None
+        excess_now = excess(now)
+        if excess_now != excess_before:
+            slope = (excess_now - excess_before) / (now - before)
+        next_step = -excess_now / slope
+        if abs(next_step) <= _NEGLIGIBLE_STEP:
+            # A little more noise than at the root, so that the final bound need not be worked out twice.
+            return now + next_step + 5e-6
+        before, excess_before = now, excess_now
+    return None
+
+
 def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    found = optimize.brentq(gap, low, high, xtol=tolerance)
-    return float(found)  # pyright: ignore[reportArgumentType]
-
-
-def _too_small_message(make_event: Callable, epsilon: float, delta: float, adjacency: Adjacency) -> str:
-    least = epsilon_bounds(make_event(LARGEST_NOISE_MULTIPLIER), delta, adjacency).best
-    return (
-        f"No noise multiplier up to {LARGEST_NOISE_MULTIPLIER:g} meets epsilon={epsilon:g} at delta={delta:g}: with "
-        f"that much noise the plan still costs {least:.4g}, from the events whose noise is fixed (such as a private "
-        "selection) or from very many steps. Raise epsilon, run fewer rounds, sample fewer records per step, "
-        "or spend less on the fixed events."
-    )
+    return float(optimize.brentq(gap, low, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -325,7 +367,7 @@ def _rdp_epsilon(parts: tuple, delta: float, adjacency: Adjacency, orders: tuple
 
 
 def _orders_around(orders: tuple[float, ...], index: int) -> tuple[float, ...]:
-    """A grid between the neighbours of one order, whose distances from 1 have equal ratios."""
+    """Makes a grid between the neighbours of one order, whose distances from 1 have equal ratios."""
     low, high = orders[max(index - 1, 0)], orders[min(index + 1, len(orders) - 1)]
     return tuple(1 + np.geomspace(low - 1, high - 1, 12))
 
@@ -335,7 +377,7 @@ def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisatio
     if delta < _SMALLEST_PLD_DELTA or discretisation > _COARSEST_PLD_GRID:
         return None
     if all(isinstance(event, CustomDpEvent) and event.is_through_zeros for event, _ in parts):
-        return epsilon_through_zeros(parts, delta, _SMALLEST_PLD_DELTA)
+        return epsilon_through_zeros(parts, delta)
     if not all(accountant.supports(event) for event, _ in parts):
         return None
     for event, count in parts:
@@ -344,7 +386,7 @@ def _pld_epsilon(parts: tuple, delta: float, adjacency: Adjacency, discretisatio
 
 
 def _pld_grid(parts: tuple, rdp: float | None) -> float:
-    """A grid of some 1e4 cells across the answer; coarser where one step alone would need millions of cells."""
+    """Chooses a grid of some 1e4 cells across the answer; coarser where one step alone would need millions of cells."""
     smallest = min(getattr(getattr(event, "event", event), "noise_multiplier", 1.0) for event, _ in parts)
     one_step = 1 / (2 * smallest**2) + 10 / smallest
     answer = 10.0 if rdp is None else rdp
@@ -356,8 +398,8 @@ _ROUGH, _FINEST_SHARE, _MOST_CELLS = 1e-2, 5e-4, 200_000
 _HOPELESS = 3.0
 
 
-def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float, least_delta: float) -> float | None:
-    """An upper bound on epsilon for events with a `zeroed_pld`, released so many times each.
+def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float) -> float | None:
+    """Bounds epsilon of events with a `zeroed_pld`, released so many times each.
 
     Guarantee: everything together is (epsilon, delta)-DP for neighbours that both are one event's zeroed data away from
       the same third data set.
@@ -366,31 +408,28 @@ def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: flo
     Args:
       parts: events, and how often.
       delta: in (0, 1).
-      least_delta: below which rounding hides losses, so that no smaller one is asked for.
 
     Returns:
-      None where this way gives no bound: too little noise, or too many rows.
+      None where no bound is found this way: too little noise, or too many rows.
     """
     parts = list(parts)
     shapes = [event.zeroed_width_and_mean for event, _ in parts]
-    # What is lost on average is far more than can be shown to be little: composing it would take long for nothing.
+    # A mean loss far beyond any bound that could be shown: to compose it would take long for nothing.
     lost = sum(count * mean for (_, count), (_, mean) in zip(parts, shapes, strict=True))
-    if lost > _HOPELESS * math.log(delta / least_delta):
+    if lost > _HOPELESS * math.log(delta / _SMALLEST_PLD_DELTA):
         return None
     finest = max(width for width, _ in shapes) / _MOST_CELLS
     found = None
     width = _ROUGH
     for _ in range(2):
-        epsilon = _epsilon(parts, delta, least_delta, max(width, finest))
+        epsilon = _epsilon(parts, delta, max(width, finest))
         found = epsilon if found is None else min(found, found if epsilon is None else epsilon)
         width = _ROUGH / 10 if found is None else min(_ROUGH / 5, _FINEST_SHARE * found)
     return found
 
 
-def _epsilon(
-    parts: list[tuple[CustomDpEvent, int]], delta: float, least_delta: float, discretisation: float
-) -> float | None:
-    total = None
+def _epsilon(parts: list[tuple[CustomDpEvent, int]], delta: float, discretisation: float) -> float | None:
+    total: Any = None
     for event, count in parts:
         loss = event.zeroed_pld(discretisation)
         # With little noise, much of the loss is beyond what the distribution covers.
@@ -398,18 +437,19 @@ def _epsilon(
             return None
         composed = loss.self_compose(count)
         total = composed if total is None else total.compose(composed)
-    halves = np.linspace(0.0, math.log(delta / least_delta), 64)
+
+    def first_fitting(halves: np.ndarray) -> int | None:
+        fits = np.asarray(total.get_delta_for_epsilon(halves)) * (1 + np.exp(halves)) <= delta
+        return int(np.argmax(fits)) if fits.any() else None
+
+    halves = np.linspace(0.0, math.log(delta / _SMALLEST_PLD_DELTA), 64)
     # Three times, each in a sixty-third of the range before.
     for _ in range(3):
-        fits = np.flatnonzero(_fits(total, halves, delta))
-        if not len(fits):
+        first = first_fitting(halves)
+        if first is None:
             return None
-        first = fits[0]
         if first == 0:
             break
         halves = np.linspace(halves[first - 1], halves[first], 64)
-    return 2 * float(halves[np.flatnonzero(_fits(total, halves, delta))[0]])
-
-
-def _fits(loss: Any, halves: np.ndarray, delta: float) -> np.ndarray:
-    return np.asarray(loss.get_delta_for_epsilon(halves)) * (1 + np.exp(halves)) <= delta
+    first = first_fitting(halves)
+    return None if first is None else 2 * float(halves[first])

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import hashlib
 import io
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ _KEY = "privacy.budgets"
 
 @dataclasses.dataclass(frozen=True)
 class SiloBudget:
-    """What one scope may spend over a whole run.
+    """The budget of one scope over a whole run.
 
     Attributes:
       epsilon: upper limit of the privacy loss, positive; infinite means that no privacy is asked for.
@@ -99,12 +100,10 @@ class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
 
     def quantile(self, first: float, second: float) -> float:
         """Returns an epsilon from numbers that are uniform in (0, 1)."""
-        chosen, below = self.components[-1], 0.0
-        for one in self.components:
-            below += one.share
-            if first < below:
-                chosen = one
-                break
+        below = itertools.accumulate(one.share for one in self.components)
+        chosen = next(
+            (one for one, end in zip(self.components, below, strict=True) if first < end), self.components[-1]
+        )
         return max(self.minimum, NormalDist(chosen.mean, chosen.stddev).inv_cdf(second))
 
 
@@ -259,7 +258,7 @@ def read_budget_file(path: str | Path) -> tuple[dict[str, float | OwnBudget], di
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """By line: silo, place for messages, and cells as numbers where they are such."""
+    """Yields of each line: silo, place for messages, and cells as numbers where they are such."""
     try:
         # Spreadsheets put a byte order mark before the header.
         text = path.read_text(encoding="utf-8-sig")

@@ -7,6 +7,7 @@ published figures. Its cost is bounded by `tff_pdp.privacy.accounting.accountant
 below the epsilon it was asked for.
 """
 
+import bisect
 import functools
 import math
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ def rounds_within_budget(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     first: tuple[dp_accounting.DpEvent, int] | None = None,
 ) -> int:
-    """How many rounds a silo takes part in: the most that stay within its budget, of those planned.
+    """Counts the rounds a silo takes part in: the most that stay within its budget, of those planned.
 
     Guarantee: `fixed_events`, that many repetitions of `round_event` and what `first` adds to them are jointly
     (epsilon, delta)-DP with the budget's epsilon and delta; and when the silo leaves is a function of the arguments
@@ -44,11 +45,11 @@ def rounds_within_budget(
 
     Args:
       budget: the silo's.
-      round_event: what every round releases about the silo.
-      fixed_events: what the silo releases besides, once, whether it takes part in any round or not.
+      round_event: the releases of every round about the silo.
+      fixed_events: the silo's other releases, once each, whether it takes part in any round or not.
       rounds: the planned rounds, at least 0.
       adjacency: the neighbouring relation of all events.
-      first: what each of the first rounds releases besides, and how many rounds these are.
+      first: a further release of each of the first rounds, and the number of these rounds.
 
     Returns:
       At most `rounds`; 0 where not even one round fits.
@@ -60,7 +61,6 @@ def rounds_within_budget(
     Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021, where a silo
     also stops when its budget is spent, by an asymptotic formula that does not bound epsilon; here accountants do.
 
-    >>> from tff_pdp.privacy.accounting.accountants import poisson_gaussian_event
     >>> rounds_within_budget(SiloBudget(1.0, 1e-5), poisson_gaussian_event(1.0, 8.0, 1), [], rounds=100)
     4
     """
@@ -77,15 +77,8 @@ def rounds_within_budget(
 
     if rounds == 0 or fits(int(rounds)):
         return int(rounds)
-    # What a silo has released grows with the rounds, and so does epsilon: bisection finds the last that fits.
-    most, too_many = 0, int(rounds)
-    while too_many - most > 1:
-        middle = (most + too_many) // 2
-        if fits(middle):
-            most = middle
-        else:
-            too_many = middle
-    return most
+    # Releases grow with the rounds, and so does epsilon: bisection finds the first round that does not fit.
+    return bisect.bisect_left(range(1, int(rounds)), True, key=lambda count: not fits(count))
 
 
 # Those of the released code.
@@ -96,14 +89,14 @@ _TOLERANCE = 1e-5
 def paper_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, other_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """The noise multiplier at which `paper_epsilon` is `epsilon`; more noise than the budget needs.
+    """Finds the noise multiplier at which `paper_epsilon` is `epsilon`; more noise than the budget needs.
 
     Args:
       epsilon: the budget; infinite asks for no noise at all and returns 0.
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums.
-      other_events: what the same silo releases besides, such as private selections.
+      other_events: other releases of the same silo, such as private selections.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -125,21 +118,23 @@ def paper_epsilon(
     delta: float,
     sampling_rate: float,
     steps: int,
-    other_events: Iterable[dp_accounting.DpEvent] = (),
+    others: tuple[tuple[dp_accounting.DpEvent, int], ...] = (),
 ) -> float:
-    """Epsilon by the classic conversion `rdp(a) + log(1 / delta) / (a - 1)`, at its best order; arguments as above.
+    """Computes epsilon by the classic conversion `rdp(a) + log(1 / delta) / (a - 1)`, at its best order.
 
     Guarantee: an upper bound, looser than that of `tff_pdp.privacy.accounting.accountants`.
     Assumes: as `poisson_gaussian_event`.
 
+    Args:
+      noise_multiplier: noise standard deviation / clip norm.
+      delta: in (0, 1).
+      sampling_rate: probability that one record takes part in one step.
+      steps: number of noisy sums.
+      others: other releases of the same silo, and how often each.
+
     Source: Mironov, "Renyi differential privacy", 2017, proposition 3. Which conversion the published figures were made
     with is not stated: of those that TensorFlow Privacy has had, this one gives them.
     """
-    others = flatten_event(dp_accounting.ComposedDpEvent(list(other_events)))
-    return _epsilon(noise_multiplier, delta, sampling_rate, steps, others)
-
-
-def _epsilon(noise_multiplier: float, delta: float, sampling_rate: float, steps: int, others: tuple) -> float:
     accountant = RdpAccountant(_ORDERS)
     accountant.compose(poisson_gaussian_event(sampling_rate, noise_multiplier, steps))
     for event, count in others:
@@ -151,7 +146,7 @@ def _epsilon(noise_multiplier: float, delta: float, sampling_rate: float, steps:
 @functools.lru_cache(maxsize=4096)
 def _solve(epsilon: float, delta: float, sampling_rate: float, steps: int, others: tuple) -> float:
     def excess(log_noise: float) -> float:
-        return math.log(_epsilon(math.exp(log_noise), delta, sampling_rate, steps, others) / epsilon)
+        return math.log(paper_epsilon(math.exp(log_noise), delta, sampling_rate, steps, others) / epsilon)
 
     floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
     # Where concentrated differential privacy, which sampling makes smaller by about its rate squared, has it.
@@ -162,8 +157,8 @@ def _solve(epsilon: float, delta: float, sampling_rate: float, steps: int, other
         if high >= ceiling:
             raise BudgetError(
                 f"No noise multiplier up to {LARGEST_NOISE_MULTIPLIER:g} meets epsilon={epsilon:g} at delta={delta:g} "
-                "by the paper's accounting: what is released besides costs too much. Raise epsilon, or select clusters "
-                "in fewer rounds."
+                "by the paper's accounting: other releases cost too much. Raise epsilon, or select clusters in fewer "
+                "rounds."
             )
         low, high = high, min(high + 0.7, ceiling)
     while excess(low) <= 0 and low > floor:

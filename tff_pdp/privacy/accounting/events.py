@@ -33,11 +33,11 @@ class CustomDpEvent(dp_accounting.DpEvent):
     """Base of mechanisms that dp_accounting has no event for; subclasses are `attr.s(frozen=True, slots=True)`."""
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """An upper bound on the Renyi divergence at each order, for one application."""
+        """Bounds the Renyi divergence of one application at each order."""
         raise NotImplementedError
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """A privacy loss distribution that dominates one application, or None where none is known."""
+        """Returns a privacy loss distribution that dominates one application, or None where none is known."""
         return None
 
     # Whether `zeroed_pld` is how its privacy loss is bounded besides `rdp`.
@@ -45,14 +45,14 @@ class CustomDpEvent(dp_accounting.DpEvent):
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """How far the smallest and the largest loss of `zeroed_pld` are apart, and roughly their mean."""
+        """Distance of the smallest and the largest loss of `zeroed_pld`, and roughly their mean."""
         return 0.0, 0.0
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """One that dominates one application against another on data in which what differs counts for nothing.
+        """Returns a distribution that dominates one application against another on data without what differs.
 
-        Both of two neighbours are that far from the same zeroed data; see `tff_pdp.privacy.accounting.accountants`.
-        None where there is none.
+        Either of two neighbours is that far from the same zeroed data; see `tff_pdp.privacy.accounting.accountants`.
+        None where no such distribution is known.
         """
         return None
 
@@ -73,11 +73,11 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
     epsilon: float
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """rho * order with rho = epsilon^2 / 8, and never more than epsilon itself."""
+        """Returns rho * order with rho = epsilon^2 / 8, and never more than epsilon itself."""
         return np.minimum(self.epsilon**2 / 8 * orders, self.epsilon)
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Randomised response with the same epsilon dominates every epsilon-DP mechanism."""
+        """Returns that of randomised response with the same epsilon, which dominates every epsilon-DP mechanism."""
         parameters = privacy_loss_distribution.common.DifferentialPrivacyParameters(self.epsilon, 0)
         return privacy_loss_distribution.from_privacy_parameters(
             parameters, value_discretization_interval=discretisation
@@ -101,11 +101,11 @@ class ParameterChoiceDpEvent(CustomDpEvent):
     epsilon: float
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Epsilon at every order."""
+        """Returns epsilon at every order."""
         return np.full(np.shape(orders), self.epsilon)
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """A loss that is always epsilon, which bounds every loss there can be."""
+        """Returns a loss that is always epsilon, which bounds every loss there can be."""
         return privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
             {math.ceil(self.epsilon / discretisation): 1.0}, 0.0, discretisation
         )
@@ -115,13 +115,13 @@ class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     """The library's privacy loss of a sampled Gaussian, with the losses of a whole grid inverted at once.
 
     Guarantee: the same numbers, to the bit. The library inverts one loss after the other, in Python, which is most of
-      what a privacy loss distribution costs; at the ends of a loss's range, and beyond, the library is asked.
+      the cost of a privacy loss distribution; at the ends of a loss's range, and beyond, the library is asked.
     """
 
     _inverted: Mapping[float, float] = {}
 
     def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """The hockey-stick divergence at an epsilon, or at each of several."""
+        """Computes the hockey-stick divergence at an epsilon, or at each of several."""
         losses = np.atleast_1d(np.asarray(epsilon, np.float64))
         self._inverted = dict(zip(losses.tolist(), self._invert(losses).tolist(), strict=True))
         try:
@@ -130,12 +130,12 @@ class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
             self._inverted = {}
 
     def inverse_privacy_loss(self, privacy_loss: float) -> float:
-        """The largest x at which the loss is at least so much; see the library."""
+        """Returns the largest x at which the loss is at least so much; see the library."""
         inverted = self._inverted.get(float(privacy_loss), math.nan)
         return super().inverse_privacy_loss(privacy_loss) if math.isnan(inverted) else inverted
 
     def _invert(self, losses: np.ndarray) -> np.ndarray:
-        """The inverse of each loss, by the library's operations; NaN where the loss is not inside of the range."""
+        """Inverts each loss, by the library's operations; NaN where the loss is not inside of the range."""
         rate = self.sampling_prob
         if rate == 1.0:
             return np.asarray(self.inverse_privacy_loss_without_subsampling(losses))  # pyright: ignore[reportArgumentType]
@@ -212,7 +212,7 @@ def sampled_gaussian_rdp(sampling_rate: float, noise_multiplier: float, orders: 
 
 
 def _sampled_gaussian(event: dp_accounting.DpEvent) -> tuple[float, float] | None:
-    """The sampling rate and the noise multiplier of an event that `sampled_gaussian_rdp` is about."""
+    """Returns sampling rate and noise multiplier of a Poisson-sampled Gaussian; None of another event."""
     if not isinstance(event, dp_event.PoissonSampledDpEvent) or not isinstance(event.event, dp_event.GaussianDpEvent):
         return None
     rate, noise = event.sampling_probability, event.event.noise_multiplier
@@ -230,7 +230,7 @@ def _whole_order(rate: float, noise: float, order: float) -> float:
 
 
 def _broken_order(rate: float, noise: float, order: float) -> float:
-    """Both integrals, below and above the point z0 where the densities with and without the record are the same."""
+    """Sums both integrals, below and above the point z0 where the densities with and without the record are equal."""
     log_rate, log_rest, twice_variance = math.log(rate), math.log(1 - rate), 2 * (noise**2)
     equal = noise**2 * math.log(1 / rate - 1) + 0.5
     below = above = -math.inf
@@ -288,7 +288,7 @@ class PldAccountant(pld.PLDAccountant):
 
 
 def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
-    """The event of `steps` noisy sums, each over a fresh Poisson sample.
+    """Builds the event of `steps` noisy sums, each over a fresh Poisson sample.
 
     Guarantee: with `epsilon_bounds`, covers DP-SGD inside a silo (one record) and user-level averaging (one user).
     Assumes: every record is drawn independently with probability `sampling_rate` in each step (shuffled or fixed-size
@@ -317,7 +317,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
 
 
 def flatten_event(event: dp_accounting.DpEvent) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
-    """Nested compositions as sorted (single event, count) pairs, so that equal histories give identical figures."""
+    """Flattens nested compositions to sorted (single event, count) pairs: equal histories give identical figures."""
     counts: Counter[dp_accounting.DpEvent] = Counter()
     pending = [(event, 1)]
     while pending:
@@ -332,7 +332,7 @@ def flatten_event(event: dp_accounting.DpEvent) -> tuple[tuple[dp_accounting.DpE
 
 
 def releases_without_noise(event: dp_accounting.DpEvent) -> bool:
-    """Whether any part of the event has a noise multiplier below `NOISE_FLOOR` or is marked as not private."""
+    """Checks if any part of the event has a noise multiplier below `NOISE_FLOOR` or is marked as not private."""
     inner = getattr(event, "event", None)
     if inner is not None:
         return releases_without_noise(inner)
@@ -342,7 +342,7 @@ def releases_without_noise(event: dp_accounting.DpEvent) -> bool:
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """The event by class name and numbers, ready for JSON; `event_from_dict` restores it exactly."""
+    """Returns an event's class name and numbers, ready for JSON; `event_from_dict` restores it exactly."""
 
     def encode(value: Any) -> Any:
         if isinstance(value, dp_event.DpEvent):
@@ -354,7 +354,7 @@ def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
 
 
 def event_from_dict(stored: Mapping[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `event_to_dict` wrote.
+    """Restores an event that `event_to_dict` wrote.
 
     Raises:
       ConfigError: the name is not that of a known event. A `CustomDpEvent` is known once its module is imported.
@@ -372,7 +372,7 @@ def event_from_dict(stored: Mapping[str, Any]) -> dp_accounting.DpEvent:
 
 
 def hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """The same event with its lists as tuples: attrs hashes field by field, and lists cannot be hashed."""
+    """Returns the same event with its lists as tuples: attrs hashes field by field, and lists cannot be hashed."""
     changes = {}
     for field in attr.fields(type(event)):
         value = getattr(event, field.name)

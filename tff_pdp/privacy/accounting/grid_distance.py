@@ -11,7 +11,7 @@ over a cell, which is below 5 % for steps of 2**-9 and less, the logarithm of th
 
 where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end:
 half of the last, 2**-129, moves a pair of length r by 2**-129 exp(r^2 / 2) / r more, which is next to nothing for most
-of those that come at all. Of pairs beyond a length of 12, a mass of exp(-72), nothing is said.
+of those that come at all. Nothing is said of pairs beyond a length of 12, a mass of exp(-72).
 
 *Composition.* What was drawn before does not change the law of the next pair, so that the logarithms l of the ratios of
 all n pairs of a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at
@@ -35,11 +35,11 @@ from tff_pdp.privacy.accounting.events import CustomDpEvent
 # The bound of `random_bits.gaussians`, and the most steps in a standard deviation that `grid_noise` takes.
 ROUNDING = 9 * 2.0**-53
 MOST_STEPS = 2.0**19
-# Of a logarithm, per unit that a pair is moved, in standard deviations; and per unit of its length.
+# Change of a logarithm per unit that a pair is moved, in standard deviations; and per unit of the pair's length.
 _PER_UNIT = 4.2 * MOST_STEPS
 _PER_LENGTH = _PER_UNIT * ROUNDING
 _LONGEST, _LONGER = 10.6, math.exp(-56.0)
-# Of large epsilons: how many pairs may be longer, up to which length, and half of the radius's last digit.
+# For large epsilons: how many pairs may be longer, up to which length, and half of the radius's last digit.
 _LONG_PAIRS, _LONGEST_STILL, _HALF_A_DIGIT = 2, 12.0, 2.0**-129
 _MEAN_SQUARE = 2.1
 # The share of delta that goes to the mass with larger ratios, twice, and of pairs that are too long, twice. A hundredth
@@ -61,7 +61,7 @@ class GridNoiseDpEvent(CustomDpEvent):
     values: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Zero at every order: the distance is no divergence of two neighbours."""
+        """Returns zero at every order: the distance is no divergence of two neighbours."""
         return np.zeros(np.shape(orders))
 
 

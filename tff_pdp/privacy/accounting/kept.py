@@ -25,7 +25,7 @@ from tff_pdp.files import atomic_file
 T = TypeVar("T")
 
 _LIBRARIES = ("dp-accounting", "numpy", "scipy")
-# What a further process takes until it has imported the accountants.
+# Time of a further process until it has imported the accountants.
 _SECONDS_TO_START = 2.0
 _is_used: ContextVar[bool] = ContextVar("what accountants worked out is taken from disk", default=True)
 
@@ -33,8 +33,8 @@ _is_used: ContextVar[bool] = ContextVar("what accountants worked out is taken fr
 def kept(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Makes a decorator that keeps a function's results in memory and on disk.
 
-    Guarantee: a result from disk is what the same code, with the same libraries, worked out for the same arguments; one
-      that is damaged is worked out anew.
+    Guarantee: a result from disk was worked out by the same code and libraries for the same arguments; a damaged one is
+      worked out anew.
     Assumes: the function's result follows from its arguments and the code of this package alone; whoever can write to
       the user's own cache can also change the code.
 
@@ -85,7 +85,7 @@ def worked_out_anew() -> Iterator[None]:
 
 @cache
 def folder() -> Path:
-    """The folder of results: of this code and these libraries alone, in the user's cache (`$XDG_CACHE_HOME`)."""
+    """Returns the folder of results of this code and these libraries, in the user's cache (`$XDG_CACHE_HOME`)."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -95,9 +95,9 @@ def folder() -> Path:
 
 
 def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Returns the results of calls that ask accountants, in order; many that take long are shared among processes.
+    """Returns the results of calls that ask accountants, in order; many long calls are shared among processes.
 
-    Results come by way of disk: another process works out what its calls ask for, and this one then finds it there.
+    Another process leaves its results on disk, where this one then finds them.
 
     Args:
       calls: can be pickled, and their results follow from their arguments alone.
@@ -122,7 +122,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class _Other:
-    """A process that makes some calls, for what they leave on disk. Its failures are left to who makes them again."""
+    """A process that makes some calls, for their results on disk; this process repeats those that fail."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]):
         # Not by `multiprocessing`, which runs a user's script again, unless that is written for it.

@@ -1,4 +1,4 @@
-"""Records what was released about whom: an append-only list of events for each scope, and the epsilon of them all."""
+"""Records releases: an append-only list of events for each scope, and the epsilon of them all."""
 
 import dataclasses
 import json
@@ -19,10 +19,10 @@ class LedgerEntry:
     """One kind of release, repeated `count` times.
 
     Attributes:
-      scope: whose data: a silo's name, or one name for all users at user level.
-      event: what was released each time.
+      scope: owner of the data: a silo's name, or one name for all users at user level.
+      event: one release.
       count: how often.
-      reason: what for, in the words of the report.
+      reason: its purpose, in the words of the report.
     """
 
     scope: str
@@ -74,43 +74,25 @@ class Ledger:
         """How many events are recorded, in all scopes."""
         return sum(entry.count for entry in self._entries)
 
-    def precheck(
-        self, scope: str, event: dp_accounting.DpEvent, count: int = 1, adjacency: Adjacency | None = None
-    ) -> None:
-        """Returns if `count` more of `event` stay within the scope's budget. Nothing is recorded.
+    def precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
+        """Checks that further releases, all together, stay within the scope's budget. Nothing is recorded.
 
         After checking a whole plan, checking parts of it takes no accounting.
 
         Args:
-          scope: whose data.
-          event: one release.
-          count: how many of it.
-          adjacency: for which adjacency the event was built, where the caller knows; must be the ledger's.
+          scope: owner of the data.
+          further: how many of each event.
 
         Raises:
           BudgetError: the releases would overspend, or no accountant supports them under the ledger's adjacency.
           ConfigError: unknown scope, or a count that is not a whole number of at least 0.
         """
-        self._check_arguments(scope, count, adjacency)
-        self._precheck(scope, {hashable(event): int(count)})
-
-    def precheck_all(self, scope: str, counts: Mapping[dp_accounting.DpEvent, int]) -> None:
-        """As `precheck`, for different releases together: each alone may fit where their sum does not.
-
-        Args:
-          scope: whose data.
-          counts: how many of each event.
-
-        Raises:
-          BudgetError, ConfigError: as `precheck`.
-        """
-        for count in counts.values():
-            self._check_arguments(scope, count, None)
-        self._precheck(scope, {hashable(event): int(count) for event, count in counts.items()})
-
-    def _precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
+        self._check_scope(scope)
+        for count in further.values():
+            if count < 0 or count != int(count):
+                raise ConfigError(f"A count of releases is {count!r}; it must be a whole number, zero or more.")
         counts, verified = self._counts[scope], self._verified[scope]
-        further = {event: count for event, count in further.items() if count}
+        further = {event: int(count) for event, count in further.items() if count}
         planned = {**counts, **{event: counts.get(event, 0) + count for event, count in further.items()}}
         if not further or all(total <= verified.get(kind, 0) for kind, total in planned.items()):
             return
@@ -129,23 +111,17 @@ class Ledger:
         if 2 * count <= planned[event]:
             self._look_ahead(scope, event, verified)
 
-    def append(
-        self,
-        scope: str,
-        event: dp_accounting.DpEvent,
-        count: int = 1,
-        reason: str = "",
-        adjacency: Adjacency | None = None,
-    ) -> None:
+    def append(self, scope: str, event: dp_accounting.DpEvent, count: int = 1, reason: str = "") -> None:
         """Records `count` releases of `event`, after `precheck`: an overspending entry is never recorded.
 
         Raises:
           BudgetError, ConfigError: as `precheck`.
         """
-        self.precheck(scope, event, count, adjacency)
+        event = hashable(event)
+        self.precheck(scope, {event: count})
         if count == 0:
             return
-        event, count = hashable(event), int(count)
+        count = int(count)
         self._add(scope, event, count)
         # Newest first: the entry of the round before is among the last.
         for position in range(len(self._entries) - 1, -1, -1):
@@ -156,23 +132,16 @@ class Ledger:
         self._entries.append(LedgerEntry(scope, event, count, reason))
 
     def epsilon(self, scope: str) -> EpsilonBounds:
-        """What the scope has spent so far, at its budget's delta."""
-        self._check_arguments(scope, 0, None)
+        """Bounds the epsilon that the scope has spent so far, at its budget's delta."""
+        self._check_scope(scope)
         return self._bounds(scope, self._counts[scope])
 
-    def remaining(self, scope: str) -> float:
-        """Budget minus what is spent, in units of epsilon.
-
-        Epsilons do not add up, so more can be released than this figure spent by itself; ask `precheck`.
-        """
-        return self.budgets[scope].epsilon - self.epsilon(scope).best
-
     def report(self) -> list[dict[str, Any]]:
-        """One row for each scope: planned (the budget) and spent epsilon, with every entry and its reason."""
+        """Returns a row for each scope: planned (the budget) and spent epsilon, with every entry and its reason."""
         return [self._report_row(scope) for scope in self.budgets]
 
     def to_json(self) -> str:
-        """The whole ledger as JSON text; `from_json` restores it exactly."""
+        """Writes the whole ledger as JSON text; `from_json` restores it exactly."""
         return json.dumps(
             {
                 "unit": self.unit,
@@ -196,18 +165,14 @@ class Ledger:
             stored = json.loads(text)
             budgets = {scope: SiloBudget(*numbers) for scope, numbers in stored["budgets"].items()}
             ledger = cls(stored["unit"], Adjacency(stored["adjacency"]), budgets)
+            # Past releases are restored as they are, and not judged again.
             for entry in stored["entries"]:
-                ledger._restore(
-                    LedgerEntry(entry["scope"], event_from_dict(entry["event"]), entry["count"], entry["reason"])
-                )
+                event = event_from_dict(entry["event"])
+                ledger._entries.append(LedgerEntry(entry["scope"], event, entry["count"], entry["reason"]))
+                ledger._add(entry["scope"], event, entry["count"])
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"Not a stored privacy ledger ({type(error).__name__}: {error}).") from error
         return ledger
-
-    def _restore(self, entry: LedgerEntry) -> None:
-        # What has been released has been released: history is restored as it is, not judged again.
-        self._entries.append(entry)
-        self._add(entry.scope, entry.event, entry.count)
 
     def _add(self, scope: str, event: dp_accounting.DpEvent, count: int) -> None:
         self._counts[scope][event] = self._counts[scope].get(event, 0) + count
@@ -228,19 +193,12 @@ class Ledger:
         return epsilon_bounds(_composed(counts), self.budgets[scope].delta, self.adjacency)
 
     def follows_from_a_choice(self, scope: str) -> bool:
-        """Whether a number that was released with noise has chosen parameters of what else was released."""
+        """Checks if a number that was released with noise has chosen parameters of the scope's other releases."""
         return any(isinstance(event, ParameterChoiceDpEvent) for event in self._counts.get(scope, ()))
 
-    def _check_arguments(self, scope: str, count: int, adjacency: Adjacency | None) -> None:
+    def _check_scope(self, scope: str) -> None:
         if scope not in self.budgets:
             raise ConfigError(f"{self._scope_words(scope)} has no privacy budget in this ledger.")
-        if count < 0 or count != int(count):
-            raise ConfigError(f"A count of releases is {count!r}; it must be a whole number, zero or more.")
-        if adjacency not in (None, self.adjacency):
-            raise BudgetError(
-                f"An event for {adjacency.value} adjacency cannot enter a ledger for {self.adjacency.value}: "
-                "their epsilons do not compose. Keep one ledger for each adjacency."
-            )
 
     def _report_row(self, scope: str) -> dict[str, Any]:
         budget, spent = self.budgets[scope], self.epsilon(scope)
@@ -265,12 +223,12 @@ class Ledger:
 
 
 def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, float]:
-    """The cost of everything in some scopes of some ledgers, to a record that they are all about.
-
-    Where a number that was released with noise chose what followed, the events say nothing of what other numbers would
-    have chosen. Such a scope counts with its budget, which holds for each of them.
+    """Bounds the cost of everything in some scopes of some ledgers, to a record that is in all of these scopes.
 
     Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
+
+    Where a number that was released with noise chose later releases, the events do not say which releases other numbers
+    would have chosen. Such a scope counts with its budget, which holds for each number.
 
     Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all of these scopes.
     Assumes: the ledgers list all releases about the records.
@@ -279,12 +237,12 @@ def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, f
       parts: ledgers of the same unit and adjacency, with a scope of each; a ledger may be there with several.
 
     Returns:
-      The bounds on epsilon, and the delta that they hold for: the largest among these scopes' budgets. Those of scopes
-      that count with their budgets come on top.
+      The bounds on epsilon, and their delta: the largest among these scopes' budgets, plus the deltas of scopes that
+      count with their budgets.
 
     Raises:
       BudgetError: the units or adjacencies differ.
-      ConfigError: there are none.
+      ConfigError: there are no parts.
     """
     parts = list(parts)
     if not parts:

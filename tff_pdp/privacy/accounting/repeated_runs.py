@@ -9,7 +9,6 @@ thesis on MR-MTL applies it in section 1.7 and appendix E.
 
 import dataclasses
 import decimal
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 
@@ -18,15 +17,15 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accounting.accountants import Adjacency, poisson_gaussian_event, solve_noise_multiplier
-from tff_pdp.privacy.accounting.events import flatten_event, require
+from tff_pdp.privacy.accounting.accountants import guess_of_poisson, poisson_gaussian_event, solve_noise_multiplier
+from tff_pdp.privacy.accounting.events import require
 
 # Shapes with a name of their own.
 LOGARITHMIC = 0.0
 GEOMETRIC = 1.0
 POISSON = math.inf
 
-# What a number of runs is drawn with: bits of a uniform number, and decimal digits of probabilities.
+# To draw a number of runs: bits of a uniform number, and decimal digits of probabilities.
 _UNIFORM_BITS = 256
 _DIGITS = 200
 _HALF = decimal.Decimal("0.5")
@@ -92,7 +91,7 @@ class NumberOfRuns:
         raise AssertionError("the probabilities go on")
 
     def _probabilities(self) -> Iterator[tuple[int, decimal.Decimal]]:
-        """Numbers of runs and their probabilities, in order and without end, in the precision of the context."""
+        """Yields numbers of runs and their probabilities, in order and without end, in the precision of the context."""
         if self.shape == POISSON:
             number, ratio, shape = 0, decimal.Decimal(float(self.mean)), None
             probability = (-ratio).exp()
@@ -109,7 +108,7 @@ class NumberOfRuns:
 
 
 def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) -> dp_accounting.DpEvent:
-    """The event of a search that makes a random number of runs and releases the best of them.
+    """Builds the event of a search that makes a random number of runs and releases the best of them.
 
     `epsilon_bounds` has only an RDP bound for it.
 
@@ -117,7 +116,8 @@ def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) ->
     Assumes: every run, whatever its hyper-parameters, is covered by `run_event`. Hyper-parameters are drawn anew for
     each run, from a public distribution. Runs are compared by what `run_event` covers: a score on private data is one
     of its events. The number of runs was drawn from `runs` and stays secret; after no run at all, something chosen in
-    advance is released. What a run sends out before it is selected, such as updates to a server, is another event.
+    advance is released. Anything that a run sends out before it is selected, such as updates to a server, is another
+    event.
 
     Args:
       run_event: one run, its score included.
@@ -127,7 +127,7 @@ def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) ->
 
 
 def fixed_grid_event(run_event: dp_accounting.DpEvent, runs: int) -> dp_accounting.DpEvent:
-    """The event of a search over a fixed number of runs: that of releasing them all.
+    """Builds the event of a search over a fixed number of runs: that of releasing them all.
 
     Guarantee: covers the release of every run, and so of the best one and of how they compare.
     Assumes: every run is covered by `run_event`, its score on private data included.
@@ -140,7 +140,7 @@ def fixed_grid_event(run_event: dp_accounting.DpEvent, runs: int) -> dp_accounti
 
 
 def most_runs(runs: NumberOfRuns | int) -> int:
-    """A number of runs that is exceeded with a probability below exp(-60) only.
+    """Returns a number of runs that is exceeded with a probability below exp(-60) only.
 
     >>> most_runs(NumberOfRuns(mean=5, shape=GEOMETRIC))
     640
@@ -155,7 +155,7 @@ def most_runs(runs: NumberOfRuns | int) -> int:
 
 
 def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:
-    """`repeated_runs_event` of a random number of runs, `fixed_grid_event` of a whole number of them."""
+    """Builds `repeated_runs_event` of a random number of runs, or `fixed_grid_event` of a whole number of them."""
     return repeated_runs_event(run_event, runs) if isinstance(runs, NumberOfRuns) else fixed_grid_event(run_event, runs)
 
 
@@ -169,9 +169,8 @@ def calibrate_repeated_runs(
     run_events: Iterable[dp_accounting.DpEvent] = (),
     pivot_events: Iterable[dp_accounting.DpEvent] | None = None,
     fixed_events: Iterable[dp_accounting.DpEvent] = (),
-    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
 ) -> float:
-    """The smallest noise multiplier of DP-SGD for which a whole search stays within the budget.
+    """Finds the smallest noise multiplier of DP-SGD for which a whole search stays within the budget.
 
     Guarantee: the best bound of the search, of the pivot run and of `fixed_events` together is at most `epsilon`,
     checked at the result.
@@ -183,11 +182,10 @@ def calibrate_repeated_runs(
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums of one run.
       runs: how many runs.
-      run_events: what each run releases besides, such as its score on private data.
-      pivot_events: what a further run of as many steps with the same noise releases besides, which is released as a
-        whole (for instance to a server, so that the search has something to go by); None where there is none.
-      fixed_events: what is released once, outside of the search.
-      adjacency: ADD_OR_REMOVE_ONE, or another one for sampling_rate 1.
+      run_events: other releases of each run, such as its score on private data.
+      pivot_events: other releases of one more run of as many steps with the same noise, which is released as a whole
+        (for instance to a server, so that the search has something to go by); None where there is no such run.
+      fixed_events: releases outside of the search, once.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -200,46 +198,15 @@ def calibrate_repeated_runs(
     require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
     # Checks what an infinite epsilon would not.
     search_event(poisson_gaussian_event(sampling_rate, 1.0, steps), runs)
-    return _calibrate(
-        float(epsilon),
-        float(delta),
-        float(sampling_rate),
-        int(steps),
-        runs,
-        _parts(run_events),
-        None if pivot_events is None else _parts(pivot_events),
-        _parts(fixed_events),
-        adjacency,
-    )
+    in_each_run, once = list(run_events), list(fixed_events)
+    in_pivot = None if pivot_events is None else list(pivot_events)
 
-
-@functools.lru_cache(maxsize=1024)
-def _calibrate(
-    epsilon: float,
-    delta: float,
-    sampling_rate: float,
-    steps: int,
-    runs: NumberOfRuns | int,
-    in_each_run: tuple,
-    in_pivot: tuple | None,
-    once: tuple,
-    adjacency: Adjacency,
-) -> float:
     def everything(noise_multiplier: float) -> dp_accounting.DpEvent:
         training = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
-        run = dp_accounting.ComposedDpEvent([training, *_events(in_each_run)])
-        pivot = [] if in_pivot is None else [training, *_events(in_pivot)]
-        return dp_accounting.ComposedDpEvent([search_event(run, runs), *pivot, *_events(once)])
+        run = dp_accounting.ComposedDpEvent([training, *in_each_run])
+        pivot = [] if in_pivot is None else [training, *in_pivot]
+        return dp_accounting.ComposedDpEvent([search_event(run, runs), *pivot, *once])
 
-    # A guess at the noise of one run alone.
-    spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / delta))
-    return solve_noise_multiplier(everything, epsilon, delta, adjacency, guess=spread / epsilon if epsilon > 0 else 1.0)
-
-
-def _parts(events: Iterable[dp_accounting.DpEvent]) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
-    """Events in a form by which results can be kept."""
-    return flatten_event(dp_accounting.ComposedDpEvent(list(events)))
-
-
-def _events(parts: tuple) -> list[dp_accounting.DpEvent]:
-    return [dp_accounting.SelfComposedDpEvent(event, count) for event, count in parts]
+    return solve_noise_multiplier(
+        everything, epsilon, delta, guess=guess_of_poisson(epsilon, delta, sampling_rate, steps)
+    )

@@ -38,8 +38,6 @@ from tff_pdp.privacy.accounting.events import CustomDpEvent, flatten_event, requ
 
 # A row that differs moves the sum by up to 2 C: (2 rho)^2 / 2 in units of rho^2.
 _REPLACED = 2.0
-# What the released code of the thesis has in its place, as if a row could only come or go.
-_PAPER = 0.5
 _MOST_ROWS_IN_A_MIXTURE = 500
 
 
@@ -55,22 +53,23 @@ class PoissonRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """The curve above, float64 of the orders' shape."""
+        """Returns the mean over binomial rho, float64 of the orders' shape."""
         rows = np.arange(self.num_changed_rows + 1)
         log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
-        return _divergences(orders, rows, log_probabilities, self.noise_multiplier, _REPLACED)
+        return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
 
     is_through_zeros = True
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """See `width_and_mean_of_losses`; zeros where there is no such distribution."""
+        """As of `CustomDpEvent`; zeros where there is no such distribution."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return 0.0, 0.0
-        return width_and_mean_of_losses(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
+        mixture = _Mixture(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
+        return mixture.loss_range[1] - mixture.loss_range[0], mixture.mean_loss()
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """See `zeroed_rows_pld`; None for so many rows that it would take long."""
+        """Returns `zeroed_rows_pld`; None for so many rows that it would take long."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return None
         return zeroed_rows_pld(self.noise_multiplier, self.sampling_rate, self.num_changed_rows, discretisation)
@@ -89,15 +88,15 @@ class FixedSizeRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """The curve above, float64 of the orders' shape."""
+        """Returns the mean over hypergeometric rho, float64 of the orders' shape."""
         rows, log_probabilities = _hypergeometric(self.num_rows, self.num_changed_rows, self.batch_size)
-        return _divergences(orders, rows, log_probabilities, self.noise_multiplier, _REPLACED)
+        return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
 
 
 def poisson_rows_event(
     sampling_rate: float, noise_multiplier: float, num_changed_rows: int, steps: int
 ) -> dp_accounting.DpEvent:
-    """The event of `steps` noisy sums, each over a fresh Poisson batch of rows that are not independent.
+    """Builds the event of `steps` noisy sums, each over a fresh Poisson batch of rows that are not independent.
 
     Guarantee: with `epsilon_bounds`, covers DP-SGD on rows of which at most `num_changed_rows` differ, in any way,
       between neighbouring data sets: whoever is in no more rows than that is protected.
@@ -122,7 +121,7 @@ def poisson_rows_event(
 def fixed_size_rows_event(
     num_rows: int, batch_size: int, noise_multiplier: float, num_changed_rows: int, steps: int
 ) -> dp_accounting.DpEvent:
-    """The event of `steps` noisy sums, each over a batch of fixed size drawn anew, of rows that are not independent.
+    """Builds the event of `steps` noisy sums, each over a fresh batch of fixed size, of rows that are not independent.
 
     Guarantee: as `poisson_rows_event`.
     Assumes: as `poisson_rows_event`, but each batch is uniform among those of `batch_size` different rows, independent
@@ -157,17 +156,17 @@ def calibrate_rows_noise(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     fixed_events: Iterable[dp_accounting.DpEvent] = (),
 ) -> float:
-    """The smallest noise multiplier (to about 2e-5 relative) at which an event of this module stays within a budget.
+    """Finds the smallest noise multiplier (to about 2e-5 relative) at which an event of this module fits into a budget.
 
     Guarantee: the best bound of the event at the result is at most `epsilon`, checked there.
     Assumes: as the event.
 
     Args:
-      make_event: of a noise multiplier.
+      make_event: event of a noise multiplier.
       epsilon: the budget; infinite asks for no noise at all and returns 0.
       delta: in (0, 1).
       adjacency: of the data sets; the event holds for each.
-      fixed_events: what is charged besides.
+      fixed_events: other charges.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -185,20 +184,8 @@ def calibrate_rows_noise(
     )
 
 
-def paper_node_level_rdp(
-    orders: np.ndarray, *, num_rows: int, batch_size: int, noise_multiplier: float, num_changed_rows: int
-) -> np.ndarray:
-    """What the thesis's released accountant computes: a quarter of what its theorem says at the same noise.
-
-    For comparison with published figures. It is no bound where rows are replaced, which is what happens to the rows of
-    a person's contacts; no plan accounts by it.
-    """
-    rows, log_probabilities = _hypergeometric(num_rows, num_changed_rows, batch_size)
-    return _divergences(orders, rows, log_probabilities, noise_multiplier, _PAPER)
-
-
 def _guess(event: dp_accounting.DpEvent, delta: float) -> float:
-    """Roughly the noise for an epsilon of 1: as of all sums together, each moved by what is expected of it."""
+    """Guesses the noise for an epsilon of 1: that of all sums together, each moved by its expectation."""
     moved = 0.0
     for part, count in flatten_event(event):
         rows = getattr(part, "num_changed_rows", 1)
@@ -208,13 +195,13 @@ def _guess(event: dp_accounting.DpEvent, delta: float) -> float:
 
 
 def _divergences(
-    orders: np.ndarray, rows: np.ndarray, log_probabilities: np.ndarray, noise_multiplier: float, constant: float
+    orders: np.ndarray, rows: np.ndarray, log_probabilities: np.ndarray, noise_multiplier: float
 ) -> np.ndarray:
-    """ln E exp(order (order - 1) constant rho^2 / z^2) / (order - 1) at each order."""
+    """Computes ln E exp(2 order (order - 1) rho^2 / z^2) / (order - 1) at each order."""
     orders = np.asarray(orders, np.float64)
     differ = rows > 0
     rows, log_probabilities = rows[differ].astype(np.float64), log_probabilities[differ]
-    exponents = (orders * (orders - 1) * constant / noise_multiplier**2)[..., np.newaxis] * rows**2
+    exponents = (orders * (orders - 1) * _REPLACED / noise_multiplier**2)[..., np.newaxis] * rows**2
     # ln E exp(x) as ln(1 + E(exp(x) - 1)): where x is small, the probabilities' own rounding would be all that is left.
     with np.errstate(divide="ignore"):
         log_excess = special.logsumexp(log_probabilities + exponents + np.log(-np.expm1(-exponents)), axis=-1)
@@ -222,7 +209,7 @@ def _divergences(
 
 
 def _hypergeometric(num_rows: int, num_changed_rows: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many of the rows that differ a batch of fixed size has, and the logarithm of each number's probability."""
+    """Returns numbers of differing rows in a batch of fixed size, and the logarithm of each number's probability."""
     changed, others = num_changed_rows, num_rows - num_changed_rows
     rows = np.arange(max(0, batch_size - others), min(changed, batch_size) + 1)
     before = rows[:-1].astype(np.float64)
@@ -249,7 +236,7 @@ def _repeated(event: dp_accounting.DpEvent, num_changed_rows: int, steps: int, i
     return event if steps == 1 else dp_accounting.SelfComposedDpEvent(event, int(steps))
 
 
-# Of x, in standard deviations: what lies beyond counts as an infinite loss, as do losses beyond the largest.
+# Largest x, in standard deviations: beyond it, and beyond the largest loss, losses count as infinite.
 _TAIL = 12.0
 _LARGEST_LOSS = 40.0
 # For a first guess of where a loss lies, which Newton's method then improves.
@@ -262,7 +249,7 @@ _BLOCK = 1 << 22
 def zeroed_rows_pld(
     noise_multiplier: float, sampling_rate: float, num_rows: int, discretisation: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """The privacy loss distribution of one step, in both directions, above the true one; None for too little noise.
+    """Returns a privacy loss distribution above that of one step, in both directions; None for too little noise.
 
     Args:
       noise_multiplier: z.
@@ -277,12 +264,6 @@ def zeroed_rows_pld(
         _dominating(mixture.zeroed, mixture.loss_range, discretisation),
         _dominating(mixture.unzeroed, tuple(-loss for loss in reversed(mixture.loss_range)), discretisation),
     )
-
-
-def width_and_mean_of_losses(noise_multiplier: float, sampling_rate: float, num_rows: int) -> tuple[float, float]:
-    """How far the smallest and the largest loss that such a distribution covers are apart, and roughly their mean."""
-    mixture = _Mixture(noise_multiplier, sampling_rate, num_rows)
-    return mixture.loss_range[1] - mixture.loss_range[0], mixture.mean_loss()
 
 
 class _Mixture:
@@ -302,23 +283,23 @@ class _Mixture:
         self.is_hopeless = low >= _LARGEST_LOSS or high <= -_LARGEST_LOSS
 
     def mean_loss(self) -> float:
-        """Of the mixture against the Gaussian around zero, by numerical integration."""
+        """Returns the mean loss of the mixture against the Gaussian around zero, by numerical integration."""
         points = np.linspace(self._low, self._high, _GUESSES)
         density = self._mean(points, lambda x, shifts: stats.norm.pdf(x - shifts))
         return float(np.sum(density * self._loss(points)[0]) * (points[1] - points[0]))
 
     def zeroed(self, losses: np.ndarray) -> np.ndarray:
-        """How much of the mixture exceeds exp(loss) times the Gaussian around zero, at each loss: the hockey stick."""
+        """Returns the hockey stick: the mixture's excess over exp(loss) times the Gaussian around zero."""
         points = self._points(losses)
         return self._mean(points, lambda x, shifts: special.ndtr(shifts - x)) - np.exp(losses) * special.ndtr(-points)
 
     def unzeroed(self, losses: np.ndarray) -> np.ndarray:
-        """How much of the Gaussian around zero exceeds exp(loss) times the mixture, at each loss."""
+        """Returns the excess of the Gaussian around zero over exp(loss) times the mixture, at each loss."""
         points = self._points(-losses)
         return special.ndtr(points) - np.exp(losses) * self._mean(points, lambda x, shifts: special.ndtr(x - shifts))
 
     def _loss(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ln(mixture / Gaussian around zero), which grows with the point, and its slope."""
+        """Returns ln(mixture / Gaussian around zero), which grows with the point, and its slope."""
         parts = [self._loss_of_some(part) for part in self._in_parts(points)]
         return np.concatenate([loss for loss, _ in parts]), np.concatenate([slope for _, slope in parts])
 
@@ -330,7 +311,7 @@ class _Mixture:
         return np.log(total) + largest[:, 0], weights @ self._shifts / total
 
     def _mean(self, points: np.ndarray, of: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """The mean over the mixture's parts of a function of points `[n, 1]` and shifts `[parts]`."""
+        """Returns the mean over the mixture's parts of a function of points `[n, 1]` and shifts `[parts]`."""
         shares = np.exp(self._logarithms)
         return np.concatenate([of(part[:, np.newaxis], self._shifts) @ shares for part in self._in_parts(points)])
 
@@ -338,7 +319,7 @@ class _Mixture:
         return np.array_split(points, 1 + len(points) * len(self._shifts) // _BLOCK)
 
     def _points(self, losses: np.ndarray) -> np.ndarray:
-        """Where the loss has these values. The hockey stick is stationary there, so that errors hardly count."""
+        """Finds the points of these losses. The hockey stick is stationary there, so that errors hardly count."""
         guesses = np.linspace(self._low, self._high, _GUESSES)
         points = np.interp(losses, self._loss(guesses)[0], guesses)
         for _ in range(_NEWTON_STEPS):
@@ -349,7 +330,7 @@ class _Mixture:
 
 
 def _dominating(hockey_stick, loss_range: tuple[float, ...], discretisation: float) -> pld_pmf.PLDPmf:
-    """A distribution on the grid whose hockey stick is nowhere below: lines between its values on the grid.
+    """Makes a distribution on the grid whose hockey stick is nowhere below: lines between its values on the grid.
 
     Source: Doroshenko et al., "Connect the dots", PETS 2022, algorithm 1.
     """

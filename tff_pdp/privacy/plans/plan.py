@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -25,7 +25,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.facts import Generator
+from tff_pdp.privacy.facts import Claim, Generator
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, Unscaled
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from tff_pdp.models.base import Model
     from tff_pdp.privacy.mechanisms.user_noise import UserSum
 
-Claim = Literal["formal", "formal-conditional", "empirical", "none"]
-# What a scope releases once, before training, and what for.
+# Releases of a scope before training, once each, and their purposes.
 FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
 # The reason in the ledger.
 DRAWN_NOISE = "noise on a grid in place of ideal Gaussians"
-# So many times the planned rounds may be run: rounds are drawn anew where the same bits cannot be had again.
+# The most runs of planned rounds: rounds are drawn anew where the same bits cannot be had again.
 _TIMES_DRAWN = 2
 
 
@@ -71,7 +70,7 @@ class PlanSettings(Settings):
     # Whether clients are users, of whom some take part in a round.
     are_users: ClassVar[bool] = False
     is_private: ClassVar[bool] = True
-    # Of silos alone; elsewhere as by default.
+    # Set for silos alone; elsewhere as by default.
     num_examples: ClassVar[NumExamples] = PublicNumber()
     sampler: ClassVar[str] = "poisson"
     selection_loss_bound: ClassVar[float] = 0.1
@@ -91,19 +90,19 @@ class PlanSettings(Settings):
           weighting: how clients count in a mean.
 
         Raises:
-          ConfigError: it may not.
+          ConfigError: the plan does not allow the method.
         """
         del algorithm, weighting
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
-        """Checks that the plan protects what the rows of a data set are made of.
+        """Checks that the plan protects the people or examples of which a data set's rows are made.
 
         Args:
           row_influence: of the data set.
 
         Raises:
-          ConfigError: it does not; the message names the plan that does.
-          DataError: the data set promises something that means nothing.
+          ConfigError: the plan protects something else; the message names the plan that does.
+          DataError: the data set's promise means nothing.
         """
         if row_influence is not None:
             raise ConfigError(
@@ -127,7 +126,7 @@ class PlanSettings(Settings):
         return {}
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
-        """Returns what each new silo may spend to be fitted; None where its examples are not protected by it.
+        """Returns the budget of each new silo's fit; None where its examples are not protected by the plan.
 
         Raises:
           ConfigError: a budget is missing, or out of range; or the plan allows no new clients.
@@ -138,23 +137,23 @@ class PlanSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedTraining:
-    """What a plan is made for, all of it known before training.
+    """The training that a plan is made for, all of it known before training.
 
     Attributes:
       num_examples: number n_k of training examples by client id, public or released with noise.
       gradients_per_round: by client id, gradient computations on local data in one round.
       rounds: planned rounds.
       selection_rounds: how many of them, from the first, select a cluster.
-      fixed_events: by client id, what was released before training and has to fit into the budget as well.
+      fixed_events: by client id, releases before training, which have to fit into the budget as well.
       num_examples_are_noised: whether the n_k are a release that `fixed_events` covers.
       unsound: why nothing is claimed whatever the ledger says, if so.
       condition: under which condition the method's guarantee holds, if only under one.
-      num_parameters: how many weights the model has, of all of which a silo's gradients are noised.
-      num_released: how many values a client releases in a round.
-      num_noised: how many of them noise changes anything by; None for all.
+      num_parameters: number of weights of the model, of all of which a silo's gradients are noised.
+      num_released: number of values a client releases in a round.
+      num_noised: number of these values that noise changes; None for all.
       noise_on_own_support: whether a client's share of the noise is only where its own release is not zero.
       total_weight: of all clients, where they count by weights that are at most one.
-      search: what every silo repeats besides, with the same noise, to choose hyper-parameters.
+      search: each silo's repetitions besides, with the same noise, to choose hyper-parameters.
       row_influence: how many rows one person can change, where examples are rows made of a contact graph.
     """
 
@@ -177,25 +176,25 @@ class PlannedTraining:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(abc.ABC):
-    """Who is protected from whom, by which mechanism, at what cost.
+    """The protection of a training: of whom, from whom, by which mechanism, at what cost.
 
     A plan has scopes, each with a budget and a ledger's entries of its own: every silo, where a silo's examples are
     protected; one for all users, where users are.
 
     Attributes:
-      unit: what the guarantee protects.
+      unit: the unit of protection.
       adjacency: how neighbouring data sets differ.
       claim: strength of the guarantee.
       claim_reason: one line that says why it is no weaker and no stronger.
       budgets: by scope; empty without privacy.
       rounds: planned number of rounds, for which the noise was calibrated.
-      fixed_events: by scope, what it releases before training.
+      fixed_events: by scope, its releases before training.
       drawn_noise: by scope, the noise that is drawn for it in place of ideal Gaussians; see `drawn_noise_event`.
       generator: of random bits in computations: batches, noise and selections.
       num_examples_are_noised: whether silos' numbers of examples were released with noise; otherwise they are public.
-      search: what every silo repeats to choose hyper-parameters, where silos do.
-      row_influence: what is protected of rows made of a contact graph, and S, the most rows that change with it; None
-        where examples are independent.
+      search: each silo's repetitions to choose hyper-parameters, where silos do that.
+      row_influence: the unit of rows made of a contact graph, and S, the most rows that change with it; None where
+        examples are independent.
     """
 
     # Whether clients are users, of whom some take part in a round; their states lie in a store, their data come by
@@ -217,10 +216,10 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def estimator(self, model: "Model") -> "GradientEstimator":
-        """Builds how clients estimate gradients of a model."""
+        """Builds the estimator of clients' gradients of a model."""
 
     def server_sum(self) -> "UserSum | None":
-        """How the server adds up what clients release; None where it takes plain means and sums."""
+        """Describes the server's sum of clients' releases; None where the server takes plain means and sums."""
         return None
 
     def start(self, server_state: Any, seeds: np.ndarray) -> Any:
@@ -234,7 +233,7 @@ class PrivacyPlan(abc.ABC):
         return server_state
 
     def check_redrawn(self, round_number: int) -> None:
-        """Checks that what comes after a round can be drawn anew.
+        """Checks that all after a round can be drawn anew.
 
         Raises:
           ConfigError: the noise goes on from round to round there.
@@ -248,13 +247,13 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def scope_of(self, client_id: str) -> str:
-        """The scope that a client's data belong to."""
+        """Returns the scope that a client's data belong to."""
 
     @abc.abstractmethod
     def cohort(
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
-        """Who takes part in a round, counted from 1: places in `client_ids`, int64, ascending.
+        """Draws the clients of a round, counted from 1: places in `client_ids`, int64, ascending.
 
         Args:
           round_number: which.
@@ -263,12 +262,12 @@ class PrivacyPlan(abc.ABC):
         """
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """What clients' gradient estimators take of the plan: `[clients]` by name."""
+        """Returns the plan's parameters of clients' gradient estimators: `[clients]` by name."""
         del client_ids
         return {}
 
     def release_values(self, *, is_weighted: bool) -> dict[str, float]:
-        """What clients' releases take of the plan, the same of all clients, by name."""
+        """Returns the plan's parameters of clients' releases, the same of all clients, by name."""
         del is_weighted
         return {}
 
@@ -276,7 +275,7 @@ class PrivacyPlan(abc.ABC):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """What clients count in a mean: float64 `[clients]`.
+        """Returns clients' weights in a mean: float64 `[clients]`.
 
         Args:
           num_examples: of every client, public or noised.
@@ -286,16 +285,16 @@ class PrivacyPlan(abc.ABC):
         """
 
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
-        """The claim for one client, which may have one where another has none, and why."""
+        """Returns the claim for one client and its reason; claims may differ between clients."""
         del client_id
         return self.claim, self.claim_reason
 
     def clients_without_noise(self) -> list[str]:
-        """Clients that a plan with a claim leaves without noise, as their budgets are infinite."""
+        """Lists clients that a plan with a claim leaves without noise, as their budgets are infinite."""
         return []
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """What MR-MTL's lambda is set from: public parameters of all silos.
+        """Returns all silos' public parameters, which hooks of methods are made from.
 
         Args:
           hparams: by name, of every silo.
@@ -306,25 +305,25 @@ class PrivacyPlan(abc.ABC):
         raise ConfigError("prox_weight: auto is for silos, whose models are released")
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
-        """What a client's selection in a round is run with: 0 for none, infinite for an exact one."""
+        """Returns epsilon of a client's selection in a round: 0 for none, infinite for an exact one."""
         del client_id, round_number
         return 0.0
 
     @property
     def warning(self) -> str:
-        """What to say of the plan before training; empty where there is nothing to say."""
+        """A warning about the plan before training; empty where there is none."""
         return ""
 
     @abc.abstractmethod
     def charges(self, scope: str, round_number: int) -> Sequence[tuple[dp_accounting.DpEvent, int, str]]:
-        """What a round releases of a scope: event, how often, and what for."""
+        """Lists a round's releases of a scope: event, count, purpose."""
 
     @abc.abstractmethod
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """What one whole training releases of a scope."""
+        """Counts the releases of a scope in one whole training."""
 
     def planned_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """What is released of a scope after the fixed events."""
+        """Counts the releases of a scope after the fixed events."""
         return self.training_counts(scope)
 
     def charge_search(self, ledger: Ledger) -> None:
@@ -337,7 +336,7 @@ class PrivacyPlan(abc.ABC):
         raise ConfigError("tuning.search is for privacy.kind silo_example")
 
     def planned_epsilon(self) -> float:
-        """Epsilon of a whole planned training, the largest over scopes; infinite without privacy."""
+        """Bounds epsilon of a whole planned training, the largest over scopes; infinite without privacy."""
         ledger = self.build_ledger()
         if ledger is None:
             return math.inf
@@ -346,17 +345,17 @@ class PrivacyPlan(abc.ABC):
         return max(ledger.epsilon(scope).best for scope in self.budgets)
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
-        """What reports say of the mechanism of one client, by name; empty where it is the same for all."""
+        """Returns facts of one client's mechanism for reports, by name; empty where all clients have the same."""
         del client_id
         return {}
 
     @property
     def noise_facts(self) -> dict[str, float]:
-        """What tables of results say of the noise, by name; empty where it differs between clients."""
+        """Facts of the noise for tables of results, by name; empty where noise differs between clients."""
         return {}
 
     def build_ledger(self) -> Ledger | None:
-        """Returns a ledger with these budgets and what is released before training; None without budgets.
+        """Builds a ledger with these budgets and all releases before training; None without budgets.
 
         Raises:
           BudgetError: the planned rounds would overspend a budget.
@@ -401,10 +400,10 @@ class PrivacyPlan(abc.ABC):
         return ledger
 
     def precheck_rest(self, ledger: Ledger) -> None:
-        """Checks that what is left of the plan fits into the budgets; entering it then takes no more accounting.
+        """Checks that the rest of the plan fits into the budgets; entering it then takes no more accounting.
 
         Raises:
-          BudgetError: it does not.
+          BudgetError: the rest does not fit.
         """
         recorded: Counter[tuple[str, dp_accounting.DpEvent]] = Counter()
         for entry in ledger.entries:
@@ -415,16 +414,14 @@ class PrivacyPlan(abc.ABC):
                 planned[self.drawn_noise[scope]] = 1
             planned.update(self.planned_counts(scope))
             # All together: each alone would fit where their sum does not.
-            ledger.precheck_all(
-                scope, {event: max(0, count - recorded[scope, event]) for event, count in planned.items()}
-            )
+            ledger.precheck(scope, {event: max(0, count - recorded[scope, event]) for event, count in planned.items()})
 
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
-        """The epsilon that may be claimed of what is released of a client: what is spent."""
+        """Returns the epsilon that may be claimed of a client's releases: the spent one."""
         return ledger.epsilon(self.scope_of(client_id))
 
     def training_event(self, scope: str) -> dp_accounting.DpEvent:
-        """The event of a scope's part in one whole training."""
+        """Builds the event of a scope's part in one whole training."""
         return dp_accounting.ComposedDpEvent(
             [dp_accounting.SelfComposedDpEvent(event, count) for event, count in self.training_counts(scope).items()]
         )
@@ -443,7 +440,7 @@ class PrivacyPlan(abc.ABC):
         charges = {scope: self.charges(scope, round_number) for scope in self.budgets}
         for scope, events in charges.items():
             if events:
-                ledger.precheck_all(scope, {event: count for event, count, _ in events})
+                ledger.precheck(scope, {event: count for event, count, _ in events})
         self.charge_drawn_noise(ledger)
         for scope, events in charges.items():
             for event, count, reason in events:
@@ -451,5 +448,5 @@ class PrivacyPlan(abc.ABC):
 
 
 def drawn_noise_event(values: int) -> GridNoiseDpEvent:
-    """The event of so many values of planned noise, and of as many in rounds that may have to be drawn anew."""
+    """Builds the event of so many values of planned noise, and of as many in rounds that may have to be drawn anew."""
     return GridNoiseDpEvent(int(_TIMES_DRAWN * values))

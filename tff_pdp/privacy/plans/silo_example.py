@@ -132,7 +132,7 @@ class SiloExamplePlan(PrivacyPlan):
         return max(self.gradients_per_round.values()) * self.rounds
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """What MR-MTL's lambda is set from: public parameters of all silos.
+        """Gives what a method's hook is made of: public parameters of all silos.
 
         Raises:
           ConfigError: a silo leaves before the last round.

@@ -340,6 +340,11 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
         raise ConfigError(
             f"algorithms.{algorithm.name} selects clusters or releases values of single clients: it is for silos"
         )
+    if algorithm.public:
+        raise ConfigError(
+            f"algorithms.{algorithm.name} tells the server the mean of {', '.join(algorithm.public)} over a round's "
+            "clients. Of users it is private how many examples they have, and who takes part: it is for silos"
+        )
     if algorithm.needs_everyone:
         raise ConfigError(
             f"algorithms.{algorithm.name} needs every client in every round: it is for silos. Methods for users share "

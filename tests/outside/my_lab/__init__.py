@@ -1,0 +1,1 @@
+"""Parts that an experiment takes from outside of the package."""

@@ -1,0 +1,65 @@
+"""APFL (Deng et al., "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020), with a given mixture.
+
+The shared model w is trained by FedAvg. Beside it each client trains weights v of its own, by the gradient at the
+mixture `alpha v + (1 - alpha) w`, which is its model. Both take local steps, so a client touches its data twice as
+often as with FedAvg. The paper takes both gradients of a step on one batch; here each is a release of its own, and has
+a batch of its own. Of the paper's two forms this is the one whose alpha is not learned.
+"""
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
+from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, HParam
+from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
+
+
+def build_apfl() -> Algorithm:
+    """Builds APFL. Server state: the shared weights. Client state: its own weights, its share of the mixture. Released:
+    the shared update, averaged.
+    """
+
+    def mix(share, own, shared):
+        return map_weights(lambda v, w: share * v + (1.0 - share) * w, own, shared)
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        share = hparams["mixture"]
+        mixture = View(
+            lambda shared, own: mix(share, own, shared),
+            # By the chain rule.
+            lambda gradient, own: map_weights(lambda value: share * value, gradient),
+        )
+        shared, own = local_sgd(
+            (Trajectory(broadcast["weights"]), Trajectory(client_state["weights"], view=mixture)),
+            data,
+            grad_fn,
+            learning_rate=hparams["learning_rate"],
+            local_steps=hparams["local_steps"],
+        )
+        update = map_weights(lambda new, old: new - old, shared, broadcast["weights"])
+        return ClientResult(state={"weights": own, "share": share}, released={"update": update})
+
+    return Algorithm(
+        name="apfl",
+        title="APFL",
+        hparams={
+            "learning_rate": LEARNING_RATE,
+            "local_steps": LOCAL_STEPS,
+            "mixture": HParam(0.5, "share of a client's own weights in its model", symbol="α", high=1.0),
+        },
+        released={"update": "mean"},
+        data_passes=2,
+        init_server=lambda weights: {"weights": weights},
+        broadcast=lambda state: {"weights": state["weights"]},
+        # Before a client trains, its model is the shared one.
+        init_client=lambda broadcast: {"weights": broadcast["weights"], "share": tf.constant(0.0)},
+        client_update=client_update,
+        server_update=lambda state, aggregates: {
+            "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"])
+        },
+        personalise=lambda broadcast, client_state: mix(
+            client_state["share"], client_state["weights"], broadcast["weights"]
+        ),
+        global_model=lambda state: state["weights"],
+        # A client who comes late would start from the initial weights.
+        needs_everyone=True,
+    )
