@@ -1,7 +1,7 @@
 """The door to the jobs: `python -m beam_pipelines femnist --input DIR --output DIR`; `tff-pdp job` has the same."""
 
+import functools
 import sys
-from collections.abc import Sequence
 
 from tff_pdp import command_line
 
@@ -19,12 +19,8 @@ JOBS = command_line.Table(
         "import-contacts": "beam_pipelines.commands:ImportContacts",
     },
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job; returns 0 for success, 2 for a problem the user can mend."""
-    return command_line.main(JOBS, arguments)
-
+# Runs one command, and returns its exit status.
+main = functools.partial(command_line.main, JOBS)
 
 if __name__ == "__main__":
     sys.exit(main())

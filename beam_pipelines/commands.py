@@ -23,8 +23,6 @@ from beam_pipelines.sources.nist import NistSd19, num_nist_classes
 from tff_pdp.command_line import Command, Option, Outcome
 from tff_pdp.settings import Count
 
-_TABLES = "beam_pipelines.contact_graph.tables"
-
 
 class _Job(Command):
     """Runs on Beam, which gets the flags that are none of ours."""
@@ -164,22 +162,14 @@ class _Tables(Command):
 
     Attributes:
       output: folder to write.
-      format: of the tables.
-      rows_per_file: write folders of files with so many rows; default: one file for each table.
       overwrite: replace tables that exist.
     """
 
     output: Path
-    format: Annotated[str, Option(choices=f"{_TABLES}:FORMATS")] = "parquet"
-    rows_per_file: Count | None = None
+    tables: TableFormat
     overwrite: bool = False
 
     separator: ClassVar[str] = "_"
-
-    @property
-    def table_format(self) -> TableFormat:
-        """How to write the tables."""
-        return TableFormat(self.format, self.rows_per_file)
 
 
 class GeneratePopulation(_Tables):
@@ -193,7 +183,7 @@ class GeneratePopulation(_Tables):
 
     def run(self) -> Outcome:
         """Makes up a population."""
-        summary = generate_population(self.output, self.population, self.table_format, self.overwrite)
+        summary = generate_population(self.output, self.population, self.tables, self.overwrite)
         return Outcome(f"{summary.text()}\npopulation: {self.output}")
 
 
@@ -219,7 +209,7 @@ class SimulateOutbreak(_Tables):
     def run(self) -> Outcome:
         """Simulates an outbreak."""
         output = self.output or self.input
-        summary = simulate_outbreak(self.input, self.outbreak, output, self.table_format, self.sparse, self.overwrite)
+        summary = simulate_outbreak(self.input, self.outbreak, output, self.tables, self.sparse, self.overwrite)
         return Outcome(f"{summary.text()}\noutbreak: {output}")
 
 
@@ -238,10 +228,10 @@ class ImportContacts(_Tables):
     contacts: Path
     metadata: Path | None = None
     how: ImportOptions
-    activity: Annotated[str, Option(choices=f"{_TABLES}:ACTIVITY_NAMES")] = "other"
+    activity: Annotated[str, Option(choices="beam_pipelines.contact_graph.tables:ACTIVITY_NAMES")] = "other"
 
     def run(self) -> Outcome:
         """Imports contacts."""
         how = replace(self.how, activity=1 + ACTIVITY_NAMES.index(self.activity))
-        summary = import_contacts(self.contacts, self.metadata, self.output, how, self.table_format, self.overwrite)
+        summary = import_contacts(self.contacts, self.metadata, self.output, how, self.tables, self.overwrite)
         return Outcome(f"{summary.text()}\npopulation: {self.output}")

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hints
 
 from msgspec import Meta
 
@@ -18,7 +18,7 @@ from tff_pdp.data.manifest import (
     Manifest,
 )
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings, to_plain
+from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings, read_settings, to_plain
 
 if TYPE_CHECKING:
     # It starts Beam, which describing a job does not need.
@@ -167,23 +167,9 @@ class SourceSettings(Settings):
 
     def job_options(self, output: Path, *, overwrite: bool) -> "ClientDatasetOptions":
         """Returns the options of the job that makes a client dataset in a folder of its own."""
-        return ClientDatasetOptions(
-            input=Path(self.input),
-            output=output,
-            input_shape=self.input_shape,
-            num_classes=self.num_classes,
-            test_fraction=self.test_fraction,
-            validation_fraction=self.validation_fraction,
-            exact_split=self.exact_split,
-            min_examples_per_client=self.min_examples_per_client,
-            num_shards=self.num_shards,
-            seed=self.seed,
-            max_bad_fraction=self.max_bad_fraction,
-            overwrite=overwrite,
-        )
-
-
-EXCHANGES = ("files", "runner")
+        names = {field.name for field in dataclasses.fields(ClientDatasetOptions)} & set(self.__struct_fields__)
+        shared = {name: getattr(self, name) for name in names}
+        return ClientDatasetOptions(**shared, output=output, overwrite=overwrite)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,13 +189,13 @@ class JobOptions:
       pipeline_args: flags for Beam, such as `--direct_num_workers=2`, `--direct_running_mode=multi_processing`.
 
     Raises:
-      DataError: a value is out of range.
+      ConfigError: a value is out of range.
     """
 
     input: Path
     output: Path
-    seed: int = 0
-    max_bad_fraction: float = 0.01
+    seed: CountOrZero = 0
+    max_bad_fraction: Fraction = 0.01
     dead_letters: Path | None = None
     overwrite: bool = False
     exchange: Literal["files", "runner"] = "files"
@@ -217,19 +203,17 @@ class JobOptions:
     pipeline_args: tuple[str, ...] = ()
 
     def __post_init__(self):
-        self._require(self.seed >= 0, "seed must be at least 0")
-        self._require(0 <= self.max_bad_fraction <= 1, "max_bad_fraction must lie in [0, 1]")
-        self._require(self.exchange in EXCHANGES, f"exchange must be one of {', '.join(EXCHANGES)}")
+        for name in ("input", "output", "dead_letters"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if value is None else Path(value))
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            read_settings(hint, getattr(self, name), "options of the job", name)
 
     def parameters(self) -> dict[str, Any]:
         """Returns the options that decide the content of the dataset, not where and how it is made, as JSON values."""
         elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
         parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
         return json.loads(json.dumps(parameters, default=to_plain))
-
-    def _require(self, holds: bool, rule: str) -> None:
-        if not holds:
-            raise DataError(f"{rule}; got {self.parameters()}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,30 +290,21 @@ class ClientDatasetOptions(JobOptions):
         so that tests are about people that training has not seen.
 
     Raises:
-      DataError: a value is out of range.
+      ConfigError: a value is out of range.
     """
 
-    input_shape: tuple[int, ...]
-    num_classes: int
-    test_fraction: float = 0.2
-    validation_fraction: float = 0.2
+    input_shape: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    num_classes: CountOrZero
+    test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     exact_split: bool = False
     split_by: Literal["sample", "user"] = "sample"
-    min_examples_per_client: int = 10
-    num_shards: int = 8
+    min_examples_per_client: Count = 10
+    num_shards: Count = 8
 
     def __post_init__(self):
         super().__post_init__()
-        fractions = (self.test_fraction, self.validation_fraction)
-        self._require(bool(self.input_shape) and min(self.input_shape) >= 1, "input_shape needs positive sizes")
-        self._require(self.num_classes >= 0, "num_classes must be at least 0")
-        self._require(
-            min(fractions) >= 0 and sum(fractions) < 1,
-            "test_fraction and validation_fraction must leave room for train",
-        )
-        self._require(self.split_by in ("sample", "user"), "split_by must be sample or user")
-        self._require(
-            not (self.exact_split and self.split_by == "user"), "exact_split is for split_by sample: users go by hash"
-        )
-        self._require(self.min_examples_per_client >= 1, "min_examples_per_client must be at least 1")
-        self._require(self.num_shards >= 1, "num_shards must be at least 1")
+        if not self.test_fraction + self.validation_fraction < 1:
+            raise ConfigError("test_fraction and validation_fraction must leave room for train")
+        if self.exact_split and self.split_by == "user":
+            raise ConfigError("exact_split is for split_by sample: users go by hash")

@@ -1,7 +1,7 @@
 """The door to the commands on exports: `serving` or `python -m serving`; `tff-pdp` has the same."""
 
+import functools
 import sys
-from collections.abc import Sequence
 
 from tff_pdp import command_line
 
@@ -16,12 +16,8 @@ COMMANDS = command_line.Table(
         "rollout": "serving.commands:Rollout",
     },
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0 fine, 1 an export is refused, 2 the command makes no sense."""
-    return command_line.main(COMMANDS, arguments)
-
+# Runs one command, and returns its exit status.
+main = functools.partial(command_line.main, COMMANDS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from tff_pdp.command_line import Command, Option, Outcome, Positional
+from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting
 from tff_pdp.errors import ServingError
 from tff_pdp.settings import Count, CountOrZero, NotNegative, Positive
 
@@ -90,7 +90,7 @@ class Serve(Command):
         return Outcome(None)
 
 
-class Verify(Command):
+class Verify(Reporting):
     """Check exports before they are served.
 
     Checks an export without trusting it, and exits with 0 if it is fine, 1 if it is refused:
@@ -103,13 +103,11 @@ class Verify(Command):
     Attributes:
       directories: a version, or a folder of versions.
       latest: of a folder of versions only the highest.
-      json: print one JSON document with everything that was found.
       timeout: seconds for each export.
     """
 
     directories: Annotated[tuple[Path, ...], Positional("DIR")]
     latest: bool = False
-    json: bool = False
     timeout: Positive = 120.0
 
     def run(self) -> Outcome:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from msgspec import Meta
 
-from tff_pdp.command_line import Command, Option, Outcome, Positional, Table, main, parse
+from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, Table, main, parse
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, Finite, Fraction, Settings
 
@@ -65,7 +65,7 @@ class Job:
             raise DataError("13 brings no luck")
 
 
-class Work(Command):
+class Work(Reporting):
     """Do the work.
 
     All of `%(prog)s`, at 100 % of speed.
@@ -91,7 +91,6 @@ class Work(Command):
     slow: bool = False
     colour: Annotated[str, Option(choices=f"{__name__}:COLOURS")] = "red"
     bound: Promise | Nothing
-    json: bool = False
 
     at_most_one = (("quick", "slow"),)
     fixed: ClassVar = {"flags": ("fixed",)}

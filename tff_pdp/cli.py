@@ -3,8 +3,8 @@
 No class imports anything heavy: TensorFlow and TFF take many seconds, and `--help` should not.
 """
 
+import functools
 import sys
-from collections.abc import Sequence
 
 from beam_pipelines.__main__ import JOBS
 from tff_pdp import __version__, command_line
@@ -54,12 +54,8 @@ COMMANDS = command_line.Table(
     },
     version=f"tff-pdp {__version__}",
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0 for success, 2 for a problem the user can mend."""
-    return command_line.main(COMMANDS, arguments)
-
+# Runs one command, and returns its exit status.
+main = functools.partial(command_line.main, COMMANDS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       text: printed for people; None where all is printed already.
-      content: printed as one JSON object in its place, where a field `json` of the command says so.
+      content: printed as one JSON object in its place by `Reporting` commands, where `--json` says so.
       status: the exit status.
     """
 
@@ -86,6 +86,16 @@ class Command(Settings):
     def run(self) -> Outcome:
         """Does it; raises a `UserError` for what a user can mend."""
         raise NotImplementedError
+
+
+class Reporting(Command):
+    """Reports figures to people or, with `--json`, to programs.
+
+    Attributes:
+      json: print one JSON object on standard output.
+    """
+
+    json: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +139,7 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{prog}: stopped", file=sys.stderr)
         return 130
-    text = json.dumps(outcome.content) if getattr(command, "json", False) else outcome.text
+    text = json.dumps(outcome.content) if isinstance(command, Reporting) and command.json else outcome.text
     if text is not None:
         print(text, flush=True)
     return outcome.status
@@ -209,7 +219,7 @@ def _read(prog: str, command: type[Command], words: Sequence[str]) -> Command:
     if others and not rest:
         parser.error(f"unexpected argument {others[0]!r}")
     values = {name: field.default for name, field in fields.items() if field.default is not msgspec.NODEFAULT}
-    values |= {**command.fixed, command.rest: tuple(others)}
+    values |= {**command.fixed, **({command.rest: tuple(others)} if rest else {})}
     values |= {name: fields[name].typed(flags[name], value) for name, value in vars(given).items()}
     try:
         return _made(command, values)
@@ -219,7 +229,7 @@ def _read(prog: str, command: type[Command], words: Sequence[str]) -> Command:
 
 @dataclasses.dataclass
 class _Field:
-    """A field as an option: its type, what stands for nothing being left out of `info`, its help, and its default."""
+    """A field as an option; `info` is its type without None."""
 
     name: str
     hint: Any

@@ -5,45 +5,34 @@ plans.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow.parquet
+from msgspec import Meta
 from tqdm import tqdm
 
 from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, contact_stages
 from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.input_tables import chunks_of, find_table
 from beam_pipelines.contact_graph.people_stages import people_stages
-from beam_pipelines.contact_graph.rows import LAYOUTS, NUM_CLASSES, SOURCE, RowLayout, RowRules
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout, RowRules
 from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
 from beam_pipelines.options import JobOptions, Summary
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
+from tff_pdp.settings import Count, CountOrZero, Settings
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
 # The size of a contact whose ids have seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
-# The least that options which are integers may be.
-_INTEGERS = {
-    "num_slots": 0,
-    "num_days": 2,
-    "window_days": 1,
-    "prediction_days": 1,
-    "num_windows": 1,
-    "min_people_per_silo": 1,
-    "num_shards": 0,
-}
-_SILO_BY = re.compile(r"(person|household)\.\w+|residence_grid\.\d+(\.\d+)?")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ContactGraphOptions(JobOptions):
-    """The rows to make of a contact graph.
+class RowSettings(Settings):
+    """Says how people become rows.
 
     Attributes:
       degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
@@ -57,44 +46,53 @@ class ContactGraphOptions(JobOptions):
       prediction_days: the label of a row is whether the person falls ill in so many days after its history. In tests,
         whose history ends with the last day, table `target` says so.
       num_windows: rows for each person in training or validation, each of another time. More rows are more influence.
+    """
+
+    degree_bound: DegreeBound
+    silo_by: Annotated[str, Meta(pattern=r"^((person|household)\.\w+|residence_grid\.\d+(\.\d+)?)$")] = "person.region"
+    num_slots: CountOrZero = 20
+    layout: Literal["slots", "summary", "exposure"] = "slots"
+    num_days: Annotated[int, Meta(ge=2, lt=2**15 - 1)] = 57
+    window_days: Count = 21
+    prediction_days: Count = 7
+    num_windows: Count = 1
+
+    def __post_init__(self):
+        kind, _, size = self.silo_by.partition(".")
+        if kind == "residence_grid" and not float(size) > 0:
+            raise ValueError("silo_by: cells must have more than 0 degrees")
+        if self.window_days + self.prediction_days > self.num_days:
+            raise ValueError("num_days must leave room for window_days and prediction_days")
+
+    @property
+    def num_values(self) -> int:
+        """Returns how many numbers a row has."""
+        return RowLayout(self.layout, self.num_slots, self.window_days).size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContactGraphOptions(JobOptions):
+    """The rows to make of a contact graph.
+
+    Attributes:
+      rows: how people become rows.
       validation_fraction: expected share of people whose rows are for validation.
       min_people_per_silo: smaller silos are dropped.
       num_shards: number of shard files; 0 chooses it by the number of contacts. A task holds the contacts of
         one shard in memory.
     """
 
-    degree_bound: DegreeBound
-    silo_by: str = "person.region"
-    num_slots: int = 20
-    layout: Literal["slots", "summary", "exposure"] = "slots"
-    num_days: int = 57
-    window_days: int = 21
-    prediction_days: int = 7
-    num_windows: int = 1
-    validation_fraction: float = 0.1
-    min_people_per_silo: int = 10
-    num_shards: int = 0
+    rows: RowSettings
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    min_people_per_silo: Count = 10
+    num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
-    def __post_init__(self):
-        super().__post_init__()
-        for key, least in _INTEGERS.items():
-            value = getattr(self, key)
-            # A bool is an int to isinstance.
-            self._require(type(value) is int and value >= least, f"{key} must be an integer, at least {least}")
-        self._require(
-            isinstance(self.silo_by, str) and bool(_SILO_BY.fullmatch(self.silo_by)),
-            "silo_by must be person.<column>, household.<column> or residence_grid.<degrees>",
-        )
-        kind, _, size = self.silo_by.partition(".")
-        self._require(kind != "residence_grid" or float(size) > 0, "silo_by: cells must have more than 0 degrees")
-        self._require(self.layout in LAYOUTS, f"layout must be one of {', '.join(LAYOUTS)}")
-        self._require(
-            self.window_days + self.prediction_days <= self.num_days,
-            "num_days must leave room for window_days and prediction_days",
-        )
-        self._require(self.num_days < 2**15 - 1, "num_days must be below 32767")
-        self._require(0 <= self.validation_fraction < 1, "validation_fraction must lie in [0, 1)")
-        self._require(self.num_shards <= 2**16, "num_shards must lie in [0, 65536]")
+    def parameters(self) -> dict[str, Any]:
+        """Returns those of any job, and those of rows among them."""
+        own = super().parameters()
+        return {
+            name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])
+        }
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
@@ -114,17 +112,19 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
     names = sorted(str(path.relative_to(folder)) for path in (*files, *about))
     sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
     contacts = tables.pop("population_network")
-    layout = RowLayout(options.layout, options.num_slots, options.window_days, read_observed_days(folder))
+    layout = RowLayout(
+        options.rows.layout, options.rows.num_slots, options.rows.window_days, read_observed_days(folder)
+    )
     rules = RowRules(
         columns=columns,
         has_households=bool(tables["household"]),
-        silo_by=options.silo_by,
-        degree_bound=options.degree_bound,
+        silo_by=options.rows.silo_by,
+        degree_bound=options.rows.degree_bound,
         validation_fraction=options.validation_fraction,
         min_people=options.min_people_per_silo,
-        num_days=options.num_days,
-        prediction_days=options.prediction_days,
-        num_windows=options.num_windows,
+        num_days=options.rows.num_days,
+        prediction_days=options.rows.prediction_days,
+        num_windows=options.rows.num_windows,
         layout=layout,
         features=FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8"),
         seed=options.seed,
@@ -138,7 +138,7 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
         features=rules.features,
         num_shards=rules.num_shards,
         stages=(*people_stages(people_chunks, rules), *contact_stages(contact_chunks, rules)),
-        row_influence=options.degree_bound.influence(options.num_windows, layout.num_slots),
+        row_influence=options.rows.degree_bound.influence(options.rows.num_windows, layout.num_slots),
     )
     return run_dataset_job(job, options)
 
@@ -161,10 +161,10 @@ def _find_tables(
         raise DataError(f"{folder}: no such folder; --input takes the folder of a population's tables")
     tables = {table: find_table(folder, table, columns[table]) for table in columns}
     required = ["person", "population_network", "disease_outcome_training"]
-    if options.silo_by.startswith("residence_grid"):
+    if options.rows.silo_by.startswith("residence_grid"):
         required += ["residence_locations", "activity_location_assignment"]
-    group = options.degree_bound.group_column or ""
-    if "household." in (options.silo_by + group):
+    group = options.rows.degree_bound.group_column or ""
+    if "household." in (options.rows.silo_by + group):
         required.append("household")
     missing = [table for table in required if not tables.get(table)]
     if missing:
@@ -184,9 +184,9 @@ def _columns(options: ContactGraphOptions) -> dict[str, tuple[str, ...]]:
         "target": ["pid", "infected"],
         "population_network": list(CONTACT_COLUMNS),
     }
-    if options.silo_by.startswith("residence_grid"):
+    if options.rows.silo_by.startswith("residence_grid"):
         columns["residence_locations"] = ["rlid", "longitude", "latitude"]
-    for name in (options.silo_by, options.degree_bound.group_column or ""):
+    for name in (options.rows.silo_by, options.rows.degree_bound.group_column or ""):
         table, _, column = name.partition(".")
         if table in ("person", "household") and column not in columns[table]:
             columns[table].append(column)

@@ -18,7 +18,6 @@ from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 from tff_pdp.data.manifest import FeatureSpec
 
-LAYOUTS = ("slots", "summary", "exposure")
 NUM_CLASSES = 2
 # The source of such rows in manifests.
 SOURCE = "contact_graph"
@@ -38,7 +37,7 @@ class RowLayout:
     """The numbers of a row.
 
     Attributes:
-      kind: one of `LAYOUTS`.
+      kind: `slots`, `summary` or `exposure`.
       num_slots: S, the contacts that are sampled; 0 for rows of people alone, of whatever kind.
       window_days: how many days of history.
       observed_days: how many days durations of contacts are totals of.

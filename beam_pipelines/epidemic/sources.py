@@ -2,56 +2,21 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import msgspec
-from msgspec import Meta
+from typing import TYPE_CHECKING
 
 from beam_pipelines.contact_graph.degree import DegreeBound
-from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout
+from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
 from beam_pipelines.options import GENERATED, SourceSettings
 from tff_pdp.data.manifest import Manifest, RowInfluence
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.settings import Count, CountOrZero, Settings, read_settings
+from tff_pdp.settings import read_settings
 
 if TYPE_CHECKING:
     from beam_pipelines.options import ClientDatasetOptions, Summary
-
-
-class RowSettings(Settings):
-    """Says how people become rows.
-
-    Attributes:
-      degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
-      silo_by: `person.<column>`, `household.<column>` or `residence_grid.<degrees>`.
-      num_slots: how many contacts a row looks at; 0 for rows of people alone.
-      layout: `slots`, a block of numbers for each contact; `summary`, their mean; or `exposure`, ten numbers.
-      num_days: how many days were observed.
-      window_days: how many days of history a row has.
-      prediction_days: how many days ahead.
-      num_windows: rows of each person.
-    """
-
-    degree_bound: DegreeBound
-    silo_by: Annotated[str, Meta(pattern=r"^((person|household)\.\w+|residence_grid\.\d+(\.\d+)?)$")] = "person.region"
-    num_slots: CountOrZero = 20
-    layout: Literal["slots", "summary", "exposure"] = "slots"
-    num_days: Annotated[int, Meta(ge=2, lt=2**15 - 1)] = 57
-    window_days: Count = 21
-    prediction_days: Count = 7
-    num_windows: Count = 1
-
-    def __post_init__(self):
-        if self.window_days + self.prediction_days > self.num_days:
-            raise ValueError("num_days must leave room for window_days and prediction_days")
-
-    @property
-    def num_values(self) -> int:
-        """Returns how many numbers a row has."""
-        return RowLayout(self.layout, self.num_slots, self.window_days).size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +28,6 @@ class People:
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
         """Makes the rows."""
-        # Imported late: Beam takes seconds to start, and training from prepared data does not need it.
-        from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
-
         return run_contact_graph_job(
             ContactGraphOptions(
                 input=self.tables,
@@ -76,7 +38,7 @@ class People:
                 validation_fraction=options.validation_fraction,
                 min_people_per_silo=options.min_examples_per_client,
                 num_shards=options.num_shards,
-                **msgspec.structs.asdict(self.rows),
+                rows=self.rows,
             )
         )
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from beam_pipelines.contact_graph.tables import FORMATS, TABLES, paths_of, plain
 from beam_pipelines.dataset.staging import remove
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import naming
+from tff_pdp.settings import Count
 
 _ROWS_PER_GROUP = 1 << 20
 
@@ -24,16 +25,16 @@ class TableFormat:
     """How tables are written.
 
     Attributes:
-      kind: one of `FORMATS`.
-      rows_per_file: a table becomes a folder of files with this many rows; None for one file.
+      format: of the files.
+      rows_per_file: a table becomes a folder of files with this many rows; default: one file.
     """
 
-    kind: str = "parquet"
-    rows_per_file: int | None = None
+    format: Literal["parquet", "csv", "csv.gz"] = "parquet"
+    rows_per_file: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in FORMATS:
-            raise ConfigError(f"format {self.kind!r}: must be one of {', '.join(FORMATS)}")
+        if self.format not in FORMATS:
+            raise ConfigError(f"format {self.format!r}: must be one of {', '.join(FORMATS)}")
         if self.rows_per_file is not None and self.rows_per_file < 1:
             raise ConfigError(f"rows_per_file {self.rows_per_file}: must be at least 1")
 
@@ -63,7 +64,7 @@ class TableWriter:
         if self._existing and not overwrite:
             raise DataError(f"{self._existing[0]}: exists already; choose another folder, or overwrite it")
         is_folder = self._format.rows_per_file is not None
-        self._path = folder / (table if is_folder else f"{table}.{self._format.kind}")
+        self._path = folder / (table if is_folder else f"{table}.{self._format.format}")
         self._unfinished = folder / f".{self._path.name}.unfinished"
         remove(self._unfinished)
         (self._unfinished if is_folder else folder).mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,7 @@ class TableWriter:
     def _flush(self, is_last: bool = False) -> None:
         # A table without rows still gets a file, which has the columns.
         if self._file is None and (self._waiting or not self._num_files):
-            self._file = _File(self._next_path(), self._schema, self._format.kind)
+            self._file = _File(self._next_path(), self._schema, self._format.format)
             self._num_files += 1
         if self._file is None:
             return
@@ -126,7 +127,7 @@ class TableWriter:
     def _next_path(self) -> Path:
         if self._format.rows_per_file is None:
             return self._unfinished
-        return self._unfinished / f"part-{self._num_files:05d}.{self._format.kind}"
+        return self._unfinished / f"part-{self._num_files:05d}.{self._format.format}"
 
 
 class _File:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from beam_pipelines.contact_graph.degree import EdgeLevel
-from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
+from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
 
 _TWO_WORKERS = "--direct_num_workers=2"
 ENGINES = {
@@ -32,7 +32,7 @@ def main() -> None:
         ContactGraphOptions(
             options.input,
             options.output,
-            degree_bound=EdgeLevel(),
+            rows=RowSettings(degree_bound=EdgeLevel()),
             min_people_per_silo=1,
             exchange=exchange,
             pipeline_args=pipeline_args,

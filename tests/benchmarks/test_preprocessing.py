@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from beam_pipelines.contact_graph.degree import EdgeLevel
-from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
+from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from benchmarks.machine import measure_command
@@ -39,7 +39,9 @@ def stored_rows(dataset):
 
 
 def test_the_script_makes_the_very_rows_of_the_job(town, tmp_path, monkeypatch):
-    options = ContactGraphOptions(town, tmp_path / "job", degree_bound=EdgeLevel(), min_people_per_silo=1)
+    options = ContactGraphOptions(
+        town, tmp_path / "job", rows=RowSettings(degree_bound=EdgeLevel()), min_people_per_silo=1
+    )
     run_contact_graph_job(options)
     monkeypatch.setattr(sys, "argv", ["polars_rows", str(town), str(tmp_path / "rows.parquet")])
     polars_rows.main()

@@ -1,7 +1,7 @@
 """The contact-graph job on a real cluster: the same bytes as in memory, broadcast of people included."""
 
 from beam_pipelines.contact_graph.degree import EdgeLevel
-from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
+from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.table_writer import TableFormat
@@ -16,7 +16,7 @@ def test_same_bytes_as_in_memory(cluster, tmp_path):
 
     def run(name, **engine):
         options = ContactGraphOptions(
-            tmp_path / "town", tmp_path / name, degree_bound=EdgeLevel(), num_shards=4, **engine
+            tmp_path / "town", tmp_path / name, rows=RowSettings(degree_bound=EdgeLevel()), num_shards=4, **engine
         )
         return run_contact_graph_job(options)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from tff_pdp.command_line import Command, Outcome
+from tff_pdp.command_line import Outcome, Reporting
 from tff_pdp.settings import Delta, Positive
 
 _UNITS = {
@@ -36,7 +36,7 @@ _RowsOfUnit = Annotated[int, Meta(ge=1, le=10**5)]
 _Rows = Annotated[int, Meta(ge=1, le=10**12)]
 
 
-class Account(Command):
+class Account(Reporting):
     """Compute an epsilon, or the noise that an epsilon needs.
 
     Computes the privacy cost of training with Poisson sampling, clipping and Gaussian noise. No data is read.
@@ -68,7 +68,6 @@ class Account(Command):
       epsilon: budget: print the smallest noise multiplier that keeps it.
       steps: number of noisy sums, over all rounds.
       delta: well below 1 / number of records.
-      json: print one JSON object instead of text.
     """
 
     unit: Literal["silo_example", "user", "node", "edge"]
@@ -80,7 +79,6 @@ class Account(Command):
     epsilon: Positive | None = None
     steps: _Steps
     delta: Delta
-    json: bool = False
 
     exactly_one = (("sampling_rate", "batch_size"), ("noise_multiplier", "epsilon"))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tff_pdp.command_line import Command, Option, Outcome, Positional
+from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, Settings, parse_yaml
 
@@ -38,17 +38,7 @@ class EngineOptions(Settings):
         return {f"training.{name}": value for name, value in values.items() if value is not None}
 
 
-class _Reporting(Command):
-    """Reports figures.
-
-    Attributes:
-      json: print figures as one JSON object on standard output.
-    """
-
-    json: bool = False
-
-
-class _OnExperiment(_Reporting):
+class _OnExperiment(Reporting):
     """Reads an experiment.
 
     Attributes:
@@ -61,7 +51,8 @@ class _OnExperiment(_Reporting):
 
     def experiment(self, further: Mapping[str, Any] | None = None) -> "ExperimentConfig":
         """Reads the experiment, with what `--set`, options of the engine and `further` replace."""
-        return _experiment(self.config, self.set, {**_engine_of(self), **(further or {})})
+        engine = getattr(self, "engine", EngineOptions())
+        return _experiment(self.config, self.set, {**engine.overrides, **(further or {})})
 
 
 class Prepare(_OnExperiment):
@@ -370,7 +361,7 @@ class Predict(_OnExperiment):
         return Outcome(text, {"client_id": self.client_id, "predictions": rows})
 
 
-class Demo(_Reporting):
+class Demo(Reporting):
     """Everything at once, on real digits or on your own FEMNIST folder.
 
     Attributes:
@@ -390,7 +381,7 @@ class Demo(_Reporting):
         return Outcome(text, summary, 0 if summary["served_equals_in_process"] else 1)
 
 
-class Reproduce(_Reporting):
+class Reproduce(Reporting):
     """Repeat an experiment: methods x privacy budgets x seeds.
 
     Attributes:
@@ -427,7 +418,7 @@ class Reproduce(_Reporting):
         return Outcome(text, content, 1 if content["failures"] else 0)
 
 
-class Doctor(_Reporting):
+class Doctor(Reporting):
     """Show versions and devices, and test the engines on each device."""
 
     def run(self) -> Outcome:
@@ -436,11 +427,6 @@ class Doctor(_Reporting):
 
         content, text = examine()
         return Outcome(text, content, 0 if content["healthy"] else 1)
-
-
-def _engine_of(command: Command) -> dict[str, Any]:
-    engine = getattr(command, "engine", None)
-    return engine.overrides if engine else {}
 
 
 def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, Any]) -> "ExperimentConfig":

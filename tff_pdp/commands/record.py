@@ -3,20 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
-from tff_pdp.command_line import Command, Outcome, Positional
+from tff_pdp.command_line import Outcome, Positional, Reporting
 from tff_pdp.errors import ConfigError
 
 
-class _OnRuns(Command):
+class _OnRuns(Reporting):
     """Looks at runs.
 
     Attributes:
       runs: the output folder of an experiment, or that of a method.
-      json: print one JSON object on standard output.
     """
 
     runs: Annotated[tuple[Path, ...], Positional("RUN")]
-    json: bool = False
 
 
 class Verify(_OnRuns):

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow.parquet
 
 from beam_pipelines.contact_graph import job as job_module
-from beam_pipelines.contact_graph.degree import DegreeBound
-from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
+from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
 from beam_pipelines.dataset.accounting import Counts, add_up
 from beam_pipelines.dataset.job import DatasetJob
 from beam_pipelines.dataset.staging import INDEX_FOLDER
@@ -169,14 +168,13 @@ def options_of(source: Path, folder: Path, **changes) -> ContactGraphOptions:
     fields = {
         "input": source,
         "output": folder / "rows",
-        "degree_bound": {"kind": "edge"},
         "min_people_per_silo": 1,
         "num_shards": 2,
         "max_bad_fraction": 1.0,
     }
-    fields |= changes
-    bound = read_settings(DegreeBound, fields["degree_bound"], "a test", "degree_bound")
-    return ContactGraphOptions(**{**fields, "degree_bound": bound})
+    of_rows = {name: changes.pop(name) for name in RowSettings.__struct_fields__ if name in changes}
+    rows = read_settings(RowSettings, {"degree_bound": {"kind": "edge"}, **of_rows}, "a test", "rows")
+    return ContactGraphOptions(**fields | changes, rows=rows)
 
 
 def small_town(num_people: int = 24, seed: int = 0) -> Town:

@@ -2,13 +2,13 @@
 
 import gzip
 import re
+from pathlib import Path
 
 import pytest
 
-from beam_pipelines.contact_graph.degree import DegreeBound, EdgeLevel
-from beam_pipelines.contact_graph.job import ContactGraphOptions
+from beam_pipelines.contact_graph.degree import DegreeBound
 from tests.beam_pipelines.contact_graph.graph_support import job_of, options_of, small_town
-from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.errors import ConfigError
 from tff_pdp.settings import read_settings
 
 PROMISE = {"kind": "promise", "max_degree": 2}
@@ -69,15 +69,15 @@ def test_a_bound_that_is_no_mapping():
     ["num_slots", "num_days", "window_days", "prediction_days", "num_windows", "min_people_per_silo", "num_shards"],
 )
 def test_numbers_that_are_no_integers(key, value):
-    with pytest.raises(DataError, match=f"^{key} must be an integer, at least"):
+    with pytest.raises(ConfigError, match=rf"{key} must be a whole number of at least \d+( and .*)?, not "):
         options(**{key: value})
 
 
 @pytest.mark.parametrize("silo_by", ["residence_grid.0", "residence_grid.0.00", "residence_grid.-1", "region", 3, []])
 def test_silos_that_cannot_be_made(silo_by):
-    with pytest.raises(DataError, match=r"^silo_by"):
+    with pytest.raises(ConfigError, match="silo_by"):
         options(silo_by=silo_by)
-    assert options(silo_by="residence_grid.0.5").silo_by == "residence_grid.0.5"
+    assert options(silo_by="residence_grid.0.5").rows.silo_by == "residence_grid.0.5"
 
 
 @pytest.mark.parametrize(("suffix", "contact_bytes"), [("csv", 34), ("csv.gz", 9)])
@@ -93,7 +93,7 @@ def test_shards_by_the_size_of_the_contacts(tmp_path, monkeypatch, suffix, conta
 
 
 def options(**changes):
-    return ContactGraphOptions(**{"input": "in", "output": "out", "degree_bound": EdgeLevel(), **changes})
+    return options_of("in", Path("out"), **changes)
 
 
 def read_bound(content):
