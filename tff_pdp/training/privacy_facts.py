@@ -70,6 +70,10 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
             generator=plans[0].generator,
             sums=user_sums(config, trained),
         )
+    for _, state in trained:
+        if state.ledger:
+            # Side by side; then each silo's are found.
+            state.ledger.epsilons()
     silos = tuple(_silo_costs(trained, silo) for silo in trained[0][0].clients.client_ids)
     worst = max(silos, key=lambda silo: silo.epsilon_spent)
     return SiloFacts(

@@ -1,9 +1,9 @@
 """Records releases: an append-only list of events for each scope, and the epsilon of them all."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import dp_accounting
 
@@ -12,6 +12,7 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import Adjacency, EpsilonBounds, epsilon_bounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import ParameterChoiceDpEvent, event_from_dict, event_to_dict, hashable
+from tff_pdp.privacy.accounting.kept import side_by_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +137,13 @@ class Ledger:
         self._check_scope(scope)
         return self._bounds(scope, self._counts[scope])
 
-    def report(self) -> list[dict[str, Any]]:
-        """Returns a row for each scope: planned (the budget) and spent epsilon, with every entry and its reason."""
-        return [self._report_row(scope) for scope in self.budgets]
+    def epsilons(self) -> dict[str, EpsilonBounds]:
+        """Bounds the epsilon that every scope has spent, side by side where accountants take long."""
+        calls = [
+            functools.partial(epsilon_bounds, _composed(self._counts[scope]), budget.delta, self.adjacency)
+            for scope, budget in self.budgets.items()
+        ]
+        return dict(zip(self.budgets, side_by_side(calls), strict=True))
 
     def to_json(self) -> str:
         """Writes the whole ledger as JSON text; `from_json` restores it exactly."""
@@ -199,24 +204,6 @@ class Ledger:
     def _check_scope(self, scope: str) -> None:
         if scope not in self.budgets:
             raise ConfigError(f"{self._scope_words(scope)} has no privacy budget in this ledger.")
-
-    def _report_row(self, scope: str) -> dict[str, Any]:
-        budget, spent = self.budgets[scope], self.epsilon(scope)
-        return {
-            "scope": scope,
-            "unit": self.unit,
-            "adjacency": self.adjacency.value,
-            "delta": budget.delta,
-            "epsilon_planned": budget.epsilon,
-            "epsilon_spent": spent.best,
-            "epsilon_rdp": spent.rdp,
-            "epsilon_pld": spent.pld,
-            "entries": [
-                {"event": event_to_dict(e.event), "count": e.count, "reason": e.reason}
-                for e in self._entries
-                if e.scope == scope
-            ],
-        }
 
     def _scope_words(self, scope: str) -> str:
         return f"Silo {scope!r}" if self.unit in ("silo_example", "node", "edge") else f"Scope {scope!r}"

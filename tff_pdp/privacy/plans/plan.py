@@ -332,7 +332,7 @@ class PrivacyPlan(abc.ABC):
             return math.inf
         for scope in self.budgets:
             ledger.append(scope, self.training_event(scope))
-        return max(ledger.epsilon(scope).best for scope in self.budgets)
+        return max(bounds.best for bounds in ledger.epsilons().values())
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
         """Returns facts of one client's mechanism for reports, by name; empty where all clients have the same."""

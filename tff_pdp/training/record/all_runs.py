@@ -6,6 +6,7 @@ bounds what some clients' records have paid in them.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_pdp.errors import DataError
+from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.ledger import Ledger, compose_parts
 from tff_pdp.privacy.facts import claim_of_several
 from tff_pdp.registry.entries import Registry
@@ -242,10 +244,15 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     clients_of: dict[str, list[int]] = {}
     for place, scope in enumerate(own.scopes):
         clients_of.setdefault(scope, []).append(place)
-    by_scope = {}
-    for scope, clients in clients_of.items():
-        kinds = _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
-        by_scope[scope] = _worst([_of_kind(parts, scope, kind) for kind in kinds])
+    by_kind = {
+        scope: [
+            functools.partial(_composed, *_paid(parts, scope, kind))
+            for kind in _kinds(parts, clients, records, is_unit_in_several=own.is_unit_in_several)
+        ]
+        for scope, clients in clients_of.items()
+    }
+    costs = iter(side_by_side([call for calls in by_kind.values() for call in calls]))
+    by_scope = {scope: _worst([next(costs) for _ in calls]) for scope, calls in by_kind.items()}
     runs = frozenset().union(*(one.runs for one in by_scope.values()))
     undecided = {part.number for part in parts if part.is_undecided} & runs
     # Releases without digests in which no client of these names was.
@@ -361,18 +368,22 @@ def _kinds(
         yield [[int(group)] for group in kind]
 
 
-def _of_kind(parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]) -> Composed:
-    """Composes all releases that a kind of a scope's records is in."""
+def _paid(
+    parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]
+) -> tuple[list[tuple[Ledger, str]], frozenset[int], str]:
+    """Finds what a kind of a scope's records was in: ledgers and their scopes, numbers of releases, why no bound."""
     touched = [
         (part, scopes)
         for part, groups in zip(parts, kind, strict=True)
         if (scopes := part.scopes(scope, groups)) is not None
     ]
-    runs = frozenset(part.number for part, _ in touched)
-    paid: list[tuple[Ledger, str]] = [
-        (part.release.ledger, one) for part, scopes in touched if part.release.ledger for one in scopes
-    ]
+    paid = [(part.release.ledger, one) for part, scopes in touched if part.release.ledger for one in scopes]
     why_no_bound = why_without_bound([part.release for part, _ in touched])
+    return paid, frozenset(part.number for part, _ in touched), why_no_bound
+
+
+def _composed(paid: list[tuple[Ledger, str]], runs: frozenset[int], why_no_bound: str) -> Composed:
+    """Composes all releases that a kind of records was in."""
     if why_no_bound:
         delta = max((ledger.budgets[one].delta for ledger, one in paid), default=0.0)
         return Composed(math.inf, delta, runs, why_no_bound)
