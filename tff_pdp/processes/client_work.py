@@ -226,7 +226,7 @@ def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
     message = algorithm.broadcast(server)
     states = [dry_round(algorithm, message, model, client, adapted=True).state for client in (0, 1)]
     weights = [algorithm.personalise(message, state) for state in states]
-    return Owned(_differing(*states), _differing(*weights))
+    return Owned(_differing(states[0], states[1]), _differing(weights[0], weights[1]))
 
 
 def _differing(one: Any, other: Any, name: str = "") -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def dry_round(
       adapted: go on to the state that its model is used with.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
-    hparams = {name: tf.constant(one.default, one.dtype) for name, one in algorithm.hparams.items()}
+    hparams = {name: tf.constant(np.asarray(one.default, one.dtype)) for name, one in algorithm.hparams.items()}
     hparams |= {name: once for name, one in algorithm.hparams.items() if isinstance(one, Steps)}
     labels = tf.constant(np.zeros(0, model.label_dtype))
     nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))
@@ -259,8 +259,8 @@ def dry_round(
         size = 0.0 if client is None else scale * (1.0 + client)
         return map_weights(lambda value: tf.zeros_like(value) + size, split(current, trainable or current)[0])
 
-    selects = client is not None and algorithm.candidates is not None
-    given = {**hparams, "selected": tf.constant(client if selects else NOTHING)}
+    selected = NOTHING if client is None or algorithm.candidates is None else client
+    given = {**hparams, "selected": tf.constant(selected)}
     result = algorithm.client_update(message, algorithm.init_client(message), nothing, same_everywhere, given)
     if adapted and algorithm.adapt is not None:
         return result._replace(state=algorithm.adapt(message, result.state, nothing, same_everywhere, given))
