@@ -224,10 +224,9 @@ def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
     if "round" in server:
         server["round"] = tf.constant(rounds - 1)
     message = algorithm.broadcast(server)
-    one, other = (dry_round(algorithm, message, model, client, adapted=True).state for client in (0, 1))
-    return Owned(
-        _differing(one, other), _differing(algorithm.personalise(message, one), algorithm.personalise(message, other))
-    )
+    states = [dry_round(algorithm, message, model, client, adapted=True).state for client in (0, 1)]
+    weights = [algorithm.personalise(message, state) for state in states]
+    return Owned(_differing(states[0], states[1]), _differing(weights[0], weights[1]))
 
 
 def _differing(one: Any, other: Any, name: str = "") -> tuple[str, ...]:
@@ -251,7 +250,7 @@ def dry_round(
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
     hparams: dict[str, Any] = {
-        name: tf.constant(np.array(one.default, one.dtype)) for name, one in algorithm.hparams.items()
+        name: tf.constant(np.asarray(one.default, one.dtype)) for name, one in algorithm.hparams.items()
     }
     hparams |= {name: once for name, one in algorithm.hparams.items() if isinstance(one, Steps)}
     labels = tf.constant(np.zeros(0, model.label_dtype))
@@ -262,8 +261,8 @@ def dry_round(
         size = 0.0 if client is None else scale * (1.0 + client)
         return map_weights(lambda value: tf.zeros_like(value) + size, split(current, trainable or current)[0])
 
-    selects = client is not None and algorithm.candidates is not None
-    given = {**hparams, "selected": tf.constant(client if client is not None and selects else NOTHING)}
+    selected = NOTHING if client is None or algorithm.candidates is None else client
+    given = {**hparams, "selected": tf.constant(selected)}
     result = algorithm.client_update(message, algorithm.init_client(message), nothing, same_everywhere, given)
     if adapted and algorithm.adapt is not None:
         return result._replace(state=algorithm.adapt(message, result.state, nothing, same_everywhere, given))
