@@ -61,10 +61,10 @@ def export_per_client(
     clients = len(models.client_ids)
     if clients > MAX_SEPARATE_CLIENTS:
         raise ServingError(
-            f"Separate exports are made of at most {MAX_SEPARATE_CLIENTS} clients: those of {clients} would take about "
-            f"{clients * _SECONDS / 60:.0f} minutes, {clients * GRAPH_BYTES / 1e6:.0f} MB for graphs, and "
-            f"{clients * LOADED_GRAPH_BYTES / 1e9:.1f} GB of a server's memory besides the weights. Export one for "
-            "all of them."
+            f"Separate exports of {clients} clients would take about {clients * _SECONDS / 60:.0f} minutes, "
+            f"{clients * GRAPH_BYTES / 1e6:.0f} MB for graphs, and "
+            f"{clients * LOADED_GRAPH_BYTES / 1e9:.1f} GB of a server's memory besides the weights. At most "
+            f"{MAX_SEPARATE_CLIENTS} are made: export one for all clients."
         )
     folder = Path(folder).absolute()
     check_models(models)
