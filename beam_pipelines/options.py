@@ -274,17 +274,9 @@ class ClientRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientDatasetOptions(JobOptions):
-    """Options of a client-dataset job.
+    """Options of a client-dataset job. Fields that are not listed mean what `SourceSettings` says.
 
     Attributes:
-      input_shape: shape of one example: `(height, width, channels)` of an image, `(d,)` of a feature vector.
-      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are any finite numbers.
-      test_fraction: expected share of each client's examples in `test`; not used where the raw data have test examples.
-      validation_fraction: expected share in `validation` (of the others, where the raw data have test examples); not
-        used where they have validation examples, too. The rest is `train`.
-      exact_split: make the shares of every client exact, rounded up to whole examples; see
-        `beam_pipelines.rules.SplitRule`.
-      min_examples_per_client: clients with fewer valid examples are dropped and counted.
       num_shards: number of shard files. One worker holds the users of one shard in memory.
       split_by: `sample`, every client's examples are divided; or `user`, all of a client's examples are in one split,
         so that tests are about people that training has not seen.

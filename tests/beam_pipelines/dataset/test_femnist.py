@@ -18,7 +18,7 @@ from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, mak
 from tests.places import ROOT
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, Tally
-from tff_pdp.errors import DataError
+from tff_pdp.errors import ConfigError, DataError
 
 FEMNIST = {"input_shape": (28, 28, 1), "num_classes": 62}
 
@@ -275,7 +275,7 @@ def test_missing_and_empty_folders(options, tmp_path):
     "change", [{"test_fraction": 0.9}, {"num_shards": 0}, {"input_shape": (0, 2, 1)}, {"max_bad_fraction": 2}]
 )
 def test_options_out_of_range(options, change):
-    with pytest.raises(DataError, match=next(iter(change))):
+    with pytest.raises(ConfigError, match=next(iter(change))):
         run_leaf(options(**change))
 
 
