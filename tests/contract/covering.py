@@ -5,19 +5,13 @@ a few stand for all: whatever function of `tff_pdp/algorithms/*.py` a registered
 of the local solver, one of these calls it, too. `test_covering.py` fails where that has ceased to be so.
 """
 
-import collections
 import dataclasses
 import sys
 from pathlib import Path
 
-import tensorflow as tf
-
 import tff_pdp.algorithms
-from tests.contract.contract_support import MODEL, client_data, client_params
-from tff_pdp.algorithms.base import ClientData, map_weights, split
-from tff_pdp.algorithms.hyper_parameters import LocalSteps, step_names
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
-from tff_pdp.privacy.mechanisms.selection import NOTHING
+from tff_pdp.testing.algorithms import run_once
 
 COVERING = {
     "mr_mtl": "an anchor, and the pull to it inside the clip",
@@ -81,45 +75,3 @@ def _asked_of_the_solver(start, first_index, **_):
             if value is not default and not (isinstance(value, int | float) and value == default):
                 given.add(name)
     return {f"local_sgd({name})" for name in given}
-
-
-def run_once(algorithm, grad_fn=None):
-    """Runs one client's round, of three steps in a stack of five, and the server's, outside of any computation.
-
-    Returns:
-      The `ClientResult`.
-    """
-
-    def nothing(weights, data, index, scale, pull, trainable):
-        return split(map_weights(tf.zeros_like, weights), trainable or weights)[0]
-
-    initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
-    server = algorithm.init_server(initial)
-    message = algorithm.broadcast(server)
-    data = ClientData(**tf.nest.map_structure(tf.constant, client_data()[0]))
-    hparams = dict(tf.nest.map_structure(tf.constant, client_params(algorithm, 1)[0]["hparams"]))
-    hparams |= dict.fromkeys(algorithm.step_hparams, LocalSteps(tf.constant(3), tf.constant(5)))
-    if algorithm.candidates is not None:
-        algorithm.candidates(message)
-    hparams["selected"] = tf.constant(NOTHING)
-    result = algorithm.client_update(message, algorithm.init_client(message), data, grad_fn or nothing, hparams)
-    state = result.state
-    if algorithm.adapt is not None:
-        once = LocalSteps(tf.constant(1), tf.constant(1))
-        steps = dict.fromkeys(step_names(algorithm.hparams, in_adapt=True), once)
-        state = algorithm.adapt(message, state, data, nothing, {**hparams, **steps})
-    algorithm.personalise(message, state)
-    algorithm.server_update(server, _aggregates(algorithm, result.released, hparams))
-    return result
-
-
-def _aggregates(algorithm, released, hparams):
-    """What the server has of a round in which all clients release the same."""
-
-    def rows(value):
-        stacked = map_weights(lambda row: tf.stack([row] * algorithm.num_clients), value)
-        return {"rows": stacked, "present": tf.ones([algorithm.num_clients])}
-
-    public = algorithm.public_values(hparams) if algorithm.public_values else {}
-    names = [name for name, kind in algorithm.released.items() if kind == "rows"]
-    return {**released, **{name: rows(released[name]) for name in names}, **public}

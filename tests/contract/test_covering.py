@@ -4,10 +4,11 @@ import functools
 
 import pytest
 
-from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER
+from tests.contract.contract_support import SMALLER
 from tests.contract.covering import COVERING, COVERING_LARGE, operations_of
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.kinds import ALGORITHMS
+from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES
 
 
 @functools.cache

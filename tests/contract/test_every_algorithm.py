@@ -8,33 +8,29 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.contract_support import (
-    LARGE,
-    MODEL,
-    SIZES,
-    assert_close,
-    assert_same,
-    build,
-    client_data,
-    client_params,
-    compose_with_dp_sgd,
-    leaves,
-    ready,
-    roundings,
-    run,
-)
-from tests.contract.covering import run_once
+from tests.contract.contract_support import LARGE, assert_close, assert_same, build, roundings
 from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import ClientData, map_weights, split
+from tff_pdp.algorithms.base import ClientData, split
 from tff_pdp.algorithms.hyper_parameters import LocalSteps, Steps
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import NOTHING, build_selector
-from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import client_data_type, client_params_type
+from tff_pdp.testing.algorithms import (
+    MODEL,
+    SIZES,
+    check_declarations,
+    check_noise,
+    client_data,
+    client_params,
+    compose_with_dp_sgd,
+    leaves,
+    ready,
+    run,
+)
 from tff_pdp.training.checkpoint import Checkpoint, load_latest, save
 
 # Of clients of one round.
@@ -183,25 +179,8 @@ def test_evaluation_uses_the_personal_weights(algorithm, process, engine):
         assert ("global" in row) == process.has_global_model
 
 
-def test_only_what_is_declared_leaves_the_client(algorithm):
-    result = run_once(algorithm)
-    assert set(result.released) == set(algorithm.released)
-
-
-def test_every_gradient_is_asked_for_once(algorithm):
-    """The plan charges for `local_steps * data_passes` of them, and two answers to one index share their noise."""
-    asked = []
-
-    def note(index, scale):
-        asked.extend([int(index)] if scale else [])
-        return np.float32(0)
-
-    def grad_fn(weights, data, index, scale, pull, trainable):
-        nothing = tf.numpy_function(note, [index, scale], tf.float32)
-        return map_weights(lambda weight: nothing * weight, split(weights, trainable or weights)[0])
-
-    run_once(algorithm, grad_fn)
-    assert sorted(asked) == list(range(algorithm.num_gradients(dict.fromkeys(algorithm.step_hparams, 3))))
+def test_only_what_is_declared_leaves_the_client_and_every_gradient_is_asked_for_once(algorithm):
+    check_declarations(algorithm)
 
 
 @pytest.mark.parametrize("rows", [0, 4])
@@ -222,39 +201,9 @@ def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, p
 
 
 def test_no_coordinate_of_a_release_is_without_noise(algorithm):
-    """Of those that depend on the data at all: some are empty places for other clients' values."""
     if not algorithm.released:
         pytest.skip("releases nothing")
-    release = client_release(algorithm)
-    draws = np.stack([release(number) for number in range(60)])
-    exact = {"noise_multiplier": 0.0, "selection_epsilon": math.inf, "clip_norm": math.inf}
-    by_data = np.stack([release(1, client, **exact) for client in range(len(SIZES))])
-    depends = by_data.std(axis=0) > 0
-    assert depends.any()
-    assert (draws.std(axis=0)[depends] > 0).all()
-
-
-def client_release(algorithm):
-    """What one client releases in a round of one step, with the mechanism of the composed process."""
-    initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
-    message = algorithm.broadcast(algorithm.init_server(initial))
-    selector = build_selector(MODEL, loss_bound=1.0) if algorithm.candidates else None
-    work = build_client_work(algorithm, build_dp_sgd(MODEL), selector)
-
-    @tf.function(reduce_retracing=True)
-    def release(data, params):
-        return work(message, algorithm.init_client(message), data, params)["released"]
-
-    def draw(number, client=0, **mechanism):
-        data = tf.nest.map_structure(tf.constant, client_data(rows=[max(SIZES)] * len(SIZES))[client])
-        params = client_params(algorithm, number, **dict.fromkeys(algorithm.step_hparams, 1), **mechanism)[0]
-        # Selections are made in the first rounds only; here each number stands for a first round.
-        if algorithm.candidates:
-            params["selection_epsilon"] = np.float32(mechanism.get("selection_epsilon", 0.5))
-        released = release(data, tf.nest.map_structure(tf.constant, params))
-        return np.concatenate([leaf.ravel() for leaf in leaves(released)])
-
-    return draw
+    check_noise(algorithm)
 
 
 def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine):

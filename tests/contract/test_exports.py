@@ -9,13 +9,14 @@ import tensorflow as tf
 from serving.export.exporter import export_models
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
-from tests.contract.contract_support import MODEL, ROUNDS, SIZES, build, ready, run
+from tests.contract.contract_support import build
 from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.personal_models.served import build_served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
 from tff_pdp.processes.client_work import what_clients_own
+from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, ready, run
 
 IDS = [f"client {index}" for index in range(len(SIZES))]
 # One of each layout, of what is owned in it, and of what becomes of states before they are used.

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.contract_support import MODEL, ROUNDS, SIZES, assert_close, assert_same, build, leaves, run
+from tests.contract.contract_support import assert_close, assert_same, build
 from tests.rounding import gamma
 from tests.tiers import parameters
+from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, leaves, run
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.contract_support import MODEL, ROUNDS, SIZES, SMALLER, assert_close, client_data, leaves, roundings
+from tests.contract.contract_support import SMALLER, assert_close, roundings
 from tests.contract.covering import COVERING_USERS
 from tests.privacy.mechanisms.grid_support import public_step
 from tests.rounding import gamma
@@ -23,6 +23,7 @@ from tff_pdp.privacy.mechanisms.user_noise import FixedClip, UserSum
 from tff_pdp.privacy.plans.user import UserPlan
 from tff_pdp.processes.client_work import num_released
 from tff_pdp.processes.compose import client_params_columns, compose
+from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, client_data, leaves
 
 KEY = RunKey.from_test_seed(5)
 RATE, COHORT = 0.5, 2.0

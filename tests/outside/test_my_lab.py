@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import importlib
 import json
 import shutil
 import sys
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-import tff_pdp.algorithms.whole_models.fed_avg as method_module
+import tff_pdp.algorithms.whole_models.pfedme as method_module
 from serving.client.rest_client import RestClient
 from serving.server.embedded import EmbeddedServer
 from tests.places import ROOT
@@ -61,7 +62,7 @@ def config_file(tmp_path, wards):
         "model": {"kind": "my_lab.models:build_gated", "width": 4},
         "privacy": {"kind": "silo_example", "batch_size": 10, "clip_norm": 1.0, "budgets": BUDGETS},
         "training": {"rounds": 3, "client_parallelism": "loop"},
-        "algorithms": {"ours": {"kind": "my_lab.methods:build_fed_avg", "learning_rate": 0.2}},
+        "algorithms": {"ours": {"kind": "my_lab.methods:build_pfedme", "learning_rate": 0.2, "inner_steps": 2}},
         "export": {"algorithm": "ours", "model_name": "wards"},
     }
     file = tmp_path / "wards.yaml"
@@ -75,7 +76,7 @@ def test_what_comes_from_outside_is_trained_tested_exported_and_served(lab, conf
         assert main([command, "--config", str(config_file)]) == 0
     config = load_experiment(config_file)
     statement = json.dumps(json.loads((config.export_folder / "1/assets.extra/privacy_report.json").read_text()))
-    for place in ("my_lab.wards:Wards", "my_lab.models:build_gated", "my_lab.methods:build_fed_avg"):
+    for place in ("my_lab.wards:Wards", "my_lab.models:build_gated", "my_lab.methods:build_pfedme"):
         assert f"defined outside of tff_pdp ({place}" in statement
     method, _ = load_trained(config, "ours")
     client_ids = list(method.clients.client_ids)
@@ -90,10 +91,13 @@ def test_what_comes_from_outside_is_trained_tested_exported_and_served(lab, conf
     assert answers.personalized.all()
 
 
+@pytest.mark.timeout(300)
 def test_they_meet_the_contracts(lab, wards, tmp_path):
+    from my_lab.methods import build_pfedme
     from my_lab.models import build_gated
     from my_lab.wards import Wards
 
+    testing.check_algorithm(build_pfedme, inner_steps=2)
     testing.check_model(build_gated, (FEATURES,), 2, width=4)
     testing.check_model(build_gated, (2, 2), 0)
     settings = {"input": str(wards), "input_shape": [FEATURES], "num_classes": 2}
@@ -171,3 +175,41 @@ def test_a_plan_that_charges_too_little_is_refused():
 
     with pytest.raises(AssertionError, match="charges are those of the whole training"):
         testing.check_plan(Cheap, PRIVATE)
+
+
+LEAKY = """
+import dataclasses
+from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
+
+def build_{name}():
+    algorithm = build_fed_avg()
+
+    def client_update(broadcast, state, data, grad_fn, hparams):
+        result = algorithm.client_update(broadcast, state, data, grad_fn, hparams)
+        {statement}
+        return result
+
+    return dataclasses.replace(algorithm, client_update=client_update)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "statement", "rule"),
+    [
+        ("undeclared", "result = result._replace(released={**result.released, 'size': {}})", "is what is declared"),
+        ("twice", "algorithm.client_update(broadcast, state, data, grad_fn, hparams)", "asked for once"),
+        (
+            "bare",
+            "u = dict(result.released['update']); k = list(u)[0]; import tensorflow as tf; "
+            "u[k] = tf.zeros_like(u[k]) + tf.reduce_sum(data.x); result = result._replace(released={'update': u})",
+            "without noise",
+        ),
+    ],
+)
+def test_a_method_that_leaks_is_refused(lab, tmp_path, name, statement, rule):
+    (tmp_path / "lab" / "my_lab" / f"{name}.py").write_text(
+        LEAKY.replace("{name}", name).replace("{statement}", statement)
+    )
+    module = importlib.import_module(f"my_lab.{name}")
+    with pytest.raises(AssertionError, match=rule):
+        testing.check_algorithm(getattr(module, f"build_{name}"))

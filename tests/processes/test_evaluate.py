@@ -10,12 +10,13 @@ import pytest
 import tensorflow as tf
 from sklearn.metrics import average_precision_score
 
-from tests.contract.contract_support import SMALLER, compose_with_dp_sgd
+from tests.contract.contract_support import SMALLER
 from tests.rounding import ELEMENTARY, gamma
 from tests.tiers import parameters
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.average_precision import RANKING
 from tff_pdp.models.dense import build_linear_svm, build_logistic_regression, build_mlp
+from tff_pdp.testing.algorithms import compose_with_dp_sgd
 
 MODEL = build_logistic_regression((2,), metric="average_precision")
 # With a body for those methods that share one, and a head that starts alive.

@@ -3,10 +3,11 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
-from tests.contract.contract_support import SIZES, assert_close, build, client_data, client_params
+from tests.contract.contract_support import assert_close, build
 from tff_pdp.algorithms.whole_models.fed_nova import build_fed_nova
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.plans.user import check_for_users
+from tff_pdp.testing.algorithms import SIZES, client_data, client_params
 
 STEPS = (1, 2, 3, 4)
 

@@ -1,14 +1,4 @@
-"""Checks code from outside of the package against the contracts that the package's own parts meet.
-
-Each function raises `AssertionError`, whose message names the rule that is broken. Call them from any test suite:
-
-    from tff_pdp import testing
-
-    def test_the_contracts(tmp_path):
-        testing.check_model(build_gated)
-        testing.check_source(Wards, {"input": "tests/wards", "input_shape": [3], "num_classes": 2}, tmp_path)
-        testing.check_plan(MyPlan, {"batch_size": 8, "clip_norm": 1.0, "budgets": {...}})
-"""
+"""Checks a model, a kind of raw data or a privacy plan against the contract that the package's own meet."""
 
 import collections
 import math
@@ -30,6 +20,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPlan
 from tff_pdp.settings import read_settings
+from tff_pdp.testing.algorithms import require
 
 # Silos, or users, of different sizes.
 _SIZES = {f"client {number}": 20 + 7 * number for number in range(12)}
@@ -53,19 +44,19 @@ def check_model(
       ConfigError: the settings are wrong.
     """
     model = build(input_shape, num_classes, **settings)
-    _require(model.input_shape == tuple(input_shape), "input_shape is the one that was asked for")
-    _require(model.num_classes == num_classes, "num_classes is the one that was asked for")
+    require(model.input_shape == tuple(input_shape), "input_shape is the one that was asked for")
+    require(model.num_classes == num_classes, "num_classes is the one that was asked for")
     initial, again = model.init(3), model.init(3)
-    _require(bool(initial), "a model has weights")
-    _require(
+    require(bool(initial), "a model has weights")
+    require(
         all(array.dtype == np.float32 and np.isfinite(array).all() for array in initial.values()),
         "initial weights are finite float32 arrays",
     )
-    _require(
+    require(
         list(initial) == list(again) and all(np.array_equal(initial[name], again[name]) for name in initial),
         "one seed gives the same initial weights, in the same order",
     )
-    _require(bool(model.head) and set(model.head) <= set(initial), "head names some of the weights")
+    require(bool(model.head) and set(model.head) <= set(initial), "head names some of the weights")
     rng = np.random.default_rng(5)
     weights = {
         name: tf.constant(array + rng.normal(0, 0.1, array.shape).astype(np.float32)) for name, array in initial.items()
@@ -75,16 +66,16 @@ def check_model(
     y = tf.constant(labels.astype(model.label_dtype))
     for rows in (6, 1):
         outputs = model.predict(weights, x[:rows])
-        _require(
+        require(
             tuple(outputs.shape) == ((rows, num_classes) if num_classes else (rows,)) and outputs.dtype == tf.float32,
             "predict gives float32 logits [batch, num_classes], or values [batch] of a regression",
         )
         losses = model.loss(weights, x[:rows], y[:rows])
-        _require(tuple(losses.shape) == (rows,), "output_loss gives one loss for each example")
+        require(tuple(losses.shape) == (rows,), "output_loss gives one loss for each example")
     losses = model.loss(weights, x, y).numpy()
-    _require(bool(np.isfinite(losses).all()), "losses are finite")
+    require(bool(np.isfinite(losses).all()), "losses are finite")
     alone = np.concatenate([model.loss(weights, x[row : row + 1], y[row : row + 1]).numpy() for row in range(6)])
-    _require(
+    require(
         np.allclose(losses, alone, rtol=_ROUNDING, atol=_ROUNDING),
         "an example's loss depends on this example alone: no statistics of the batch, no draws",
     )
@@ -104,7 +95,7 @@ def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Ten
         for name, gradient in zip(expected, gradients, strict=True):
             expected[name] += gradient.numpy() * min(1.0, clip / norm if norm else 1.0)
     total = clipped_sum(model, weights, x, y, clip_norm=tf.constant(clip), included=tf.ones(len(y)))
-    _require(
+    require(
         all(np.allclose(total[name], expected[name], rtol=_ROUNDING, atol=_ROUNDING * clip) for name in expected),
         "the sum of clipped gradients is the one of a loop over examples",
     )
@@ -130,22 +121,20 @@ def check_source(
     """
     first, second = (_prepared(kind, settings, folder / name) for name in ("first", "second"))
     manifest = first.manifest
-    _require(manifest.shards == second.manifest.shards, "the same settings give the same bytes")
+    require(manifest.shards == second.manifest.shards, "the same settings give the same bytes")
     dropped = sum(tally.examples for tally in manifest.dropped.values())
-    _require(
+    require(
         manifest.read.examples == manifest.kept.examples + dropped, "examples read are kept, or dropped and counted"
     )
-    _require(manifest.kept.examples > 0, "some examples are kept")
-    _require(
-        manifest.kept.examples == sum(manifest.num_examples.values()), "every example that is kept is in one split"
-    )
-    _require(num_clients in (None, len(manifest.clients)), f"there are {num_clients} clients")
+    require(manifest.kept.examples > 0, "some examples are kept")
+    require(manifest.kept.examples == sum(manifest.num_examples.values()), "every example that is kept is in one split")
+    require(num_clients in (None, len(manifest.clients)), f"there are {num_clients} clients")
     dataset = ClientDataset.open(first.output, verify=True)
     for client_id in manifest.clients:
         for split in SPLITS:
             examples = dataset.load(client_id, split)
-            _require(bool(np.isfinite(examples.x).all()), f"client {client_id}: features are finite")
-            _require(
+            require(bool(np.isfinite(examples.x).all()), f"client {client_id}: features are finite")
+            require(
                 examples.x.shape[1:] == tuple(manifest.features.shape), f"client {client_id}: features have their shape"
             )
     return dataset
@@ -180,12 +169,12 @@ def check_plan(
     )
     plan = read_settings(kind, {"kind": "outside", **settings}, "check_plan", "privacy").build(training)
     clients = sorted(training.num_examples)
-    _require(bool(plan.claim_reason) and "\n" not in plan.claim_reason, "claim_reason is one line")
-    _require(plan.rounds == training.rounds, "the plan is for the rounds that were asked for")
+    require(bool(plan.claim_reason) and "\n" not in plan.claim_reason, "claim_reason is one line")
+    require(plan.rounds == training.rounds, "the plan is for the rounds that were asked for")
     ledger = plan.build_ledger()
-    _require((ledger is None) == (not plan.budgets), "with budgets there is a ledger")
+    require((ledger is None) == (not plan.budgets), "with budgets there is a ledger")
     if ledger is None:
-        _require(plan.claim == "none", "without budgets the claim is `none`")
+        require(plan.claim == "none", "without budgets the claim is `none`")
     else:
         _check_charges(plan, ledger, clients)
     _check_clients(plan, training, clients)
@@ -193,20 +182,20 @@ def check_plan(
 
 
 def _check_charges(plan: PrivacyPlan, ledger: Ledger, clients: list[str]) -> None:
-    _require(all(plan.scope_of(client) in plan.budgets for client in clients), "every client's scope has a budget")
+    require(all(plan.scope_of(client) in plan.budgets for client in clients), "every client's scope has a budget")
     for scope in plan.budgets:
         charged = collections.Counter()
         for number in range(1, plan.rounds + 1):
             charged.update({event: count for event, count, _ in plan.charges(scope, number)})
-        _require(
+        require(
             +charged == +plan.training_counts(scope), f"{scope}: the rounds' charges are those of the whole training"
         )
     for number in range(1, plan.rounds + 1):
         plan.charge_round(ledger, number)
     for scope, budget in plan.budgets.items():
         spent = ledger.epsilon(scope).best
-        _require(spent <= budget.epsilon, f"{scope}: {spent:.6g} spent, of epsilon {budget.epsilon:g}")
-    _require(Ledger.from_json(ledger.to_json()).entries == ledger.entries, "the ledger is the same after it was stored")
+        require(spent <= budget.epsilon, f"{scope}: {spent:.6g} spent, of epsilon {budget.epsilon:g}")
+    require(Ledger.from_json(ledger.to_json()).entries == ledger.entries, "the ledger is the same after it was stored")
     try:
         plan.charge_round(ledger, plan.rounds + 1)
     except BudgetError:
@@ -218,21 +207,16 @@ def _check_clients(plan: PrivacyPlan, training: PlannedTraining, clients: list[s
     key = RunKey.from_test_seed(7)
     for number in range(1, plan.rounds + 1):
         places, again = (plan.cohort(number, clients, key.cohort_generator) for _ in range(2))
-        _require(np.array_equal(places, again), "a cohort follows from the round and the key")
-        _require(
+        require(np.array_equal(places, again), "a cohort follows from the round and the key")
+        require(
             bool(np.all(np.diff(places) > 0)) and set(places.tolist()) <= set(range(len(clients))),
             "a cohort is ascending places of clients",
         )
         chosen = [clients[place] for place in places]
         weights = plan.weights(training.num_examples, chosen, 1000, number)
-        _require(
+        require(
             weights.shape == (len(chosen),) and bool(np.all(np.isfinite(weights) & (weights >= 0))),
             "weights are finite, not negative, and one for each client",
         )
     for name, column in plan.client_mechanism(clients).items():
-        _require(len(column) == len(clients), f"{name} of the mechanism has a value for each client")
-
-
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
-        raise AssertionError(f"Rule broken: {rule}.")
+        require(len(column) == len(clients), f"{name} of the mechanism has a value for each client")
