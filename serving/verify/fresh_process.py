@@ -201,4 +201,6 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     from tensorflow_serving.apis import predict_pb2
 
     tensors = {name: tf.make_tensor_proto(array) for name, array in arrays.items()}
-    path.write_bytes(predict_pb2.PredictRequest(inputs=tensors).SerializeToString())  # pyright: ignore[reportAttributeAccessIssue]
+    # The class is built at run time.
+    request = predict_pb2.PredictRequest(inputs=tensors)  # pyright: ignore[reportAttributeAccessIssue]
+    path.write_bytes(request.SerializeToString())
