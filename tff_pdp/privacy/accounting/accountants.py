@@ -47,8 +47,8 @@ _ORDERS = (1.0102, *rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 _FEW_ORDERS = _ORDERS[::6]
 # As much coarser is the grid of a search's first part.
 _COARSENING = 20.0
-# Of the logarithm of a noise multiplier. A secant's step of 1e-4 ends nearer to the root than the tolerance, 1e-5.
-_SLOPE_STEP, _NEGLIGIBLE_STEP = 0.02, 1e-4
+# Of the logarithm of a noise multiplier: for the slope, and the longest step by the slope that ends near the root.
+_SLOPE_STEP, _LONGEST_STEP = 4e-3, 1e-2
 # At large epsilon the best order lies close to 1, where that grid is too coarse.
 _LARGEST_REFINED_ORDER = 4.0
 
@@ -200,7 +200,7 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, fixed_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the smallest noise multiplier (to about 2e-5 relative) whose planned steps stay within the budget.
+    """Finds the smallest noise multiplier, a float32 (to about 2e-5), whose planned steps stay within the budget.
 
     Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
     Assumes: as `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
@@ -260,15 +260,21 @@ def solve_noise_multiplier(
     # A hair below the budget, so that composing the same events in another order cannot round above it.
     target = epsilon * (1 - 1e-6)
 
-    def excess(log_noise: float, coarsening: float = 1.0) -> float:
-        best = _draft_epsilon(flatten_event(make_event(math.exp(log_noise))), delta, adjacency, coarsening)
+    def excess(bound: Callable[[dp_accounting.DpEvent], float], log_noise: float) -> float:
+        best = bound(make_event(math.exp(log_noise)))
         return math.log(max(best, 1e-12) / target) if math.isfinite(best) else 700.0
+
+    def draft(event: dp_accounting.DpEvent, coarsening: float = 1.0) -> float:
+        return _draft_epsilon(flatten_event(event), delta, adjacency, coarsening)
 
     floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
     start = min(max(math.log(max(guess, 0.3)), floor), ceiling)
-    found = _from_coarse_to_fine(excess, *_bracket(functools.partial(excess, coarsening=_COARSENING), start))
+    coarse = functools.partial(excess, functools.partial(draft, coarsening=_COARSENING))
+    best = functools.partial(excess, lambda event: epsilon_bounds(event, delta, adjacency).best)
+    found = _from_coarse_to_fine(coarse, best, *_bracket(coarse, start))
     if found is None:
-        low, high = _bracket(excess, start)
+        fine = functools.partial(excess, draft)
+        low, high = _bracket(fine, start)
         if high == floor:
             return SMALLEST_NOISE_MULTIPLIER
         if low == ceiling:
@@ -279,11 +285,11 @@ def solve_noise_multiplier(
                 "a private selection) or from very many steps. Raise epsilon, run fewer rounds, sample fewer records "
                 "per step, or spend less on the fixed events."
             )
-        found = _root(excess, low, high, tolerance=1e-5)
-    # The search's bound is another one, if by a few millionths: what counts is the one that will be reported.
-    while epsilon_bounds(make_event(math.exp(found)), delta, adjacency).best > target:
+        found = _root(fine, low, high, tolerance=1e-5)
+    # The bound that will be reported has to hold, of the float32 that noise is scaled by.
+    while epsilon_bounds(make_event(noise := next_float32(math.exp(found))), delta, adjacency).best > target:
         found += 1e-5
-    return math.exp(found)
+    return noise
 
 
 def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
@@ -301,36 +307,27 @@ def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, flo
     return low, high
 
 
-def _from_coarse_to_fine(excess: Callable[..., float], low: float, high: float) -> float | None:
-    """Finds the root on the fine grid, from the root on the coarse grid, where an evaluation takes a tenth of the time.
+def _from_coarse_to_fine(
+    coarse: Callable[[float], float], fine: Callable[[float], float], low: float, high: float
+) -> float | None:
+    """Finds the root on the fine grid by one step from the root on the coarse grid, which costs a tenth to evaluate.
 
     Args:
-      excess: of the logarithm of a noise multiplier, and of a grid's `coarsening`.
-      low: below the root on the coarse grid.
-      high: above this root.
+      coarse: excess on the coarse grid, of the logarithm of a noise multiplier.
+      fine: excess on the fine grid.
+      low: below the coarse root.
+      high: above the coarse root.
 
     Returns:
-      None where the coarse grid has no root, or one that is far from the fine grid's.
+      A little more than the root, so that one evaluation confirms it; None where the two roots are not close.
     """
     if low == high:
         return None
-    coarse = functools.partial(excess, coarsening=_COARSENING)
-    before = _root(coarse, low, high, tolerance=1e-3)
-    excess_before = excess(before)
-    slope = min((coarse(before + _SLOPE_STEP) - coarse(before)) / _SLOPE_STEP, -0.1)
-    for _ in range(5):
-        now = before - excess_before / slope
-        if not low <= now <= high:
-            return None
-        excess_now = excess(now)
-        if excess_now != excess_before:
-            slope = (excess_now - excess_before) / (now - before)
-        next_step = -excess_now / slope
-        if abs(next_step) <= _NEGLIGIBLE_STEP:
-            # A little more noise than at the root, so that the final bound need not be worked out twice.
-            return now + next_step + 5e-6
-        before, excess_before = now, excess_now
-    return None
+    root = _root(coarse, low, high, tolerance=1e-4)
+    slope = (coarse(root + _SLOPE_STEP) - coarse(root - _SLOPE_STEP)) / (2 * _SLOPE_STEP)
+    # Excesses fall about as fast as the noise multiplier grows. The rest is noise of the coarse grid.
+    step = -fine(root) / slope if slope < -0.1 else math.inf
+    return root + step + 1e-5 if abs(step) < _LONGEST_STEP else None
 
 
 def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
