@@ -13,7 +13,8 @@ from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
-from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.export import export_experiment
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.training.evaluate import load_trained

@@ -29,7 +29,8 @@ from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.dense import build_linear_svm
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
-from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.export import export_experiment
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table

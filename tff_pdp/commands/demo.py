@@ -20,7 +20,8 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
-from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.export import export_experiment
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.settings import CONFIGS
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table, write_summary

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting
 from tff_pdp.errors import ConfigError
+from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.settings import Count, Settings, parse_yaml
 
 if TYPE_CHECKING:
@@ -291,32 +292,17 @@ class Personalize(_OnExperiment):
     Attributes:
       examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples are reported on.
       client_id: whose; default: all of a client dataset.
-      steps: gradient steps; default 100.
-      learning_rate: default: that of training.
-      batch_size: default: privacy.batch_size.
-      clip_norm: of protected silos; default: privacy.clip_norm.
-      epsilon: budget of each protected silo for this fit.
-      delta: of the same; below 1 / number of its examples.
-      replace: fit clients again that are in the export already.
     """
 
     examples: Path
     client_id: Annotated[tuple[str, ...], Option("ID")] = ()
-    steps: int | None = None
-    learning_rate: float | None = None
-    batch_size: int | None = None
-    clip_norm: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    replace: bool = False
+    fit: FitOptions
 
     def run(self) -> Outcome:
         """Adds clients to the export."""
-        from tff_pdp.personal_models.new_clients.fit import FitOptions
         from tff_pdp.personal_models.new_clients.personalize import personalize, personalized_content, personalized_text
 
-        fit = FitOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(FitOptions)})
-        done = personalize(self.experiment(), self.examples, self.client_id, fit)
+        done = personalize(self.experiment(), self.examples, self.client_id, self.fit)
         return Outcome(personalized_text(done), personalized_content(done))
 
 

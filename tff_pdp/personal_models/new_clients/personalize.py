@@ -1,7 +1,8 @@
-"""Clients added after training: their personal parts, fitted to their own examples, in a new version of the export.
+"""Adds clients after training: fits their personal parts to their own examples, in a new version of the export.
 
-Shared weights do not change, nor does any other client's row. A row may show of its own client's examples as much as
-trained clients' rows may: of a user all, to nobody else; of a silo no more than its (epsilon, delta) allows.
+Shared weights and the rows of other clients do not change. A new row reveals about its own client's examples as much as
+rows of trained clients may: a user's row anything, as only that user gets it; a silo's no more than its (epsilon,
+delta) allows.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
-from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
+from tff_pdp.personal_models.new_clients.fit import Metrics, fit_budget, fit_new_rows, fit_settings, measure
+from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.facts import Generator
@@ -33,18 +35,18 @@ _MOST_LISTED = 20
 
 @dataclasses.dataclass(frozen=True)
 class AddedClient:
-    """One client that was added, or fitted again.
+    """Describes one client that was added, or fitted again.
 
     Attributes:
       client_id: its id in the examples.
       served_as: its id in requests.
       num_examples: how many it was fitted with.
-      before: mean metrics of the global model on held-out examples; None without any.
-      after: those of its own model. Both are exact functions of the examples: not private.
-      epsilon: what this fit has spent; None where the client's own examples are not protected.
+      before: mean metrics of the global model on held-out examples, exact and not private; None without any.
+      after: those of its own model.
+      epsilon: spent by this fit; None where the client's own examples are not protected.
       delta: of the same.
       noise_multiplier: of the gradients; None where there are none, or no noise.
-      recorded: all that is on record of a protected silo, this fit included.
+      recorded: the cost of everything on record of a protected silo, this fit included.
     """
 
     client_id: str
@@ -60,7 +62,7 @@ class AddedClient:
 
 @dataclasses.dataclass(frozen=True)
 class Personalized:
-    """A new version of an export: its folder, who was added, who was not for want of examples, and what drew."""
+    """Describes a new version of an export: folder, added clients, clients left out for want of examples, generator."""
 
     version: Path
     clients: Sequence[AddedClient]
@@ -78,31 +80,31 @@ def personalize(
 ) -> Personalized:
     """Adds clients to the newest version of the experiment's export, as a new version.
 
-    A silo's fit is on record before anything is computed of its examples: one that is stopped has spent. Random draws
+    A silo's fit is on record before anything is computed of its examples: a fit that is stopped has spent. Random draws
     come from a key of the operating system's entropy, whatever `training.test_only_seed` says.
 
     Guarantee: other clients' rows and what is shared are as they were, to the bit, so nobody else learns of a new
-      client except through that client's own row. Of a user, that row is protected as trained users' rows are: not at
-      all from whoever sees it (joint DP). Of a silo under `silo_example`, it is (epsilon, delta)-DP for its training
-      examples, and all that is on record of the silo is as the version's privacy report says.
-    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new
-      client's examples are in no other client. Held-out examples are only reported on; those figures are not private.
+      client except through that client's own row. A user's row is protected as trained users' rows are: not at all from
+      whoever sees the row (joint DP). A silo's row under `silo_example` is (epsilon, delta)-DP for its training
+      examples, and the cost of everything on record of the silo is as the version's privacy report says.
+    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new client's
+      examples are in no other client. Held-out examples are only reported on; those figures are not private.
 
     Args:
       config: the experiment, exported before.
       path: examples, as of `read_new_clients`.
-      client_ids: whose.
-      options: how.
+      client_ids: of the clients to add; all of a client dataset by default.
+      options: of the fit.
       progress: show, on standard error, what is about to be done, and a progress bar.
 
     Raises:
       ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
         missing, or for another kind of clients or models.
-      DataError: examples cannot be used, what is on record of silos cannot be read, or another process writes to the
-        run's folder.
+      DataError: examples cannot be used, the record of silos cannot be read, or another process writes to the run's
+        folder.
       BudgetError: no noise meets a silo's budget.
-      ServingError: there is no usable export, somebody else exports at the same time, a client is in it already, or
-        the new version failed its checks.
+      ServingError: there is no usable export, another process exports at the same time, a client is in the export
+        already, or the new version failed its checks.
     """
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)
@@ -153,7 +155,7 @@ def _personalize(
 
 
 def personalized_content(done: Personalized) -> dict[str, Any]:
-    """What was done, as plain data for JSON."""
+    """Returns the result as plain data for JSON."""
     return json_safe(
         {
             "version": str(done.version),
@@ -175,7 +177,7 @@ def _client_content(client: AddedClient, generator: Generator) -> dict[str, Any]
 
 
 def personalized_text(done: Personalized) -> str:
-    """What was done, for people."""
+    """Returns the result as text for people."""
     lines = [f"{len(done.clients)} clients added: {done.version}"]
     lines += [_line(client) for client in done.clients[:_MOST_LISTED]]
     if len(done.clients) > _MOST_LISTED:
