@@ -31,7 +31,7 @@ def ids_and_settings(config: ExperimentConfig, exported_id: Callable[[str], str]
 
 
 def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> None:
-    """Checks that a version was made with the configuration's settings of model and method: graphs are built from these.
+    """Checks that a version was made with the configuration's settings of model and method: graphs are built from them.
 
     Raises:
       ConfigError: the version is of another method, or a setting of the model or the method differs.

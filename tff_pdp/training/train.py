@@ -1,4 +1,4 @@
-"""The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
+"""Trains a method, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
 
 import contextlib
 import dataclasses
@@ -54,18 +54,17 @@ def train(
     """Trains one method of an experiment and returns its final state.
 
     A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
-    batches and the same noise, so repeating it releases nothing new. Where the bits of a round may be others, because
-    the processor, a version or a setting is another, or on a GPU, rounds that may have been run are drawn anew and
-    charged again.
+    batches and the same noise, so repeating it releases nothing new. Where a round's bits may differ (another
+    processor, version or setting, or a GPU), rounds that may have been run are drawn anew and charged again.
 
-    Guarantee: what a round costs is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
+    Guarantee: the cost of a round is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
       all runs on the same records (`tff_pdp.registry`) has the run before its first noise.
 
     Args:
       config: the experiment.
-      name: which of its methods.
+      name: of the method in the experiment.
       resume: continue from the newest checkpoint, where there is one.
-      overwrite: start again where a run exists. What the old run spent stays on record (`training.counted`).
+      overwrite: start again where a run exists; the old run's spending stays on record (`training.counted`).
       progress: show a progress bar.
 
     Raises:
@@ -116,14 +115,9 @@ def _train(
 
 
 def _start_or_resume(
-    config: ExperimentConfig,
-    method: Method,
-    folder: Path,
-    device: str,
-    resume: bool,
-    stack: contextlib.ExitStack,
+    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[Checkpoint, Spending]:
-    """The state to go on from, and what may be spent from there; the stack closes the files of both."""
+    """Returns the state to continue from, and the spending from there; the stack closes the files of both."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     arithmetic = arithmetic_here(config, device)
     if saved is None:
@@ -160,20 +154,20 @@ def _start_or_resume(
         store.rewind(saved.round_number)
         # A run that was killed after its last round may have left older states.
         store.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
-        saved = checkpoints.with_store(saved, method.clients.client_ids, store)
+        saved = dataclasses.replace(saved, client_ids=tuple(method.clients.client_ids), client_states=store)
     # Rounds after the checkpoint are run again, and write their metrics again.
     cut_metrics(folder, saved.round_number)
     return saved, Spending(writer, method.plan, saved, arithmetic, Registry(config.privacy.registry))
 
 
 def warn(method: Method) -> None:
-    """Says on stderr what the plan has to say before training, such as that its noise is too much."""
+    """Prints the plan's warning, such as one about too much noise, to stderr."""
     if method.plan.warning:
         print(f"{method.algorithm.name}: warning: {method.plan.warning}", file=sys.stderr)
 
 
 def save(folder: Path, state: Checkpoint) -> None:
-    """Saves a checkpoint in a run's folder; a store keeps no more than what the kept checkpoints need."""
+    """Saves a checkpoint in a run's folder; a store drops states that no kept checkpoint needs."""
     beside = surroundings_of(folder, FILES_BESIDE)
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):

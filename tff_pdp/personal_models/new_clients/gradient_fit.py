@@ -32,7 +32,7 @@ _VALUES_AT_A_TIME = 2**26
 
 
 def fitted_names(models: PersonalModels) -> tuple[str, ...]:
-    """Returns the names of the arrays that a new client trains: the head, as far as clients own it, or else all they own.
+    """Returns the names of the arrays that a new client trains: the part of the head that clients own, or else all.
 
     Under a hypernetwork, this is the whole row. The scaling of inputs is never among them: it would be a statistic of
     the client's examples, which a silo would have to pay for.

@@ -240,7 +240,7 @@ _NOT_PROTECTED = (
 
 
 def _report_with(before: Mapping[str, Any], costs: Mapping[str, Composed], generator: Generator) -> dict[str, Any]:
-    """Returns the privacy report with the new silos' costs beside the others'; for other clients, how they are protected.
+    """Returns the privacy report with the new silos' costs beside the others'; for other clients, their protection.
 
     `costs` has the composed cost on record of each new silo; it is empty where clients are users, or nothing is
     protected.
