@@ -61,12 +61,7 @@ def examine() -> tuple[dict[str, Any], str]:
     found = devices.gpus()
     references: dict[str, np.ndarray] = {}
     tests = [_test(*case, references) for case in _cases(["cpu", *(f"gpu:{number}" for number in range(len(found)))])]
-    content = {
-        "versions": versions,
-        "gpus": found,
-        "tests": tests,
-        "healthy": all(test["passed"] for test in tests),
-    }
+    content = {"versions": versions, "gpus": found, "tests": tests, "healthy": all(test["passed"] for test in tests)}
     return content, _text(content)
 
 

@@ -153,11 +153,7 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
     _check_plan(config.privacy, version, report)
     model, name = build_model(config), config.export.algorithm
     algorithm, hparams = build_algorithm(
-        name,
-        config.algorithms[name],
-        num_clients=1,
-        rounds=config.training.rounds,
-        head=model.head,
+        name, config.algorithms[name], num_clients=1, rounds=config.training.rounds, head=model.head
     )
     is_scaled = not config.privacy.feature_scaling.changes_nothing
     is_made = layout.read_manifest(version).get("layout") == HYPERNETWORK
@@ -261,12 +257,7 @@ def _report_with(before: Mapping[str, Any], costs: Mapping[str, Composed], gener
 
 
 def _card_with(
-    before: Mapping[str, Any],
-    report: Mapping[str, Any],
-    version: Path,
-    fitted: Collection[str],
-    *,
-    num_clients: int,
+    before: Mapping[str, Any], report: Mapping[str, Any], version: Path, fitted: Collection[str], *, num_clients: int
 ) -> dict[str, Any]:
     """Returns the model card of the version that is made from another one, `version`, whose card is `before`.
 

@@ -112,8 +112,8 @@ class UserPlan(PrivacyPlan):
         if isinstance(self.noise, TreeNoise) and not round_number % rounds_per_epoch(self.mechanism.sampling_rate):
             return
         raise ConfigError(
-            f"rounds after round {round_number} cannot be drawn anew, because the noise or the clip norm of earlier rounds "
-            "is part of them. This run was started on another processor, with another version of this project, or with "
+            f"rounds after round {round_number} cannot be drawn anew, because noise or clip norm of earlier rounds is "
+            "part of them. This run was started on another processor, with another version of this project, or with "
             "other versions or settings of TensorFlow: resume the run there, or give --overwrite to start again"
         )
 
