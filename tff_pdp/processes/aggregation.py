@@ -57,7 +57,9 @@ def build_plain_aggregation(
         for name, kind in algorithm.released.items()
         if kind == "rows"
     }
-    public_mean = _build_public_mean(algorithm, params_type, is_weighted) if algorithm.public else None
+    public_of = None
+    if algorithm.public:
+        public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
 
     @_tff.federated_computation
     def initialize():
@@ -70,23 +72,12 @@ def build_plain_aggregation(
         outputs = {name: aggregator.next(state[name], released[name]) for name, aggregator in aggregators.items()}
         found = {name: output.result for name, output in outputs.items()}
         found |= {name: collect(released[name], params) for name, collect in collectors.items()}
-        if public_mean is not None:
-            means = public_mean(params)
+        if public_of is not None:
+            means = _tff.federated_mean(_tff.federated_map(public_of, params))
             found |= {name: means[name] for name in algorithm.public}
         return at_server(**{name: output.state for name, output in outputs.items()}), at_server(**found)
 
     return Aggregation(initialize, next_aggregates)
-
-
-def _build_public_mean(algorithm: Algorithm, params_type: Any, is_weighted: bool) -> _tff.Computation:
-    """Builds `client_params@CLIENTS -> means@SERVER`."""
-    public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
-
-    @_tff.federated_computation(_tff.at_clients(params_type))
-    def public_mean(params):
-        return _tff.federated_mean(_tff.federated_map(public_of, params))
-
-    return public_mean
 
 
 def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Computation:

@@ -130,8 +130,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, row in summary["algorithms"].items():
         figures = (None if row[key] is None else float(row[key]) for key in columns.values())
         lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
-    costs = _silo_costs(summary) if clients == "silos" else _user_costs(summary)
-    return "\n".join([*lines, *costs, *(f"note: {note}" for note in summary["notes"])])
+    return "\n".join([*lines, _cost_line(summary), *(f"note: {note}" for note in summary["notes"])])
 
 
 def write_summary(output: Path, summary: dict[str, Any]) -> None:
@@ -139,24 +138,19 @@ def write_summary(output: Path, summary: dict[str, Any]) -> None:
     replace_text(output / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
-def _silo_costs(summary: dict[str, Any]) -> list[str]:
-    silos = summary["silos"]
-    spent = [silo["epsilon_spent"] for silo in silos if silo["epsilon_spent"] is not None]
-    if len(spent) < len(silos):
-        return [f"{len(silos)} silos; {_no_claim(summary)}"]
-    return [f"{len(silos)} silos; each method spent {between(spent, upper)} of epsilon"]
-
-
-def _user_costs(summary: dict[str, Any]) -> list[str]:
-    costs = summary["privacy"]["users"]
-    if costs["epsilon_spent"] is None:
-        return [f"{summary['num_users']} users; {_no_claim(summary)}"]
-    spent = upper(costs["epsilon_spent"])
-    return [f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}"]
-
-
-def _no_claim(summary: dict[str, Any]) -> str:
-    return f"claim: none, and no epsilon: {summary['privacy']['claim_reason']}"
+def _cost_line(summary: dict[str, Any]) -> str:
+    """States what each method spent on every silo, or for users."""
+    silos = summary.get("silos")
+    if silos is not None:
+        spent, clients = [silo["epsilon_spent"] for silo in silos], f"{len(silos)} silos"
+    else:
+        spent, clients = [summary["privacy"]["users"]["epsilon_spent"]], f"{summary['num_users']} users"
+    if None in spent:
+        return f"{clients}; claim: none, and no epsilon: {summary['privacy']['claim_reason']}"
+    if silos is not None:
+        return f"{clients}; each method spent {between(spent, upper)} of epsilon"
+    delta = summary["privacy"]["users"]["delta"]
+    return f"{clients}; each method spent at most {upper(spent[0])} of epsilon, at delta {delta:g}"
 
 
 def _report(

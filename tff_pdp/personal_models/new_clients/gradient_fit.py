@@ -99,7 +99,7 @@ def fit_rows(
     start = {name: tf.constant(array) for name, array in initial.items()}
     values_of_step = model.num_parameters() + 1
 
-    signature = (*_examples_spec(model), _spec_of(mechanism), tf.TensorSpec([None, 2], tf.int64))
+    signature = (*_examples_spec(model), _spec_of(dict.fromkeys(mechanism, ())), tf.TensorSpec([None, 2], tf.int64))
 
     @tf.function(input_signature=signature, autograph=False)
     def fit_stack(x: Any, y: Any, num_examples: Any, parameters: Any, own_seeds: Any) -> Any:
@@ -141,7 +141,7 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
     """
     start = model.init(0)
 
-    signature = (*_examples_spec(model), _spec_of(start, {name: array.shape for name, array in start.items()}))
+    signature = (*_examples_spec(model), _spec_of({name: array.shape for name, array in start.items()}))
 
     @tf.function(input_signature=signature, autograph=False)
     def measure_stack(x: Any, y: Any, num_examples: Any, weights: Any) -> Any:
@@ -196,6 +196,5 @@ def _examples_spec(model: Model) -> tuple[tf.TensorSpec, ...]:
     return examples, tf.TensorSpec([None, None], label), tf.TensorSpec([None], tf.int32)
 
 
-def _spec_of(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
-    shapes = shapes or {}
-    return {name: tf.TensorSpec([None, *shapes.get(name, ())], tf.float32) for name in arrays}
+def _spec_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tf.TensorSpec]:
+    return {name: tf.TensorSpec([None, *shape], tf.float32) for name, shape in shapes.items()}

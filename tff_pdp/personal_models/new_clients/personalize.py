@@ -22,8 +22,7 @@ from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
 from tff_pdp.personal_models.new_clients.fit import Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.options import FitOptions
-from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
-from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.personal_models.new_clients.version import adding_to_export, publish_with_clients
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
@@ -110,48 +109,38 @@ def personalize(
     budget = fit_budget(config.privacy, options)
     # Before a silo pays, so that no other version comes between, which would leave its clients out.
     with only_writer(config.algorithm_folder(config.export.algorithm)), adding_to_export(config) as exported:
-        return _personalize(config, path, client_ids, options, budget, exported, progress)
-
-
-def _personalize(
-    config: ExperimentConfig,
-    path: Path,
-    client_ids: Sequence[str],
-    options: FitOptions,
-    budget: SiloBudget | None,
-    exported: ExportedModels,
-    progress: bool,
-) -> Personalized:
-    models = exported.models
-    settings = fit_settings(config, options, budget, exported)
-    new = read_new_clients(path, client_ids, models.model)
-    config.privacy.check_rows(new.row_influence)
-    served_as = exported.check_new(new.client_ids, replace=options.replace)
-    if progress:
-        print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
-    with (
-        tf.device(resolve_device(config.training.device)),
-        tqdm(total=len(new.client_ids), desc="personalize", unit="client", disable=not progress) as bar,
-    ):
-        rows = fit_new_rows(config, models, new, settings, RunKey.from_entropy(), bar.update)
-        before, after = measure(models, new.held_out, rows)
-    costs = {served_id: rows.recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget}
-    version = publish_with_clients(config, exported, rows.each(models, served_as), costs, replace=options.replace)
-    clients = [
-        AddedClient(
-            client_id=client_id,
-            served_as=served_as[place],
-            num_examples=new.num_examples[client_id],
-            before=before[place],
-            after=after[place],
-            epsilon=rows.epsilons.get(client_id),
-            delta=budget.delta if budget else None,
-            noise_multiplier=rows.noise_multipliers.get(client_id),
-            recorded=rows.recorded.get(client_id),
-        )
-        for place, client_id in enumerate(new.client_ids)
-    ]
-    return Personalized(version, clients, new.left_out, config.privacy.generator)
+        models = exported.models
+        settings = fit_settings(config, options, budget, exported)
+        new = read_new_clients(path, client_ids, models.model)
+        config.privacy.check_rows(new.row_influence)
+        served_as = exported.check_new(new.client_ids, replace=options.replace)
+        if progress:
+            print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
+        with (
+            tf.device(resolve_device(config.training.device)),
+            tqdm(total=len(new.client_ids), desc="personalize", unit="client", disable=not progress) as bar,
+        ):
+            rows = fit_new_rows(config, models, new, settings, RunKey.from_entropy(), bar.update)
+            before, after = measure(models, new.held_out, rows)
+        costs = {
+            served_id: rows.recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget
+        }
+        version = publish_with_clients(config, exported, rows.each(models, served_as), costs, replace=options.replace)
+        clients = [
+            AddedClient(
+                client_id=client_id,
+                served_as=served_as[place],
+                num_examples=new.num_examples[client_id],
+                before=before[place],
+                after=after[place],
+                epsilon=rows.epsilons.get(client_id),
+                delta=budget.delta if budget else None,
+                noise_multiplier=rows.noise_multipliers.get(client_id),
+                recorded=rows.recorded.get(client_id),
+            )
+            for place, client_id in enumerate(new.client_ids)
+        ]
+        return Personalized(version, clients, new.left_out, config.privacy.generator)
 
 
 def personalized_content(done: Personalized) -> dict[str, Any]:
