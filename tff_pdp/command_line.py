@@ -165,7 +165,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _named(table: Table, arguments: Sequence[str], prog: str) -> tuple[str, type[Command], Sequence[str]]:
-    """Finds the full name, the class and the words of a command."""
+    """Returns the full name, the class and the words of a command."""
     first = list(arguments[:1])
     about = _overview(table) if first in (["-h"], ["--help"]) else ""
     parser = _Parser(prog, about, usage="%(prog)s [-h] COMMAND ...")
@@ -182,7 +182,6 @@ def _named(table: Table, arguments: Sequence[str], prog: str) -> tuple[str, type
 
 
 def _overview(table: Table) -> str:
-    """Lists the commands, a line for each, after their purpose."""
     width = max(map(len, table.commands))
     lines = [table.about.rstrip(), "", "commands:"]
     for name, entry in table.commands.items():
@@ -197,7 +196,6 @@ def _imported(path: str) -> Any:
 
 
 def _read(prog: str, command: type[Command], words: Sequence[str]) -> Command:
-    """Reads the words of one command into its options."""
     fields = {name: field for name, field in _fields(command).items() if name not in command.fixed}
     rest = fields.pop(command.rest, None)
     help_text = inspect.cleandoc(command.__doc__ or "").partition("\nAttributes:")[0].replace("%(prog)s", prog)

@@ -166,7 +166,6 @@ def _fed_avg(noise_multiplier: float) -> Any:
 
 
 def _model() -> Any:
-    """Builds softmax regression."""
 
     @tf.function
     def predict(weights: Any, x: Any, training: bool) -> Any:

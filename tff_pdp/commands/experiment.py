@@ -420,7 +420,6 @@ def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, A
 
 
 def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str, str]:
-    """Returns the values of `NAME=VALUE`, by name."""
     values = {}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
@@ -431,7 +430,6 @@ def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str,
 
 
 def _exported_id(config: "ExperimentConfig", client_id: str) -> str:
-    """Returns a client's id in requests."""
     from serving.client_ids import ClientIdHash
 
     return client_id if config.export.client_ids == "plain" else ClientIdHash.load(config.client_id_key)(client_id)

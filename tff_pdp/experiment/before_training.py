@@ -145,7 +145,6 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
 def _release(
     config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings, path: Path
 ) -> dict[str, SiloStatistics]:
-    """Makes the releases, and stores them."""
     release_id = _enter(config, clients, settings)
     statistics = {
         client_id: release_silo_statistics(

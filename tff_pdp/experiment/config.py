@@ -267,7 +267,6 @@ def read_experiment(content: Any, source: str) -> ExperimentConfig:
 
 
 def _class_of(section: Mapping[str, Any], source: str, key: str, kinds: Kinds[Any], base: type[Settings]) -> type:
-    """Finds the class that a section's kind names."""
     if "kind" not in section:
         raise ConfigError(f"{source}: missing key {key}.kind: one of {', '.join(kinds.own)}, or module:name")
     kind = read_settings(Name, section["kind"], source, f"{key}.kind")
@@ -282,7 +281,6 @@ def _class_of(section: Mapping[str, Any], source: str, key: str, kinds: Kinds[An
 
 @functools.cache
 def _typed(data: type = SourceSettings, privacy: type = PlanSettings) -> type[ExperimentConfig]:
-    """Makes the class of experiments with these sections."""
     return settings_class("ExperimentConfig", {"data": data, "privacy": privacy}, {}, ExperimentConfig)
 
 

@@ -128,7 +128,6 @@ def build_search(
 
 
 def _candidates(search: SearchSettings, algorithm: Algorithm) -> tuple[dict[str, float], ...]:
-    """Returns every combination of the values."""
     known = [name for name in algorithm.defaults if algorithm.hparams[name].is_searched]
     grid = {}
     for name, values in search.values.items():

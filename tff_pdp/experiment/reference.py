@@ -126,7 +126,6 @@ def _rows(own: type) -> list[Row]:
 
 
 def _row_of_hparam(name: str, declared: HParam) -> Row:
-    """Returns the row of a hyper-parameter."""
     means = [declared.meaning, declared.symbol, declared.unit and f"in {declared.unit}"]
     return name, declared.words, f"`{json.dumps(declared.default)}`", ", ".join(filter(None, means)) + "."
 
@@ -149,7 +148,6 @@ def _default(field: types.Field) -> str:
 
 
 def _classes_in(info: types.Type) -> list[type]:
-    """Returns the classes of settings that a field may hold."""
     match info:
         case types.StructType():
             return [info.cls]

@@ -76,37 +76,36 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
       DataError: another process writes to the run's folder, or a file there is damaged.
     """
     with only_writer(config.algorithm_folder(config.export.algorithm)):
-        return _export(config, drop_added)
-
-
-def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
-    method, state = load_trained(config, config.export.algorithm)
-    exported_id = exported_ids(config)
-    with contextlib.ExitStack() as stack:
-        stack.callback(close_states, state.client_states)
-        stack.enter_context(experiment_engine(config))
-        served = served_models(
-            method, state, model_seed=model_seed(config), layout=config.export.layout, exported_id=exported_id
-        )
-    all_runs = cost_of_all_runs(config, method)
-    is_divided = served.layout == PER_CLIENT
-    report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)
-    card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
-    card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
-    name, folder = config.export.model_name, config.export_folder
-    content: dict[str, Any] = {"privacy_report": report, "model_card": card, "references": served.references}
-    if is_divided:
-        own = export_per_client(folder.parent, served.models, model_name=name, progress=True, **content)
-        versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
-        size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
-    else:
-        with hold(folder) as held:
-            # Nobody adds clients from here on.
-            if not drop_added:
-                check_leaves_out_nobody(folder)
-            version = export_models(held, served.models, model_name=name, **content)
-        versions, size = {name: version}, estimate(served.models)
-    return Exported(versions, served.layout, size, served.sizes)
+        method, state = load_trained(config, config.export.algorithm)
+        exported_id = exported_ids(config)
+        with contextlib.ExitStack() as stack:
+            stack.callback(close_states, state.client_states)
+            stack.enter_context(experiment_engine(config))
+            served = served_models(
+                method, state, model_seed=model_seed(config), layout=config.export.layout, exported_id=exported_id
+            )
+        all_runs = cost_of_all_runs(config, method)
+        is_divided = served.layout == PER_CLIENT
+        report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)
+        card = _model_card(method, state, served, report) | {
+            "title": config.title,
+            **ids_and_settings(config, exported_id),
+        }
+        card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
+        name, folder = config.export.model_name, config.export_folder
+        content: dict[str, Any] = {"privacy_report": report, "model_card": card, "references": served.references}
+        if is_divided:
+            own = export_per_client(folder.parent, served.models, model_name=name, progress=True, **content)
+            versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
+            size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
+        else:
+            with hold(folder) as held:
+                # Nobody adds clients from here on.
+                if not drop_added:
+                    check_leaves_out_nobody(folder)
+                version = export_models(held, served.models, model_name=name, **content)
+            versions, size = {name: version}, estimate(served.models)
+        return Exported(versions, served.layout, size, served.sizes)
 
 
 def _model_card(

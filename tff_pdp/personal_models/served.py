@@ -290,7 +290,6 @@ def _names(state: Any, prefix: str) -> Any:
 
 
 def _flat(state: Any, names: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves by name."""
     if isinstance(names, Mapping):
         return {name: leaf for key, inner in names.items() for name, leaf in _flat(state[key], inner).items()}
     return {names: np.asarray(state)}

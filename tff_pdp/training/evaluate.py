@@ -156,7 +156,6 @@ def _cost_line(summary: dict[str, Any]) -> str:
 def _report(
     config: ExperimentConfig, trained: Sequence[Trained], metrics: Any, pooled: Mapping[str, Mapping[str, float]]
 ) -> Report:
-    """Builds the report, with the privacy statement for silos or for users."""
     first, _ = trained[0]
     facts = facts_of(config, trained)
     scores = _scores(first, metrics)
@@ -204,7 +203,6 @@ def _algorithm_result(
 
 
 def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
-    """Returns one row per client, with the scores of all methods."""
     measured = method.model.metric.example_name
     return tuple(
         ClientScores(

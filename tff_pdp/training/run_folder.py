@@ -127,7 +127,6 @@ def checkpoints_were_every(folder: Path) -> int:
 
 
 def _started_with(folder: Path, *keys: str) -> dict[str, Any]:
-    """Returns some settings of the section `training` that a run was started with."""
     try:
         training = read_started_with(folder)["training"]
         return {key: training[key] for key in keys}

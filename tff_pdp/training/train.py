@@ -78,40 +78,34 @@ def train(
         )
     folder = config.algorithm_folder(name)
     with only_writer(folder):
-        return _train(config, name, folder, resume=resume, overwrite=overwrite, progress=progress)
-
-
-def _train(
-    config: ExperimentConfig, name: str, folder: Path, *, resume: bool, overwrite: bool, progress: bool
-) -> Checkpoint:
-    check_beside(folder, is_replaced=overwrite)
-    method = build_method(config, name)
-    if overwrite:
-        settle(config, folder)
-        set_aside(folder.parent, folder)
-        say_cost_so_far(config, method)
-    choices = Choices(folder if resume else None)
-    with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-        state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
-        choices.keep_by(spending.choose)
-        train_data, validation_data = method.round_data("train"), method.round_data("validation")
-        warn(method)
-        rounds = range(state.round_number + 1, config.training.rounds + 1)
-        total, done = config.training.rounds, state.round_number
-        for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
-            spending.before_round(round_number)
-            started = time.monotonic()
-            state = run_round(method, state, round_number, train_data)
-            seconds = time.monotonic() - started
-            is_last = round_number == config.training.rounds
-            if is_last or round_number % config.training.evaluate_every == 0:
-                metrics = _validation_metrics(method, state, validation_data, train_data)
-                append_metrics(folder, round_number, {"seconds": seconds, **metrics})
-            if is_last or round_number % config.training.checkpoint_every == 0:
-                save(folder, state)
-        spending.end(state)
-        settle(config, folder)
-    return state
+        check_beside(folder, is_replaced=overwrite)
+        method = build_method(config, name)
+        if overwrite:
+            settle(config, folder)
+            set_aside(folder.parent, folder)
+            say_cost_so_far(config, method)
+        choices = Choices(folder if resume else None)
+        with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
+            state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
+            choices.keep_by(spending.choose)
+            train_data, validation_data = method.round_data("train"), method.round_data("validation")
+            warn(method)
+            rounds = range(state.round_number + 1, config.training.rounds + 1)
+            total, done = config.training.rounds, state.round_number
+            for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
+                spending.before_round(round_number)
+                started = time.monotonic()
+                state = run_round(method, state, round_number, train_data)
+                seconds = time.monotonic() - started
+                is_last = round_number == config.training.rounds
+                if is_last or round_number % config.training.evaluate_every == 0:
+                    metrics = _validation_metrics(method, state, validation_data, train_data)
+                    append_metrics(folder, round_number, {"seconds": seconds, **metrics})
+                if is_last or round_number % config.training.checkpoint_every == 0:
+                    save(folder, state)
+            spending.end(state)
+            settle(config, folder)
+        return state
 
 
 def _start_or_resume(

@@ -91,16 +91,18 @@ def adding_to_export(config: ExperimentConfig) -> Iterator[ExportedModels]:
       ConfigError: the configuration is not that of the export, or clients cannot be added to its layout.
       ServingError: there is no version, the newest is not usable, or another process exports at the same time.
     """
-    is_missing = newest_version(config.export_folder) is None
-    if config.export.layout == PER_CLIENT or (is_missing and _is_divided(config.export_folder)):
+    base_path = config.export_folder
+    is_missing = newest_version(base_path) is None
+    is_divided = any(path.name.startswith(f"{base_path.name}.") for path in base_path.parent.glob("*/"))
+    if config.export.layout == PER_CLIENT or (is_missing and is_divided):
         raise ConfigError(
-            f"{config.export_folder}: clients can be added only to an export that holds all clients, but here every "
+            f"{base_path}: clients can be added only to an export that holds all clients, but here every "
             f"client has an export of its own (export.layout {PER_CLIENT}, or auto where one would be too large). "
             "Export with export.layout stacked, then add clients"
         )
     if is_missing:
-        raise ServingError(f"{config.export_folder} holds no version to add clients to: run `tff-pdp export` first")
-    with hold(config.export_folder) as held:
+        raise ServingError(f"{base_path} holds no version to add clients to: run `tff-pdp export` first")
+    with hold(base_path) as held:
         yield _read_newest(config, held)
 
 
@@ -138,11 +140,6 @@ def publish_with_clients(
         references=_references(exported.models, rows),
         further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
     )
-
-
-def _is_divided(base_path: Path) -> bool:
-    """Tells whether there are exports of single clients in place of one of all."""
-    return any(path.name.startswith(f"{base_path.name}.") for path in base_path.parent.glob("*/"))
 
 
 def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
