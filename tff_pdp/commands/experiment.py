@@ -70,7 +70,8 @@ class Prepare(_OnExperiment):
       partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
       contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
       simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
-    Options of a kind stand beside it in data; docs/configuration.md explains them. Another kind is module:name.
+    Options of a kind stand beside it in data; `tff-pdp config --reference` explains them. Another kind is
+    module:name.
 
     Attributes:
       overwrite: replace a client dataset prepared differently.

@@ -73,7 +73,7 @@ def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any])
 
 
 def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
-    """Returns the function from a client's id to its id in the experiment's exports; the first makes the key of hashes.
+    """Returns the function from a client's id to its id in exports; makes the key of hashes for the first export.
 
     Raises:
       ServingError: the key is missing, damaged, or not that of an export.

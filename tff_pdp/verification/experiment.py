@@ -79,7 +79,7 @@ def _check_copies(runs: Sequence[Path]) -> Iterator[Finding]:
         with contextlib.suppress(DataError):
             run_id = run_id_of(folder)
             if run_id and run_id in first:
-                text = f"a copy of the run in {first[run_id]}: only one of the two can be continued; delete the other"
+                text = f"a copy of the run in {first[run_id]}: keep the one to be continued, and delete the other"
                 yield Finding(folder, Status.PROBLEM, text)
             elif run_id:
                 first[run_id] = folder
