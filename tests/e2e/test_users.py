@@ -82,7 +82,7 @@ def test_every_user_is_answered_by_its_own_model(output, name):
     method, state = load_trained(config, name)
     with experiment_engine(config):
         weights = trained_clients(method, state).weights_by_id()
-        shared = served_models(method, state).references[""]
+        shared = served_models(trained_clients(method, state)).references[""]
     state.client_states.close()
     users = list(method.clients.client_ids)
     assert len({tuple(own[method.model.head[0]].ravel()) for own in weights.values()}) >= NUM_USERS // 2

@@ -19,7 +19,7 @@ from tff_pdp.experiment.method import Method
 from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, exported_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
-from tff_pdp.personal_models.trained_clients import global_model_of
+from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.privacy.facts import SiloCosts, SiloFacts
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.statement import export_text, not_covered, statement
@@ -81,9 +81,8 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
         with contextlib.ExitStack() as stack:
             stack.callback(close_states, state.client_states)
             stack.enter_context(experiment_engine(config))
-            served = served_models(
-                method, state, model_seed=model_seed(config), layout=config.export.layout, exported_id=exported_id
-            )
+            trained = trained_clients(method, state, model_seed(config), exported_id)
+            served = served_models(trained, config.export.layout)
         all_runs = cost_of_all_runs(config, method)
         is_divided = served.layout == PER_CLIENT
         report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)

@@ -6,7 +6,7 @@ returns, some clients at a time. Models that are made from small states may be h
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ import tensorflow as tf
 from serving.export.expectations import MAX_REFERENCES
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.method import Method
 from tff_pdp.models.base import Weights
 from tff_pdp.models.derived import SCALE, SHIFT
-from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, mean_arrays, nbytes, trained_clients
+from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, mean_arrays, nbytes
 
 _DIGEST_BYTES = 16
 
@@ -149,18 +148,7 @@ class ServedModels:
     references: Mapping[str, Arrays]
 
 
-def served_models(
-    method: Method, state: Any, *, model_seed: int = 0, layout: str = AUTO, exported_id: Callable[[str], str] = str
-) -> ServedModels:
-    """Returns the models to serve of a trained method: `build_served_models` of its `trained_clients`. Needs an engine.
-
-    Raises:
-      ConfigError: the layout is not possible for this method.
-    """
-    return build_served_models(trained_clients(method, state, model_seed, exported_id), layout)
-
-
-def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
+def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
     """Returns the models to serve of trained clients; in memory are the result and some clients. Needs an engine.
 
     Args:
@@ -196,7 +184,7 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
     if chosen == PER_CLIENT and layout == AUTO and trained.global_weights is None:
         # Rows were built around a global model that must not be in every client's file.
         del rows, references
-        return build_served_models(trained, PER_CLIENT)
+        return served_models(trained, PER_CLIENT)
     form = CLUSTERS if chosen == CLUSTERS or (chosen == PER_CLIENT and CLUSTERS in possible) else STACKED
     if form == STACKED:
         rows.separate()

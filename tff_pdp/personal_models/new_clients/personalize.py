@@ -145,24 +145,16 @@ def personalize(
 
 def personalized_content(done: Personalized) -> dict[str, Any]:
     """Returns the result as plain data for JSON."""
-    return json_safe(
-        {
-            "version": str(done.version),
-            "clients": [_client_content(client, done.generator) for client in done.clients],
-            "left_out": done.left_out,
-            "before_and_after_are_private": False,
-        }
-    )
-
-
-def _client_content(client: AddedClient, generator: Generator) -> dict[str, Any]:
-    is_protected, claim_of_protected = client.epsilon is not None, claim_of_fit(generator)
-    return {
-        **dataclasses.asdict(client),
-        "claim": claim_of_protected[0] if is_protected else "none",
-        "claim_reason": claim_of_protected[1] if is_protected else "fitted to the client's own examples without noise",
-        "recorded": client.recorded and client.recorded.to_dict(*claim_of_protected),
-    }
+    of_protected = claim_of_fit(done.generator)
+    of_others = ("none", "fitted to the client's own examples without noise")
+    clients = []
+    for client in done.clients:
+        claim, reason = of_others if client.epsilon is None else of_protected
+        recorded = client.recorded and client.recorded.to_dict(*of_protected)
+        content = {**dataclasses.asdict(client), "claim": claim, "claim_reason": reason, "recorded": recorded}
+        clients.append(content)
+    others = {"left_out": done.left_out, "before_and_after_are_private": False}
+    return json_safe({"version": str(done.version), "clients": clients, **others})
 
 
 def personalized_text(done: Personalized) -> str:
