@@ -27,7 +27,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
-from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, served_ids
+from tff_pdp.personal_models.model_card import check_settings, newest_version, served_ids
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
@@ -145,7 +145,8 @@ def publish_with_clients(
 def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
     version = newest_version(held.path)
     assert version is not None
-    card, report = read_card(version), layout.read_document(version, layout.PRIVACY_REPORT_FILE)
+    card = layout.read_document(version, layout.MODEL_CARD_FILE)
+    report = layout.read_document(version, layout.PRIVACY_REPORT_FILE)
     check_settings(config, version, card)
     _check_plan(config.privacy, version, report)
     model, name = build_model(config), config.export.algorithm
