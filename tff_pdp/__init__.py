@@ -65,7 +65,7 @@ __version__ = "0.1.0"
 # `__init__.pyi` tells type checkers the same.
 _PLACES = {
     "ExperimentConfig": "experiment.config:ExperimentConfig",
-    "FitOptions": "personal_models.new_clients.fit:FitOptions",
+    "FitOptions": "personal_models.new_clients.options:FitOptions",
     "UserError": "errors:UserError",
     "evaluate": "training.evaluate:evaluate_experiment",
     "export": "personal_models.export:export_experiment",

@@ -23,7 +23,7 @@ from tff_pdp.errors import ConfigError, UserError, sentence_for_user
 from tff_pdp.kinds import meanings
 from tff_pdp.settings import Settings, did_you_mean, read_settings, words_of_type
 
-# How alike a flag for others and an option of ours are where it is taken for a slip.
+# From this similarity on, an unknown flag is taken for a misspelt option, not for a flag of another program.
 _ALIKE = 0.85
 _Section = types.StructType | types.DataclassType
 
@@ -34,7 +34,7 @@ class Option:
 
     Attributes:
       metavar: stands for the value in help.
-      each: of a tuple: every value needs the option's name before it, as where other words may follow.
+      each: for a tuple: every value needs the option's name before it, as where other words may follow.
       choices: `module:name` of the values allowed, imported only where the command is named.
     """
 
@@ -48,11 +48,11 @@ class Positional(Option):
 
 
 class Outcome(NamedTuple):
-    """Says what a command has found.
+    """Holds the result of a command.
 
     Attributes:
       text: printed for people; None where all is printed already.
-      content: printed as one JSON object in its place by `Reporting` commands, where `--json` says so.
+      content: printed as one JSON object instead, by `Reporting` commands with `--json`.
       status: the exit status.
     """
 
@@ -62,18 +62,18 @@ class Outcome(NamedTuple):
 
 
 class Command(Settings):
-    """Does something that a user asks for: fields are options, the docstring's first line is the summary.
+    """Runs a task of a user: fields are options, the docstring's first line is the summary.
 
-    A field whose type is another `Settings` class, or a dataclass, brings the options of that class; of a union of
-    tagged classes, the field itself chooses among them. Classes that share a name share the option: as the command
-    has it, or else the first of them. Booleans are flags, those that are true by default `--no-...`; tuples take
-    several words, and may be repeated.
+    A field whose type is another `Settings` class, or a dataclass, brings the options of that class; in a union of
+    tagged classes, the field itself chooses among them. Classes that share a name share the option: the command's own
+    or else the first. Booleans are flags, those that are true by default `--no-...`; tuples take several words, and may
+    be repeated.
 
     Attributes:
-      exactly_one: groups of fields of which one must be given, and no more.
-      at_most_one: groups of fields of which no more than one may be given.
+      exactly_one: groups of fields of which exactly one must be given.
+      at_most_one: groups of fields of which at most one may be given.
       fixed: values of fields that are no options.
-      rest: the field that takes the flags that are no options; empty where these are errors.
+      rest: the field that takes unknown flags; empty where these are errors.
       separator: between the words of an option's name.
     """
 
@@ -84,7 +84,7 @@ class Command(Settings):
     separator: ClassVar[str] = "-"
 
     def run(self) -> Outcome:
-        """Does it; raises a `UserError` for what a user can mend."""
+        """Runs the command; raises a `UserError` for a problem that the user can solve."""
         raise NotImplementedError
 
 
@@ -104,7 +104,7 @@ class Table:
 
     Attributes:
       prog: the program's name, for messages and help.
-      about: what the commands are for.
+      about: purpose of the commands.
       commands: by name `module:class`, imported only where it is named, or a table of further commands.
       version: printed by `--version`; empty for none.
     """
@@ -116,11 +116,10 @@ class Table:
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the arguments (by default those of the process) name, and prints what it found.
+    """Runs the command that the arguments (by default those of the process) name, and prints its result.
 
-    Returns:
-      The command's exit status; 2 for a problem the user can mend, which standard error has in one line; 130 where the
-      user stopped the command.
+    Returns the command's exit status; 2 for a problem that the user can solve, in one line on standard error; 130 where
+    the user stopped the command.
 
     Raises:
       SystemExit: with status 0, for `--help` and `--version`.
@@ -166,7 +165,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _named(table: Table, arguments: Sequence[str], prog: str) -> tuple[str, type[Command], Sequence[str]]:
-    """The full name, the class and the words of a command."""
+    """Returns the full name, the class and the words of a command."""
     first = list(arguments[:1])
     about = _overview(table) if first in (["-h"], ["--help"]) else ""
     parser = _Parser(prog, about, usage="%(prog)s [-h] COMMAND ...")
@@ -183,7 +182,6 @@ def _named(table: Table, arguments: Sequence[str], prog: str) -> tuple[str, type
 
 
 def _overview(table: Table) -> str:
-    """What the commands are for, and a line for each."""
     width = max(map(len, table.commands))
     lines = [table.about.rstrip(), "", "commands:"]
     for name, entry in table.commands.items():
@@ -198,7 +196,6 @@ def _imported(path: str) -> Any:
 
 
 def _read(prog: str, command: type[Command], words: Sequence[str]) -> Command:
-    """Reads the words of one command."""
     fields = {name: field for name, field in _fields(command).items() if name not in command.fixed}
     rest = fields.pop(command.rest, None)
     help_text = inspect.cleandoc(command.__doc__ or "").partition("\nAttributes:")[0].replace("%(prog)s", prog)
@@ -229,7 +226,7 @@ def _read(prog: str, command: type[Command], words: Sequence[str]) -> Command:
 
 @dataclasses.dataclass
 class _Field:
-    """A field as an option; `info` is its type without None."""
+    """Holds a field as an option; `info` is its type without None."""
 
     name: str
     hint: Any
@@ -275,7 +272,7 @@ class _Field:
         return flag
 
     def typed(self, flag: str, given: Any) -> Any:
-        """Types the words of the option; raises ConfigError for what it does not take."""
+        """Converts the words of the option to its type; raises ConfigError for others than it takes."""
         if self.how.choices and given not in (known := _imported(self.how.choices)):
             raise ConfigError(f"unknown {flag} {given!r}; {did_you_mean(given, known)}")
         try:
@@ -286,7 +283,7 @@ class _Field:
 
 
 def _fields(owner: Any) -> dict[str, _Field]:
-    """The options of a class and of the classes of its fields, by name."""
+    """Returns the options of a class and of the classes of its fields, by name."""
     told, hints = meanings(owner), typing.get_type_hints(owner, include_extras=True)
     found: dict[str, _Field] = {}
     inner: dict[str, _Field] = {}
@@ -309,7 +306,7 @@ def _inspected(owner: Any) -> tuple[types.Field, ...]:
 
 
 def _sections(field: types.Field) -> list[_Section]:
-    """The classes of a field that brings the options of others: one, or several with tags."""
+    """Returns the classes of a field that brings the options of others: one, or several with tags."""
     options = field.type.types if isinstance(field.type, types.UnionType) else (field.type,)
     return [one for one in options if isinstance(one, _Section)]
 
@@ -319,7 +316,7 @@ def _tags(sections: Sequence[_Section]) -> tuple[str, ...]:
 
 
 def _made(owner: Any, values: Mapping[str, Any]) -> Any:
-    """Makes a class of the values that its fields, and those of their classes, have by name."""
+    """Makes a class of the values of its fields, and of the fields of their classes, by name."""
     arguments = {}
     for one in _inspected(owner):
         sections = _sections(one)

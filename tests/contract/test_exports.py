@@ -13,7 +13,7 @@ from tests.contract.contract_support import build
 from tests.rounding import gamma
 from tests.tiers import parameters
 from tff_pdp.experiment.kinds import ALGORITHMS
-from tff_pdp.personal_models.served import build_served_models
+from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
 from tff_pdp.processes.client_work import what_clients_own
 from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, ready, run
@@ -62,7 +62,7 @@ def served_and_weights(name, loop):
     with loop.install():
         trained = trained_clients(name)
         layout, owned = layout_of(trained.algorithm)
-        served = build_served_models(trained, "auto" if layout == STACKED or not owned else layout)
+        served = served_models(trained, "auto" if layout == STACKED or not owned else layout)
         weights = list(trained.personalise(trained.ready_states(np.arange(len(IDS)))))
     global_weights = trained.global_weights
     if global_weights is None:

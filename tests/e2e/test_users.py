@@ -13,7 +13,8 @@ from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
-from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.export import export_experiment
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.training.evaluate import load_trained
@@ -81,7 +82,7 @@ def test_every_user_is_answered_by_its_own_model(output, name):
     method, state = load_trained(config, name)
     with experiment_engine(config):
         weights = trained_clients(method, state).weights_by_id()
-        shared = served_models(method, state).references[""]
+        shared = served_models(trained_clients(method, state)).references[""]
     state.client_states.close()
     users = list(method.clients.client_ids)
     assert len({tuple(own[method.model.head[0]].ravel()) for own in weights.values()}) >= NUM_USERS // 2

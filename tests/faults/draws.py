@@ -154,7 +154,7 @@ def _watched_search(real: Any, log: Path, name: str, place: int) -> Any:
 
 def _watched_fit(real: Any, log: Path) -> Any:
     def fit_rows(*arguments: Any) -> Any:
-        _append(log, {"kind": "fit", "seeds": digest(arguments[5])})
+        _append(log, {"kind": "fit", "seeds": digest(arguments[6])})
         return real(*arguments)
 
     return fit_rows

@@ -20,7 +20,7 @@ from tff_pdp import testing
 from tff_pdp.cli import main
 from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.kinds import MODELS, PLANS
-from tff_pdp.personal_models.export import exported_ids
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.training.evaluate import load_trained
 
 WARDS, ROWS, FEATURES = 4, 40, 3

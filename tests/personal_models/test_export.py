@@ -29,7 +29,8 @@ from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.dense import build_linear_svm
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
-from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.export import export_experiment
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table
@@ -255,11 +256,11 @@ def test_unknown_clients_get_nothing_of_users_personal_weights(tmp_path, name):
     train(config, name, progress=False)
     method, state = load_trained(config, name)
     with experiment_engine(config):
-        before = served_models(method, state, model_seed=model_seed(config)).references
+        before = served_models(trained_clients(method, state, model_seed(config))).references
         columns = state.client_states.read(range(3))
         others = tf.nest.map_structure(lambda column: column + np.float32(1), columns)
         state.client_states.write(state.round_number + 1, range(3), others)
-        after = served_models(method, state, model_seed=model_seed(config)).references
+        after = served_models(trained_clients(method, state, model_seed(config))).references
     state.client_states.close()
     for key, weights in before[""].items():
         np.testing.assert_array_equal(after[""][key], weights)

@@ -12,9 +12,9 @@ from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.models.derived import SCALE, SHIFT
-from tff_pdp.personal_models import served as served_models
+from tff_pdp.personal_models import served as served_module
 from tff_pdp.personal_models import trained_clients
-from tff_pdp.personal_models.served import build_served_models
+from tff_pdp.personal_models.served import served_models
 from tff_pdp.personal_models.trained_clients import TrainedClients
 
 # 2x3 + 3 and 3x2 + 2 weights.
@@ -57,7 +57,7 @@ def assert_serves(served, expected):
 
 def test_heads_are_stacked_and_the_rest_is_shared():
     weights = [with_head(value) for value in (1, 2, 3)]
-    served = build_served_models(clients_with(weights))
+    served = served_models(clients_with(weights))
     assert (served.layout, served.models.layout) == ("stacked", "stacked")
     assert set(served.models.stacked) == set(MODEL.head)
     assert served.models.rows.tolist() == [1, 2, 3]
@@ -79,7 +79,7 @@ def test_heads_are_stacked_and_the_rest_is_shared():
 )
 def test_clients_with_the_same_model_share_a_row_where_that_halves_the_rows(values, layout, num_rows):
     weights = [with_head(value) for value in values]
-    served = build_served_models(clients_with(weights))
+    served = served_models(clients_with(weights))
     assert (served.layout, served.models.layout, served.models.num_rows) == (layout, layout, num_rows)
     assert served.models.nbytes == served.sizes[layout] == BODY + num_rows * HEAD
     assert_serves(served, [GLOBAL, *weights])
@@ -88,44 +88,44 @@ def test_clients_with_the_same_model_share_a_row_where_that_halves_the_rows(valu
 @pytest.mark.parametrize(("layout", "rows"), [("stacked", [1, 2, 3]), ("clusters", [1, 1, 2])])
 def test_a_layout_that_was_asked_for_is_taken(layout, rows):
     weights = [with_head(value) for value in (1, 1, 2)]
-    served = build_served_models(clients_with(weights), layout)
+    served = served_models(clients_with(weights), layout)
     assert (served.layout, served.models.layout, served.models.rows.tolist()) == (layout, layout, rows)
     assert_serves(served, [GLOBAL, *weights])
 
 
 def test_a_shared_model_is_held_once_and_its_clients_are_known_all_the_same():
-    served = build_served_models(clients_with([GLOBAL] * 3))
+    served = served_models(clients_with([GLOBAL] * 3))
     assert (served.layout, served.models.stacked, served.models.rows.tolist()) == ("clusters", {}, [0, 0, 0])
     assert (len(served.models.client_ids), served.models.nbytes) == (3, MODEL_BYTES)
 
 
 def test_an_experiment_without_clients_serves_the_global_model():
-    served = build_served_models(clients_with([]))
+    served = served_models(clients_with([]))
     assert (served.models.num_rows, list(served.references)) == (1, [""])
     assert_serves(served, [GLOBAL])
 
 
 def test_small_states_of_no_method_are_refused():
     with pytest.raises(ConfigError, match=r"export\.layout hypernetwork: fed_avg does not make models from"):
-        build_served_models(clients_with([GLOBAL]), "hypernetwork")
+        served_models(clients_with([GLOBAL]), "hypernetwork")
     tuned = build_udp_hypernet(hidden_units=(), fine_tune=True)
     with pytest.raises(ConfigError, match="udp_hypernet does not"):
-        build_served_models(clients_with([GLOBAL], algorithm=tuned), "hypernetwork")
+        served_models(clients_with([GLOBAL], algorithm=tuned), "hypernetwork")
 
 
 def test_an_export_is_divided_only_where_it_is_large_and_clients_are_few(monkeypatch):
     clients = [with_head(value) for value in range(1, 101)]
-    monkeypatch.setattr(served_models, "MAX_BYTES_OF_ONE_EXPORT", BODY + 101 * HEAD)
-    assert build_served_models(clients_with(clients)).layout == "stacked"
-    monkeypatch.setattr(served_models, "MAX_BYTES_OF_ONE_EXPORT", BODY + 101 * HEAD - 1)
-    served = build_served_models(clients_with(clients))
+    monkeypatch.setattr(served_module, "MAX_BYTES_OF_ONE_EXPORT", BODY + 101 * HEAD)
+    assert served_models(clients_with(clients)).layout == "stacked"
+    monkeypatch.setattr(served_module, "MAX_BYTES_OF_ONE_EXPORT", BODY + 101 * HEAD - 1)
+    served = served_models(clients_with(clients))
     assert (served.layout, served.models.layout) == ("per_client", "stacked")
     assert served.sizes["per_client"] == 100 * MODEL_BYTES
-    assert build_served_models(clients_with([*clients, with_head(101)])).layout == "stacked"
+    assert served_models(clients_with([*clients, with_head(101)])).layout == "stacked"
 
 
 def test_without_a_global_model_it_is_the_mean():
-    served = build_served_models(clients_with([with_head(value) for value in (1, 2, 6)], global_weights=None))
+    served = served_models(clients_with([with_head(value) for value in (1, 2, 6)], global_weights=None))
     assert_serves(served, [with_head(value) for value in (3, 1, 2, 6)])
     # The mean of equal arrays is the same to the bit, so that they are shared.
     assert set(served.models.stacked) == set(MODEL.head)
@@ -134,10 +134,10 @@ def test_without_a_global_model_it_is_the_mean():
 @pytest.mark.parametrize("layout", ["per_client", "auto"])
 def test_no_mean_goes_to_every_client_where_each_gets_a_file(layout, monkeypatch):
     """Twice the mean of two models, less the one, is the other."""
-    monkeypatch.setattr(served_models, "MAX_BYTES_OF_ONE_EXPORT", 0)
+    monkeypatch.setattr(served_module, "MAX_BYTES_OF_ONE_EXPORT", 0)
     weights = [with_head(value) for value in (1, 5)]
     given = {"global_weights": None, "scalings": scalings([1, 3]), "model_seed": 7}
-    served = build_served_models(clients_with(weights, **given), layout)
+    served = served_models(clients_with(weights, **given), layout)
     initial = {SHIFT: np.zeros(2), SCALE: np.ones(2), **MODEL.init(7)}
     assert served.layout == "per_client"
     assert_serves(served, [initial, *({**own, **one} for own, one in zip(scalings([1, 3]), weights, strict=True))])
@@ -147,14 +147,14 @@ def test_no_mean_goes_to_every_client_where_each_gets_a_file(layout, monkeypatch
 
 def test_references_are_spread_over_clients_and_few_where_models_are_large(monkeypatch):
     clients = [with_head(value) for value in range(1, 101)]
-    served = build_served_models(clients_with(clients))
+    served = served_models(clients_with(clients))
     numbers = [int(name.removeprefix("client ")) for name in list(served.references)[1:]]
     assert (len(numbers), numbers[0], numbers[-1]) == (32, 0, 99)
     assert set(np.diff(numbers)) == {3, 4}
     for number, (name, weights) in zip(numbers, list(served.references.items())[1:], strict=True):
         np.testing.assert_array_equal(weights[MODEL.head[0]], clients[number][MODEL.head[0]], err_msg=name)
     monkeypatch.setattr(trained_clients, "_BYTES_AT_A_TIME", 3 * MODEL_BYTES)
-    assert list(build_served_models(clients_with(clients)).references) == ["", "client 0", "client 49", "client 99"]
+    assert list(served_models(clients_with(clients)).references) == ["", "client 0", "client 49", "client 99"]
 
 
 def scalings(shifts):
@@ -163,10 +163,10 @@ def scalings(shifts):
 
 def test_scalings_are_shared_or_stacked_like_weights():
     weights = [with_head(value) for value in (1, 2, 3)]
-    served = build_served_models(clients_with(weights, scalings=scalings([0.1] * 3)))
+    served = served_models(clients_with(weights, scalings=scalings([0.1] * 3)))
     assert set(served.models.stacked) == set(MODEL.head)
     assert_serves(served, [{**scalings([0.1])[0], **own} for own in [GLOBAL, *weights]])
-    served = build_served_models(clients_with(weights, scalings=scalings([1, 2, 6])))
+    served = served_models(clients_with(weights, scalings=scalings([1, 2, 6])))
     assert set(served.models.stacked) == {SHIFT, *MODEL.head}
     own = scalings([3, 1, 2, 6])
     assert_serves(served, [{**own[row], **one} for row, one in enumerate([GLOBAL, *weights])])
@@ -201,7 +201,7 @@ def test_a_hypernetwork_and_descriptors_are_served_where_they_are_smaller_than_m
     parameters = 4 * 51
     for number, layout in ((2, "stacked"), (20, "hypernetwork")):
         weights, trained = clients_of_a_hypernetwork(number)
-        served = build_served_models(trained)
+        served = served_models(trained)
         assert served.sizes["hypernetwork"] == parameters + (1 + number) * 8
         assert served.sizes["stacked"] == (1 + number) * MODEL_BYTES
         assert served.layout == layout
@@ -216,7 +216,7 @@ def test_a_hypernetwork_and_descriptors_are_served_where_they_are_smaller_than_m
 
 def test_a_hypernetwork_may_be_served_as_models():
     weights, trained = clients_of_a_hypernetwork(20)
-    served = build_served_models(trained, "stacked")
+    served = served_models(trained, "stacked")
     assert (served.models.make_weights, set(served.models.stacked)) == (None, set(GLOBAL))
     assert_serves(served, [weights[0], *weights])
 
@@ -224,7 +224,7 @@ def test_a_hypernetwork_may_be_served_as_models():
 def test_a_hypernetwork_of_scaled_inputs_keeps_the_scalings_beside_the_descriptors():
     own = scalings(range(20))
     weights, trained = clients_of_a_hypernetwork(20, scalings=own)
-    served = build_served_models(trained)
+    served = served_models(trained)
     assert set(served.models.stacked) == {SHIFT, "client/descriptor"}
     assert SCALE in served.models.shared
     expected = [{**scaling, **one} for scaling, one in zip(own, weights, strict=True)]
@@ -233,7 +233,7 @@ def test_a_hypernetwork_of_scaled_inputs_keeps_the_scalings_beside_the_descripto
 
 def test_descriptors_that_nobody_changed_are_shared():
     weights, trained = clients_of_a_hypernetwork(1)
-    served = build_served_models(dataclasses.replace(trained, client_ids=["only"]), "hypernetwork")
+    served = served_models(dataclasses.replace(trained, client_ids=["only"]), "hypernetwork")
     assert (served.models.stacked, served.models.num_rows) == ({}, 1)
     assert_serves(served, [weights[0], weights[0]])
 
@@ -256,7 +256,7 @@ def test_memory_is_that_of_heads_and_of_some_models():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained_clients, "_BYTES_AT_A_TIME", 2**24)
         tracemalloc.start()
-        served = build_served_models(trained)
+        served = served_models(trained)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert set(served.models.stacked) == set(large.head)

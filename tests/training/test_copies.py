@@ -113,11 +113,11 @@ def test_of_two_copies_that_are_drawn_from_otherwise_one_goes_on(start, copy):
         other = start("other", resume=True)
     one.run()
     # The copy has drawn anew from round 3 on: the first may go on no more, however far it has come.
-    with pytest.raises(DataError, match="has gone on"):
+    with pytest.raises(DataError, match="was continued"):
         one.step()
     for _ in range(4):
         other.step()
-    with pytest.raises(DataError, match="has gone on"):
+    with pytest.raises(DataError, match="was continued"):
         one.step()
     other.end()
     assert other.state.round_number == 6
@@ -138,12 +138,12 @@ def test_a_copy_that_was_refused_is_refused_the_second_time(start, copy):
     with other_machine():
         other = start("other", resume=True)
     one.step()
-    with pytest.raises(DataError, match="has gone on"):
+    with pytest.raises(DataError, match="was continued"):
         other.step()
     other.stop()
     # Its own record has the line now, which was not acted upon.
     assert read_charges(other.folder).through_round == read_charges(one.folder).through_round
-    with other_machine(), pytest.raises(DataError, match="went on elsewhere"):
+    with other_machine(), pytest.raises(DataError, match="was continued"):
         start("other", resume=True)
     one.step()
 
@@ -165,7 +165,7 @@ def test_a_run_whose_reservation_the_registry_was_not_told_does_not_go_on_beside
     with other_machine():
         other = start("other", resume=True)
     other.step()
-    with pytest.raises(DataError, match="went on elsewhere"):
+    with pytest.raises(DataError, match="was continued"):
         start("one", resume=True)
 
 
@@ -251,7 +251,7 @@ def test_what_is_planned_never_falls_where_two_copies_draw_anew_at_once(start, c
     def between(self, run_id, chains):
         if not refused:
             refused.append(True)
-            with other_machine("third"), pytest.raises(DataError, match="went on elsewhere"):
+            with other_machine("third"), pytest.raises(DataError, match="was continued"):
                 start("one", resume=True, **longer)
         return own(self, run_id, chains)
 
@@ -283,7 +283,7 @@ def test_a_registry_of_an_earlier_version_is_read_and_counts(start, experiment, 
     one.folder.rename(tmp_path / "newest")
     (tmp_path / "older").rename(one.folder)
     assert stated(two) > truth(one.config, two), "all that was planned"
-    with pytest.raises(DataError, match="went on elsewhere"):
+    with pytest.raises(DataError, match="was continued"):
         start("one", resume=True)
     shutil.rmtree(one.folder)
     (tmp_path / "newest").rename(one.folder)
@@ -364,7 +364,7 @@ def test_a_run_whose_registry_was_removed_meanwhile_does_not_go_on_unseen(start,
         one.step()
     one.stop()
     one = start("one", resume=True)
-    assert "does not know this run, which was begun under another registry" in capsys.readouterr().err
+    assert "does not have this run, which was started under another registry" in capsys.readouterr().err
     one.step()
     assert Registry().find(read_charges(one.folder).run_id) is not None
 
@@ -377,7 +377,7 @@ def test_copies_that_compute_clients_in_other_ways_are_copies_that_differ(start,
     for stepped in (one, other):
         stepped.reserve()
     one.spending.choose({"a computation": "loop"})
-    with pytest.raises(DataError, match="has gone on"):
+    with pytest.raises(DataError, match="was continued"):
         other.spending.choose({"a computation": "vectorized"})
     one.step()
     assert read_charges(one.folder).choices == {"a computation": "loop"}
@@ -531,7 +531,7 @@ def test_a_restored_backup_lowers_nothing_of_a_registry_of_an_earlier_version(st
     third = experiment("third", **{**ROOMY, "training__rounds": 1})
     assert truth(one.config) < spent
     assert stated(third) > spent, "whether the backup went on in another way is not known"
-    with pytest.raises(DataError, match="went on elsewhere"):
+    with pytest.raises(DataError, match="was continued"):
         train(experiment("one", **ROOMY), NAME, resume=True, progress=False)
     settle(one.config, one.folder)
     shutil.rmtree(one.folder)

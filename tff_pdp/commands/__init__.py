@@ -1,8 +1,8 @@
-"""Commands of `tff-pdp`, and what each does.
+"""Runs the commands of `tff-pdp`.
 
 experiment: prepare, train, tune, evaluate, export, personalize, serve, predict
-account: what a plan costs, before training
-record: verify and seal: what lies on disk of runs is checked, or its secrets are destroyed
+account: the cost of a plan, before training
+record: verify and seal: checks runs on disk, or destroys their secrets
 demo: the demo
 doctor: versions, devices, a test of every engine
 """

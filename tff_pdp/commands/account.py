@@ -1,4 +1,4 @@
-"""`tff-pdp account`: the epsilon of a training plan, or the noise that an epsilon needs, before anything is trained."""
+"""Runs `tff-pdp account`: the epsilon of a training plan, or the noise that an epsilon needs, before training."""
 
 import math
 import typing
@@ -9,22 +9,17 @@ from msgspec import Meta
 from tff_pdp.command_line import Outcome, Reporting
 from tff_pdp.settings import Delta, Positive
 
+_OUTSIDE = "protected from everyone outside that silo"
 _UNITS = {
-    "silo_example": (
-        "one record of one silo, present or absent (add/remove), all other silos unchanged; "
-        "protected from everyone outside that silo"
-    ),
+    "silo_example": f"one record of one silo, added or removed; all other silos are unchanged; {_OUTSIDE}",
     "user": (
-        "all records of one user, present or absent (add/remove); protected from everyone who sees the shared model, "
-        "not from the server that adds the noise"
+        "all records of one user, added or removed; protected from everyone who sees the shared model, but not from "
+        "the server, which adds the noise"
     ),
-    "node": (
-        "one person of a silo's contact graph, with all its contacts: whatever differs of it, at most {rows} rows do; "
-        "protected from everyone outside that silo"
-    ),
+    "node": f"one person of a silo's contact graph, with all contacts; at most {{rows}} rows differ; {_OUTSIDE}",
     "edge": (
-        "all contacts of one pair of people of one silo, present or absent: at most {rows} rows differ; protected from "
-        "everyone outside that silo; people's own features and states are not protected"
+        "all contacts between two people of one silo, added or removed; at most {rows} rows differ; "
+        f"{_OUTSIDE}; people's own features and states are not protected"
     ),
 }
 
@@ -47,25 +42,26 @@ class Account(Reporting):
       tff-pdp account --unit silo_example --sampling-rate 0.032 --epsilon 2 --steps 1000 --delta 1e-5
 
     Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
-    Two bounds are computed, RDP and PLD; each holds, so the smaller one may be claimed. They are for ideal Gaussian
-    noise: the ledger of a training adds the distance of drawn noise from it, below 1 % of epsilon in every shipped
+    Two bounds are computed, RDP and PLD; both hold, so the smaller one may be claimed. They are for ideal Gaussian
+    noise. In training, the ledger adds the distance of the drawn noise from it: below 1 % of epsilon in every shipped
     configuration. A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
 
-    Rows made of a contact graph, in up to 20 of which one person is, in Poisson batches:
+    Rows of a contact graph, where one person is in up to 20 rows, in Poisson batches:
       tff-pdp account --unit node --rows-per-unit 20 --sampling-rate 0.01 --epsilon 4 --steps 1000 --delta 1e-5
     or in batches of exactly 512 rows, drawn anew in each step:
       tff-pdp account --unit node --rows-per-unit 20 --num-rows 2609976 --batch-size 512 --noise-multiplier 4.5 \\
           --steps 10196 --delta 3.8e-7
-    There RDP is the only bound. The manifest of a prepared data set has the number of rows under row_influence.
+    For batches of exactly so many rows, RDP is the only bound. The manifest of a prepared data set has the number
+    of rows under row_influence.
 
     Attributes:
-      unit: whom the guarantee is about.
+      unit: the unit of privacy: the part of the data that the guarantee protects.
       sampling_rate: probability that one record (or user) takes part in one step, for instance batch size / records.
       batch_size: rows in each batch, of `num_rows`, drawn without replacement; for node and edge.
-      rows_per_unit: the most rows that one person, or one pair, is in.
+      rows_per_unit: largest number of rows that one person, or one pair, is in; for node and edge.
       num_rows: rows in the silo; for node and edge.
       noise_multiplier: noise standard deviation / clip norm.
-      epsilon: budget: print the smallest noise multiplier that keeps it.
+      epsilon: budget: print the smallest noise multiplier that keeps epsilon within this budget.
       steps: number of noisy sums, over all rounds.
       delta: well below 1 / number of records.
     """
@@ -100,7 +96,7 @@ class Account(Reporting):
 
         Guarantee: the printed epsilon is an upper bound for the unit printed with it.
         Assumes: true Poisson sampling (or, with a batch size, fresh batches of that size), one joint clip, division by
-        a constant, and parameters that are public; of rows, that no more differ than were given.
+          a constant, and public parameters; for rows, at most `rows_per_unit` rows differ.
 
         Raises:
           BudgetError: no noise multiplier meets the budget.
@@ -146,12 +142,12 @@ class Account(Reporting):
         if rate is None:
             num_rows, batch_size = typing.cast(int, rows), typing.cast(int, self.batch_size)
             return fixed_size_rows_event(num_rows, batch_size, noise_multiplier, changed, self.steps)
-        # Of fewer rows all.
+        # A silo with fewer rows: all of them may differ.
         return poisson_rows_event(rate, noise_multiplier, min(changed, rows or changed), self.steps)
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no infinity; null there means "no bound", for instance without noise."""
+    """Returns None, which JSON has in place of infinity, where there is no bound, for instance without noise."""
     return value if value is not None and math.isfinite(value) else None
 
 

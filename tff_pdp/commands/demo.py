@@ -1,4 +1,4 @@
-"""The demo: raw digits -> client dataset -> three methods -> report -> SavedModel -> one REST and one gRPC answer."""
+"""Runs the demo: raw digits, client dataset, three methods, report, SavedModel, one REST and one gRPC answer."""
 
 import shutil
 import sys
@@ -20,7 +20,8 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
-from tff_pdp.personal_models.export import export_experiment, exported_ids
+from tff_pdp.personal_models.export import export_experiment
+from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.trained_clients import trained_clients
 from tff_pdp.settings import CONFIGS
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained, summary_table, write_summary
@@ -37,7 +38,7 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
     """Runs everything and returns the summary and the text to print.
 
     Args:
-      output: folder for all results; what an earlier demo wrote there is replaced.
+      output: folder for all results; those of an earlier demo are replaced.
       data: folder of LEAF FEMNIST JSON; None for scikit-learn's digits.
       overrides: values by dotted key that replace those of the demo's configuration.
 
@@ -69,19 +70,19 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
 
 
 def _config(output: Path, data: str | None, overrides: Mapping[str, Any]) -> ExperimentConfig:
-    if data is not None:
-        return load_experiment(CONFIGS / "demo_femnist.yaml", {**overrides, "output": str(output), "data.input": data})
-    source = output / "leaf"
-    write_digits_leaf(source, num_clients=NUM_SILOS, concentration=LABEL_SKEW, seed=PARTITION_SEED)
-    return load_experiment(CONFIGS / "demo.yaml", {**overrides, "output": str(output), "data.input": str(source)})
+    name = "demo" if data is None else "demo_femnist"
+    if data is None:
+        data = str(output / "leaf")
+        write_digits_leaf(output / "leaf", num_clients=NUM_SILOS, concentration=LABEL_SKEW, seed=PARTITION_SEED)
+    return load_experiment(CONFIGS / f"{name}.yaml", {**overrides, "output": str(output), "data.input": data})
 
 
 def _check_data(output: Path, data: Path) -> None:
-    """Looks at the user's folder before anything of an earlier demo is replaced."""
+    """Checks the user's folder before anything of an earlier demo is replaced."""
     list_sources(data)
     inner, outer = data.resolve(), output.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise ConfigError(f"{data} and the output {output} lie in each other: name another folder with --output")
+        raise ConfigError(f"{data} and the output {output} contain one another: name another folder with --output")
 
 
 def _fresh_folder(output: Path) -> None:
@@ -95,7 +96,7 @@ def _fresh_folder(output: Path) -> None:
 
 
 def _largest_difference(config: ExperimentConfig) -> float:
-    """Serves the export, and compares its answers for every client with the in-process models."""
+    """Serves the export, and returns the largest difference of its answers from the in-process models' answers."""
     method, state = load_trained(config, config.export.algorithm)
     with experiment_engine(config):
         trained = trained_clients(method, state)

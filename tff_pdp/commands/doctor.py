@@ -1,4 +1,4 @@
-"""Shows for `tff-pdp doctor`: versions, devices, and whether each engine computes what the reference computes."""
+"""Runs `tff-pdp doctor`: shows versions and devices, and tests each engine against the reference."""
 
 import collections
 import functools
@@ -34,10 +34,10 @@ _NUM_FEATURES = 64
 _NUM_CLASSES = 10
 _NUM_CLIENTS = 4
 _NOISE_STDDEV = 0.1
-# How far two right results may lie apart. A step of a round sums over features, over a client's 20 examples and, for a
-# norm, over all weights; it takes five exponentials, logarithms, sines and cosines one after another, which count as
-# eight roundings each, and has some twenty more operations. Weights start from zero and come no further than 0.06 in
-# three steps: one is 0.03 / 10 of a sum that is clipped to 1, with noise of up to five standard deviations of 1.
+# The largest difference of two right results. A step of a round sums over features, over a client's 20 examples and,
+# for a norm, over all weights; it takes five exponentials, logarithms, sines and cosines in turn, which count as
+# eight roundings each, and some twenty more operations. Weights start from zero and stay within 0.06 for three steps:
+# one is 0.03 / 10 of a sum that is clipped to 1, with noise of up to five standard deviations of 1.
 _ROUNDINGS_OF_A_STEP = _NUM_FEATURES + 20 + (_NUM_FEATURES + 1) * _NUM_CLASSES + 5 * 8 + 20
 TOLERANCE = 2 * 3 * _ROUNDINGS_OF_A_STEP * 2.0**-24 * 0.06
 _SHOWN_CHARACTERS = 400
@@ -61,12 +61,7 @@ def examine() -> tuple[dict[str, Any], str]:
     found = devices.gpus()
     references: dict[str, np.ndarray] = {}
     tests = [_test(*case, references) for case in _cases(["cpu", *(f"gpu:{number}" for number in range(len(found)))])]
-    content = {
-        "versions": versions,
-        "gpus": found,
-        "tests": tests,
-        "healthy": all(test["passed"] for test in tests),
-    }
+    content = {"versions": versions, "gpus": found, "tests": tests, "healthy": all(test["passed"] for test in tests)}
     return content, _text(content)
 
 
@@ -78,7 +73,7 @@ def _version(distribution: str) -> str:
 
 
 def _cases(places: list[str]) -> Iterator[tuple[str, str, str, ClientParallelism | None]]:
-    """Round, engine, device and client parallelism of each test; the reference comes first."""
+    """Yields round, engine, device and client parallelism of each test, the reference first."""
     for name in _ROUNDS:
         yield name, "native", "cpu", None
     for device in places:
@@ -90,14 +85,14 @@ def _cases(places: list[str]) -> Iterator[tuple[str, str, str, ClientParallelism
 def _test(
     name: str, engine: str, device: str, parallelism: ClientParallelism | None, references: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Runs one test; what passes on the native engine becomes the reference of the tests that follow."""
+    """Runs one test; a result that passes on the native engine is the reference of later tests."""
     result: dict[str, Any] = {"round": name, "engine": engine, "device": device, "client_parallelism": parallelism}
     result.update(passed=False, difference=None, noise_stddev=None, error=None)
     try:
         values, noise = _run(name, engine, device, parallelism)
         reference = values if engine == "native" else references.get(name)
         if reference is None:
-            raise EngineError("there is nothing to compare with, the native engine has failed")
+            raise EngineError("there is no reference to compare with, because the native engine has failed")
         _compare(result, values, reference, noise)
     except (UserError, tf.errors.OpError, grpc.RpcError) as error:
         return {**result, "error": _reason(error)}
@@ -109,7 +104,7 @@ def _test(
 def _run(
     name: str, engine: str, device: str, parallelism: ClientParallelism | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """What a round computes, and its noise where that is known apart."""
+    """Returns the result of a round, and its noise where that is known separately."""
     choices: dict[str, str] = {}
     options = {} if parallelism is None else {"client_parallelism": parallelism, "choices": choices}
     with running_engine(engine, device, **options):
@@ -120,10 +115,10 @@ def _run(
 
 
 def _compare(result: dict[str, Any], values: np.ndarray, reference: np.ndarray, noise: np.ndarray | None) -> None:
-    """Enters the figures into the result.
+    """Enters difference and noise into the result.
 
     Raises:
-      EngineError: they are not what they should be.
+      EngineError: the values are not finite, differ too much from the reference, or have noise of another size.
     """
     if not np.isfinite(values).all() or (noise is not None and not np.isfinite(noise).all()):
         raise EngineError("its result is not finite")
@@ -147,7 +142,7 @@ def _reason(error: Exception) -> str:
 
 
 def _dp_fed_avg() -> tuple[np.ndarray, np.ndarray]:
-    """The weights after a round without noise, and the noise of one with it."""
+    """Returns the weights after a round without noise, and the noise of a round with it."""
     weights, noised = _fed_avg_round(0.0), _fed_avg_round(_NOISE_STDDEV * _NUM_CLIENTS)
     with np.errstate(invalid="ignore"):  # Infinite on a broken engine, which `_compare` refuses.
         return weights, noised - weights
@@ -171,7 +166,6 @@ def _fed_avg(noise_multiplier: float) -> Any:
 
 
 def _model() -> Any:
-    """Softmax regression."""
 
     @tf.function
     def predict(weights: Any, x: Any, training: bool) -> Any:
@@ -203,7 +197,7 @@ def _dataset(seed: int) -> tf.data.Dataset:
 
 
 def _dp_sgd() -> tuple[np.ndarray, None]:
-    """All that comes of a round: the server's state, the clients' and the metrics."""
+    """Returns all results of a round: the server's state, the clients' and the metrics."""
     process, data, params = _mr_mtl()
     server = process.initialize()
     clients = [process.init_client(server)] * _NUM_CLIENTS
@@ -213,7 +207,7 @@ def _dp_sgd() -> tuple[np.ndarray, None]:
 
 @functools.cache
 def _mr_mtl() -> tuple[PersonalizedProcess, list[Any], list[Any]]:
-    """The process, and data and parameters of clients that differ in size, budget and number of steps."""
+    """Returns the process, and data and parameters of clients that differ in size, budget and number of steps."""
     algorithm, model = build_mr_mtl(), build_linear((_NUM_FEATURES,), _NUM_CLASSES)
     estimator = build_dp_sgd(model)
     sizes = np.array([20, 17, 12, 20])
@@ -285,7 +279,7 @@ def _line(test: dict[str, Any]) -> str:
 
 
 def _shortened(reason: str) -> str:
-    """On one line. TensorFlow says what is wrong at the end of pages, engines at the beginning."""
+    """Shortens a reason to one line: TensorFlow gives it at the end of pages, engines at the beginning."""
     line = " ".join(reason.split())
     half = _SHOWN_CHARACTERS // 2
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:half]} ... {line[-half:]}"

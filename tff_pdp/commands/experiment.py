@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting
 from tff_pdp.errors import ConfigError
+from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.settings import Count, Settings, parse_yaml
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineOptions(Settings):
-    """Says how rounds are computed, in place of what the experiment's section `training` says.
+    """Overrides settings of the experiment's section `training` on the computation of rounds.
 
     Attributes:
       engine: inprocess (default), or native: TFF's C++ worker.
@@ -33,7 +34,7 @@ class EngineOptions(Settings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The experiment's values that are replaced, by dotted key."""
+        """The values that replace the experiment's, by dotted key."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {f"training.{name}": value for name, value in values.items() if value is not None}
 
@@ -69,8 +70,8 @@ class Prepare(_OnExperiment):
       partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
       contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
       simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
-    Options of a kind stand beside it in data; the classes that tff_pdp/experiment/kinds.py names explain them, and
-    module:name is a kind of one's own.
+    Options of a kind stand beside it in data; `tff-pdp config --reference` explains them. Another kind is
+    module:name.
 
     Attributes:
       overwrite: replace a client dataset prepared differently.
@@ -90,10 +91,10 @@ class Config(Command):
     """Check an experiment's file and show its defaults; or describe all keys.
 
     Attributes:
-      config: an experiment, as of `train`: checked as commands check it.
+      config: an experiment, as for `train`, to be checked as commands check it.
       schema: all keys as JSON Schema, for editors.
       reference: all keys as the page docs/configuration.md.
-      set: as of train.
+      set: as for train.
     """
 
     config: Annotated[str | None, Option("FILE")] = None
@@ -169,7 +170,7 @@ class Tune(_Resuming):
     """Search hyper-parameters of one method privately, within each silo's budget.
 
     Every silo trains a secret, random number of candidates by itself, against one run of all silos, and releases the
-    best; the cost is part of epsilon. docs/privacy.md explains it. For what follows, write the search into the
+    best; the cost is part of epsilon. docs/privacy.md explains it. For later commands, write the search into the
     experiment:
       tuning:
         search: {algorithm: mr_mtl, values: {prox_weight: [0.1, 1, 10]}, runs: geometric, mean_runs: 5}
@@ -200,7 +201,7 @@ class Tune(_Resuming):
         return Outcome(tune_text(summary), summary)
 
     def _search(self) -> dict[str, Any]:
-        """The search, as far as options describe it."""
+        """Returns the settings of the search that options give, by dotted key."""
         values = _assigned("--values", self.values, "NAME=NUMBER,NUMBER,...")
         given = {
             "algorithm": self.algorithm,
@@ -261,62 +262,43 @@ class Export(_OnExperiment):
             f"requests name clients: {'by their ids' if config.export.client_ids == 'plain' else keyed}",
         ]
         if name in exported.versions:
-            version = exported.version
+            version, base_path = exported.version, str(exported.version.parent)
             content |= {"version": str(version), "models_config": str(write_models_config(version.parent, name))}
-            lines = [
-                f"exported: {version}",
-                *lines,
-                f"serve it here: tff-pdp serve --model-base-path {version.parent}",
-                f"in production: {docker_command(version.parent, name)}",
-            ]
+            first, serve, production = str(version), "serve it here", docker_command(version.parent, name)
         else:
-            own = f"{folder / name}.CLIENT"
-            lines = [
-                f"exported: {len(exported.versions)} models, in {own}",
-                *lines,
-                f"serve one here: tff-pdp serve --model-base-path {own}",
-                f"in production: tff-pdp deploy {folder} --output FOLDER",
-            ]
+            base_path = f"{folder / name}.CLIENT"
+            first, serve = f"{len(exported.versions)} models, in {base_path}", "serve one here"
+            production = f"tff-pdp deploy {folder} --output FOLDER"
+        lines = [
+            f"exported: {first}",
+            *lines,
+            f"{serve}: tff-pdp serve --model-base-path {base_path}",
+            f"in production: {production}",
+        ]
         return Outcome("\n".join(lines), content)
 
 
 class Personalize(_OnExperiment):
     """Add clients to the export, fitted to their own examples.
 
-    Only what clients own is fitted, from the global model's: the head, a descriptor of a hypernetwork, or the choice of
-    a cluster. The result is the next version of the export, which running servers take up. Silos whose examples are
-    protected pay for it, each from a budget of its own, on record in the experiment's folder; docs/privacy.md explains
-    it.
+    Only the part that clients own is fitted, starting from the global model: the head, a descriptor of a hypernetwork,
+    or the choice of a cluster. The result is the next version of the export, which running servers load. Silos whose
+    examples are protected pay for the fit, each from a budget of its own (docs/privacy.md).
 
     Attributes:
       examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples are reported on.
-      client_id: whose; default: all of a client dataset.
-      steps: gradient steps; default 100.
-      learning_rate: default: that of training.
-      batch_size: default: privacy.batch_size.
-      clip_norm: of protected silos; default: privacy.clip_norm.
-      epsilon: budget of each protected silo for this fit.
-      delta: of the same; below 1 / number of its examples.
-      replace: fit clients again that are in the export already.
+      client_id: the client; default: all of a client dataset.
     """
 
     examples: Path
     client_id: Annotated[tuple[str, ...], Option("ID")] = ()
-    steps: int | None = None
-    learning_rate: float | None = None
-    batch_size: int | None = None
-    clip_norm: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    replace: bool = False
+    fit: FitOptions
 
     def run(self) -> Outcome:
         """Adds clients to the export."""
-        from tff_pdp.personal_models.new_clients.fit import FitOptions
         from tff_pdp.personal_models.new_clients.personalize import personalize, personalized_content, personalized_text
 
-        fit = FitOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(FitOptions)})
-        done = personalize(self.experiment(), self.examples, self.client_id, fit)
+        done = personalize(self.experiment(), self.examples, self.client_id, self.fit)
         return Outcome(personalized_text(done), personalized_content(done))
 
 
@@ -324,9 +306,9 @@ class Predict(_OnExperiment):
     """Ask a server for predictions on some of a client's test examples.
 
     Attributes:
-      client_id: whose personal model; unknown: the global.
-      examples_of: whose test examples to send; default: the same client.
-      num_examples: how many.
+      client_id: the client whose personal model answers; for an unknown id, the global model does.
+      examples_of: the client whose test examples are sent; default: the same client.
+      num_examples: number of test examples.
       address: of the server.
       grpc: speak gRPC; the address is then the gRPC port's.
     """
@@ -362,7 +344,7 @@ class Predict(_OnExperiment):
 
 
 class Demo(Reporting):
-    """Everything at once, on real digits or on your own FEMNIST folder.
+    """Run everything at once, on real digits or on your own FEMNIST folder.
 
     Attributes:
       data: folder of LEAF FEMNIST JSON; default: scikit-learn's digits.
@@ -385,7 +367,7 @@ class Reproduce(Reporting):
     """Repeat an experiment: methods x privacy budgets x seeds.
 
     Attributes:
-      setting: which experiment.
+      setting: name of the experiment.
       paper: with the paper's choices, unsound ones included.
       scale: full is the paper's; small runs on two cores.
       methods: default: those of the scale.
@@ -439,7 +421,6 @@ def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, A
 
 
 def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str, str]:
-    """The values of `NAME=VALUE`, by name."""
     values = {}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
@@ -450,14 +431,13 @@ def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str,
 
 
 def _exported_id(config: "ExperimentConfig", client_id: str) -> str:
-    """What requests have in place of a client's id."""
     from serving.client_ids import ClientIdHash
 
     return client_id if config.export.client_ids == "plain" else ClientIdHash.load(config.client_id_key)(client_id)
 
 
 def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
-    """The model that answers for a client: the one of all, unless every client has its own."""
+    """Returns the name of the model that answers for a client: the one of all, unless every client has its own."""
     base_path = config.export_folder
     own = base_path.with_name(f"{base_path.name}.{exported_id}")
     is_divided = config.export.layout == "per_client" or (own.is_dir() and not base_path.is_dir())
@@ -465,7 +445,7 @@ def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
 
 
 def _answer(label: Any, answer: Any) -> dict[str, Any]:
-    """One example's label and prediction, of a classifier (probabilities `[num_classes]`) or a regression (a value)."""
+    """Returns one example's label and prediction: of a classifier (probabilities `[num_classes]`) or a regression."""
     if answer.ndim:
         return {"label": int(label), "predicted": int(answer.argmax()), "probability": float(answer.max())}
     return {"label": float(label), "predicted": float(answer)}

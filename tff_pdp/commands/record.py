@@ -1,4 +1,4 @@
-"""`tff-pdp verify` and `tff-pdp seal`: what lies on disk of runs is checked, or its secrets are destroyed."""
+"""Runs `tff-pdp verify` and `tff-pdp seal`: checks runs on disk, or destroys their secrets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,20 +20,20 @@ class _OnRuns(Reporting):
 class Verify(_OnRuns):
     """Check a run's files and records, and compute its epsilon anew.
 
-    Checks runs off line, without TensorFlow, and writes nothing: the digests of all files, the chains of the records of
-    what was spent, whether files belong together, states of users, the client dataset, exports; and computes epsilon
-    anew from the events of every ledger, composed over all runs on record, beside what summary.json and privacy reports
-    state. `tff-pdp verify-export` checks an export alone.
+    Checks runs off line, without TensorFlow, and writes nothing: the digests of all files, the chains of spending
+    records, whether files belong together, states of users, the client dataset, exports. Computes epsilon anew from the
+    events of every ledger, composed over all runs on record, and compares it with summary.json and privacy reports.
+    `tff-pdp verify-export` checks an export alone.
 
       tff-pdp verify runs/demo              everything of an experiment
       tff-pdp verify runs/demo/mr_mtl       one run
 
     Each line is one thing:
       ok         as it was written
-      stopped    a command that was stopped left it so: nothing is lost, the next command that writes there mends it
+      stopped    left so by a command that was stopped: nothing is lost, the next command that writes there repairs it
       old        of an earlier version, without a digest: read and counted, but damage would not show
       absent     not here, so not checked
-      problem    damaged, missing, or not what something else says
+      problem    damaged, missing, or in contradiction to another file
     The exit status is 0 where there is no problem, otherwise 1.
     """
 
@@ -64,9 +64,9 @@ class Verify(_OnRuns):
 class Seal(_OnRuns):
     """Destroy the key and the states of a run that is done; keep its record.
 
-    Destroys what is secret of a run that is done: the key that its noise is drawn from, the seeds in its checkpoints,
-    the states of clients. Whoever gets the folder of a run that is not sealed can subtract the noise. What was spent,
-    settings, metrics, reports and exports stay, and so does the check by `tff-pdp verify`.
+    Destroys the secrets of a run that is done: the key that its noise is drawn from, the seeds in its checkpoints, the
+    states of clients. Anyone who gets the folder of a run that is not sealed can subtract the noise. Records of
+    spending, settings, metrics, reports and exports stay, and `tff-pdp verify` still checks them.
 
     After that, the run cannot be trained, tested or exported any more; exports are served and added to as before.
     A run is sealed once it has been run to its end, evaluated and, where the experiment exports it, exported.
@@ -116,6 +116,6 @@ class Seal(_OnRuns):
 def _folders(folders: tuple[Path, ...]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder")
+            raise ConfigError(f"{folder} is not a folder")
     # A folder named `.` has no name of its own.
     return [folder.absolute() if not folder.name else folder for folder in folders]

@@ -1,4 +1,4 @@
-"""Releases of silos before training, once for all methods of an experiment: stored, and reused ever after."""
+"""Releases statistics of silos before training, once for all methods of an experiment; stores and reuses them."""
 
 import dataclasses
 import hashlib
@@ -32,20 +32,20 @@ from tff_pdp.registry.entries import Registry
 from tff_pdp.settings import read_settings, to_plain
 
 FORMAT_VERSION = 1
-# What these releases are called in the registry, in place of a method.
+# The name of these releases in the registry, in place of a method's.
 STATISTICS = "statistics before training"
 PRIVACY_IS_OFF = "privacy is switched off"
 
 
 @dataclasses.dataclass(frozen=True)
 class SiloReleases:
-    """What is known of silos before they train.
+    """Holds all that is known of silos before they train.
 
     Attributes:
       statistics: by client id.
       scalings: by client id; empty where features are used as they are.
       num_examples_are_noised: whether the numbers of examples are releases, not public.
-      unsound: why no privacy can be claimed, if it cannot; empty otherwise.
+      unsound: reason why no privacy can be claimed; empty where it can.
     """
 
     statistics: Mapping[str, SiloStatistics]
@@ -60,11 +60,11 @@ class SiloReleases:
 
     @property
     def events(self) -> dict[str, FixedEvents]:
-        """What was released and what for, by client id."""
+        """The releases and their purposes, by client id."""
         return {client_id: one.events for client_id, one in self.statistics.items()}
 
     def digest(self) -> str:
-        """A hash of everything here that decides training."""
+        """Returns a hash of everything here that decides training."""
         digest = hashlib.sha256(_encode(self.statistics).encode())
         for client_id, scaling in self.scalings.items():
             digest.update(client_id.encode() + scaling.shift.tobytes() + scaling.scale.tobytes())
@@ -72,16 +72,16 @@ class SiloReleases:
 
 
 def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
-    """Returns what silos have released, after releasing it if they have not.
+    """Returns the silos' releases; makes them if they have not been made.
 
     Guarantee: a statistic of a silo is released once in an experiment's folder, `events` covers it, and the registry
       has it before it is released, so that releases in several folders add up. Every method's ledger is charged with
-      it, so what several methods cost together counts it more than once: an upper bound.
+      it, so the joint cost of several methods counts it more than once: an upper bound.
     Assumes: as `release_silo_statistics`.
 
     Raises:
       ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
-      DataError: the stored releases cannot be read, or another process is releasing them.
+      DataError: the stored releases cannot be read, or another process is making them.
     """
     privacy, shape = config.privacy, clients.manifest.features.shape
     settings = StatisticsSettings(privacy.num_examples.epsilon, privacy.feature_scaling.moments(shape))
@@ -113,17 +113,19 @@ def _released_once(
 
 
 def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[str, SiloStatistics]:
-    """What has been released."""
+    """Reads the releases, and checks that they were made with these settings and data."""
     stored = read_releases(path)
     try:
         statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
-        earlier = stored["made_with"]
-        _typed(earlier)
+        earlier = _typed(stored["made_with"])
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
-    if _typed(earlier) in (_typed(_made_with(config, name(config, clients))) for name in (_name_of, _first_name_of)):
-        return statistics
     registry = Registry(config.privacy.registry)
+    # The first version had a digest without a key.
+    unkeyed = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
+    names = (registry.keep_dataset(clients, ("train",)), unkeyed)
+    if earlier in [_typed(_made_with(config, name)) for name in names]:
+        return statistics
     kept = stored.get("registry_key")
     if kept is not None and kept != registry.key().fingerprint():
         # Data are named by keyed digests, which another registry cannot compare.
@@ -143,7 +145,6 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
 def _release(
     config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings, path: Path
 ) -> dict[str, SiloStatistics]:
-    """Releases them, and keeps what came out."""
     release_id = _enter(config, clients, settings)
     statistics = {
         client_id: release_silo_statistics(
@@ -154,10 +155,11 @@ def _release(
         for client_id in clients.client_ids
     }
     remove_attempts(path.parent, path.name)
-    made_with = _made_with(config, _name_of(config, clients))
+    registry = Registry(config.privacy.registry)
     content = {
-        "made_with": made_with,
-        "registry_key": Registry(config.privacy.registry).key().fingerprint(),
+        # Another digest than a keyed one would tell whether some record is among others that are known.
+        "made_with": _made_with(config, registry.keep_dataset(clients, ("train",))),
+        "registry_key": registry.key().fingerprint(),
         "release_id": release_id,
         "silos": json.loads(_encode(statistics)),
     }
@@ -167,10 +169,10 @@ def _release(
 
 
 def read_releases(path: Path) -> dict[str, Any]:
-    """Reads what silos released before training, as plain data: `made_with`, and `silos` by client id.
+    """Reads the stored releases as plain data: `made_with`, and `silos` by client id; early files have no digest.
 
     Raises:
-      DataError: the file is missing or damaged; that of an earlier version, which has no digest, is read as it is.
+      DataError: the file is missing, damaged, or of another format version.
     """
     content = read_json(path, undigested=(None,))
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
@@ -179,7 +181,7 @@ def read_releases(path: Path) -> dict[str, Any]:
 
 
 def released_id(config: ExperimentConfig) -> str:
-    """Returns the registry's id of the statistics that are in every method's ledger of an experiment; empty if none."""
+    """Returns the registry's id of the statistics in every method's ledger of an experiment; empty if none."""
     path = Path(config.output) / RELEASES_FILE
     # Written in one move, and read before by whoever built the method.
     return read_releases(path).get("release_id", "") if path.exists() else ""
@@ -213,17 +215,6 @@ def _enter(config: ExperimentConfig, clients: ClientDataset, settings: Statistic
     return release_id
 
 
-def _name_of(config: ExperimentConfig, clients: ClientDataset) -> str:
-    """A keyed digest of the data: another one would tell whether some record is among others that are known."""
-    return Registry(config.privacy.registry).keep_dataset(clients, ("train",))
-
-
-def _first_name_of(config: ExperimentConfig, clients: ClientDataset) -> str:
-    """The digest without a key that the first version had."""
-    del clients
-    return hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
-
-
 def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
     return {
         "num_examples": to_plain(config.privacy.num_examples),
@@ -234,7 +225,7 @@ def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
 
 
 def _typed(made_with: Mapping[str, Any]) -> dict[str, Any]:
-    """What decided releases, with defaults filled in: an earlier version wrote what was given alone."""
+    """Returns all that decided releases, with defaults filled in, which an earlier version left out."""
     source = "what silos released before training"
     return {
         **made_with,
@@ -246,7 +237,7 @@ def _typed(made_with: Mapping[str, Any]) -> dict[str, Any]:
 def _scalings(
     clients: ClientDataset, scaler: Scaler, statistics: Mapping[str, SiloStatistics]
 ) -> dict[str, FeatureScaling]:
-    """By client id; empty where features are used as they are."""
+    """Returns the scalings by client id; empty where features are used as they are."""
     if scaler.changes_nothing:
         return {}
     public = scaler.public(clients.manifest.features.shape)

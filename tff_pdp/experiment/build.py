@@ -1,4 +1,4 @@
-"""From an experiment's configuration to the values a run works with."""
+"""Builds the values that a run works with from an experiment's configuration: model, methods, engine, clients."""
 
 import contextlib
 import hashlib
@@ -34,7 +34,7 @@ from tff_pdp.processes.client_work import initial_weights, num_released
 from tff_pdp.processes.compose import PersonalizedProcess, compose
 from tff_pdp.settings import CountOrZero, read_settings
 
-# What a model's function is given besides its settings.
+# Arguments of a model's function besides its settings.
 SHAPES = ("input_shape", "num_classes")
 _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
 
@@ -45,7 +45,7 @@ _kept: ContextVar[Computations | None] = ContextVar("kept computations", default
 def build_methods(
     config: ExperimentConfig, num_clients: int
 ) -> tuple[Model, dict[str, tuple[Algorithm, dict[str, Any]]]]:
-    """Builds the model, and every method by name with all of its hyper-parameters: what reading alone cannot check.
+    """Builds the model, and every method by name with all of its hyper-parameters; checks what reading alone cannot.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or out of range.
@@ -58,7 +58,7 @@ def build_methods(
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
 
-    What silos release before training (`tff_pdp.experiment.before_training`) is released now, if it has not been.
+    Silos make their releases before training (`tff_pdp.experiment.before_training`) now, unless they have.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or does not suit the plan.
@@ -79,6 +79,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     releases = release_before_training(config, clients)
     hparams = hparam_columns(algorithm, settings, releases.num_examples, privacy.batch_size)
     weighting, cap = config.training.weighting, config.training.weight_cap
+    sizes = np.array(list(releases.num_examples.values()), np.float64)
     is_capped = weighting == "paper_capped_num_examples"
     conditions = [algorithm.claims.condition, _COUNTS_ARE_PUBLIC if is_capped else ""]
     if algorithm.public:
@@ -100,7 +101,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             num_released=num_released(algorithm, model),
             num_noised=algorithm.claims.noised_size and algorithm.claims.noised_size(initial_weights(model)),
             noise_on_own_support=algorithm.claims.noise_on_own_support,
-            total_weight=float(capped_weights(_sizes(releases), cap).sum()) if is_capped else None,
+            total_weight=float(capped_weights(sizes, cap).sum()) if is_capped else None,
             search=search,
             row_influence=row_influence,
         )
@@ -140,12 +141,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
 
 @contextlib.contextmanager
 def keep_computations(kept: Computations) -> Iterator[None]:
-    """Shares TFF computations among the methods built inside of the `with` that have equal ones.
+    """Shares equal TFF computations among the methods built inside of the `with`: an engine compiles these once.
 
-    What an engine has traced and compiled of a computation then serves all of these methods.
-
-    Args:
-      kept: computations so far, by `computations_key`; added to.
+    `kept` has the computations so far, by `computations_key`, and is added to.
     """
     token = _kept.set(kept)
     try:
@@ -159,11 +157,7 @@ def computations_key(
 ) -> Hashable:
     """Names the TFF computations of a method: hyper-parameters, noise, data and seeds are arguments of them.
 
-    Args:
-      config: the experiment, with settings for this algorithm.
-      algorithm: of the method.
-      num_clients: of the data set.
-      user_sum: of the method; None where silos are protected.
+    `config` has settings for this algorithm; `user_sum` is None where silos are protected.
     """
     content = config.to_dict()
     settings, privacy = content["algorithms"][algorithm.name], config.privacy
@@ -194,9 +188,7 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
-    Args:
-      config: the experiment.
-      choices: what `client_parallelism: auto` chose before; added to.
+    `choices` has what `client_parallelism: auto` chose before, and is added to.
 
     Raises:
       ConfigError: the engine does not have the option.
@@ -234,7 +226,7 @@ def build_model(config: ExperimentConfig) -> Model:
 
 
 def model_seed(config: ExperimentConfig) -> int:
-    """The seed of the model's initial weights, 0 by default.
+    """Returns the seed of the model's initial weights, 0 by default.
 
     Raises:
       ConfigError: it is no whole number of at least 0.
@@ -260,14 +252,10 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
     return clients
 
 
-def _sizes(releases: SiloReleases) -> np.ndarray:
-    return np.array(list(releases.num_examples.values()), np.float64)
-
-
 def _inputs_hash(
     config: ExperimentConfig, clients: ClientDataset, model: Model, releases: SiloReleases, plan: PrivacyPlan
 ) -> str:
-    """A digest of what decides training besides the configuration's own text."""
+    """Returns a digest of all that decides training besides the configuration's own text."""
     digest = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
     # What a client draws depends on the size its data are padded to.
     sizes = [clients.num_examples(client_id, "train") for client_id in clients.client_ids]

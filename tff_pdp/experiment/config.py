@@ -33,7 +33,7 @@ from tff_pdp.settings import (
     to_plain,
 )
 
-# What silos released before training (`tff_pdp.experiment.before_training`), in the experiment's folder.
+# Releases of silos before training (`tff_pdp.experiment.before_training`), in the experiment's folder.
 RELEASES_FILE = "silo_releases.json"
 # A setting as YAML has it, before its type is known.
 Value = bool | int | float | str | tuple[Any, ...] | None
@@ -135,7 +135,7 @@ class Tuning(Settings):
     search: SearchSettings | None = None
 
     def search_for(self, algorithm: str) -> SearchSettings | None:
-        """The search for this method's hyper-parameters, where there is one."""
+        """Returns the search for this method's hyper-parameters; None where there is none."""
         return self.search if self.search and self.search.algorithm == algorithm else None
 
 
@@ -174,29 +174,29 @@ class ExperimentConfig(Settings):
 
     @property
     def clients_folder(self) -> Path:
-        """The client dataset."""
+        """The folder of the client dataset."""
         return Path(self.output) / "clients"
 
     def algorithm_folder(self, algorithm: str) -> Path:
-        """State, metrics and ledger of one method."""
+        """Returns the folder of one method: state, metrics and ledger."""
         return Path(self.output) / algorithm
 
     @property
     def client_id_key(self) -> Path:
-        """The key that clients' ids are hashed with where they leave the run: a secret, and no part of an export."""
+        """The file of the key that clients' ids are hashed with in exports: a secret, and no part of an export."""
         return Path(self.output) / "client_id.key"
 
     @property
     def export_folder(self) -> Path:
-        """The model's base path, as TensorFlow Serving calls it."""
+        """The folder of the model's versions, the base path of TensorFlow Serving."""
         return Path(self.output).resolve() / "export" / self.export.model_name
 
     def kind_of(self, algorithm: str) -> str:
-        """The kind of a method, by its name in this experiment."""
+        """Returns the kind of a method, by its name in this experiment."""
         return str(self.algorithms[algorithm].get("kind", algorithm))
 
     def outside(self, algorithm: str) -> dict[str, str]:
-        """Returns what is defined outside of tff_pdp, by section: module, version and hash of its file.
+        """Returns the kinds that are defined outside of tff_pdp, by section: module, version and hash of its file.
 
         Raises:
           ConfigError: a module cannot be imported.
@@ -211,11 +211,11 @@ class ExperimentConfig(Settings):
         return {section: str(origin) for section, origin in origins.items() if origin is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved experiment as plain data, defaults filled in."""
+        """Returns the resolved experiment as plain data, defaults filled in."""
         return json.loads(json.dumps(to_plain(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
-        """A digest of everything that decides one method's training up to rounding, its data set included."""
+        """Returns a digest of everything that decides one method's training up to rounding, its data set included."""
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
         # Where runs are counted does not change them.
@@ -238,12 +238,11 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     Args:
       path: a YAML file; or, where there is none at this path, the name of an experiment that comes with the package,
         such as `demo` or `reproduce/school`.
-      overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's; None takes a key
-        away.
+      overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's; None removes a
+        key.
 
     Raises:
-      ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or lies
-        outside of its range.
+      ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or range.
     """
     shipped = CONFIGS / f"{path}.yaml"
     content = read_yaml(shipped if shipped.is_file() and not Path(path).is_file() else path)
@@ -268,7 +267,6 @@ def read_experiment(content: Any, source: str) -> ExperimentConfig:
 
 
 def _class_of(section: Mapping[str, Any], source: str, key: str, kinds: Kinds[Any], base: type[Settings]) -> type:
-    """The class that a section's kind names."""
     if "kind" not in section:
         raise ConfigError(f"{source}: missing key {key}.kind: one of {', '.join(kinds.own)}, or module:name")
     kind = read_settings(Name, section["kind"], source, f"{key}.kind")
@@ -283,7 +281,6 @@ def _class_of(section: Mapping[str, Any], source: str, key: str, kinds: Kinds[An
 
 @functools.cache
 def _typed(data: type = SourceSettings, privacy: type = PlanSettings) -> type[ExperimentConfig]:
-    """The class of experiments with these sections."""
     return settings_class("ExperimentConfig", {"data": data, "privacy": privacy}, {}, ExperimentConfig)
 
 
@@ -296,17 +293,12 @@ _RENAMED = {
     "privacy.plan": "privacy.kind",
     "privacy.budgets.cycle": "privacy.budgets with kind cycled, and epsilons",
 }
-# Of budgets, which had no kind.
-_KINDS_OF_BUDGETS = {
-    "epsilon": "one_for_all",
-    "silos": "by_silo",
-    "file": "from_file",
-    "distribution": "drawn",
-}
+# Budgets had no kind; the kind follows from a key.
+_KINDS_OF_BUDGETS = {"epsilon": "one_for_all", "silos": "by_silo", "file": "from_file", "distribution": "drawn"}
 
 
 def _check_names(content: Any, source: str) -> None:
-    """Names the new key of one of an earlier version."""
+    """Refuses keys of an earlier version, and names the new ones."""
 
     def at(key: str) -> Any:
         found = content

@@ -1,4 +1,4 @@
-"""Reads clients' examples of one split in the form that computations take them: stacked, and padded to a few sizes.
+"""Reads clients' examples of one split in the form that computations take: stacked, and padded to a few sizes.
 
 The sizes are chosen so that clients of different sizes can be stacked with little waste.
 """
@@ -53,7 +53,7 @@ def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, row
 
 
 def _partitions(candidates: np.ndarray, counts: np.ndarray, max_buckets: int) -> list[tuple[list[int], int]]:
-    """For 1, 2, ... buckets: the places of the largest sizes, and the rows with padding; by dynamic programming."""
+    """Finds for 1, 2, ... buckets the places of the largest sizes, and the padded rows; by dynamic programming."""
     # rows[j]: fewest rows for the clients up to candidate j, the last bucket ending there.
     rows, ends = candidates * counts, [[number] for number in range(len(candidates))]
     found = [(ends[-1], int(rows[-1]))]
@@ -79,18 +79,15 @@ _KEPT_BYTES = 2**30
 
 
 class Examples:
-    """One split of all clients: read from disk client by client, and kept in memory where it is small."""
+    """Reads one split of all clients from disk, client by client, and keeps it in memory where it is small."""
 
     def __init__(
         self, clients: ClientDataset, split: str, model: Model, scalings: Mapping[str, FeatureScaling] | None = None
     ):
-        """Wraps a client dataset.
+        """Wraps one split of a client dataset.
 
-        Args:
-          clients: the dataset.
-          split: which.
-          model: what will be trained; how far padding pays depends on it.
-          scalings: by client id, what features are shifted and scaled by; empty where they are used as they are.
+        `scalings` has, by client id, the shift and scale of features; it is empty where they are used as they are. How
+        far padding pays depends on the model.
         """
         self._clients, self._split, self._scalings = clients, split, scalings or {}
         self._type = client_data_type(model)
@@ -100,22 +97,20 @@ class Examples:
         self._load = functools.cache(self._read) if num_bytes <= _KEPT_BYTES else self._read
 
     def select(self, places: Sequence[int] | np.ndarray) -> ClientValues:
-        """The examples of some clients, in this order, stacked by their padded sizes.
+        """Returns the examples of some clients, in this order, stacked by their padded sizes.
 
         Raises:
           DataError: a record is corrupt.
         """
         chosen = np.asarray(places, np.int64)
-        groups = [self._group(chosen, np.flatnonzero(self._padded[chosen] == size)) for size in self._sizes_of(chosen)]
+        # In the order of the first client of each padded size.
+        sizes = dict.fromkeys(self._padded[chosen].tolist())
+        groups = [self._group(chosen, np.flatnonzero(self._padded[chosen] == size)) for size in sizes]
         return ClientValues(self._type, groups)
 
     def all(self) -> ClientValues:
-        """The examples of every client, in the order of the dataset."""
+        """Returns the examples of every client, in the order of the dataset."""
         return self.select(range(len(self._sizes)))
-
-    def _sizes_of(self, chosen: np.ndarray) -> list[int]:
-        """Padded sizes, in the order of the first client of each."""
-        return list(dict.fromkeys(self._padded[chosen].tolist()))
 
     def _group(self, chosen: np.ndarray, indices: np.ndarray) -> ClientGroup:
         loaded = [self._load(int(place)) for place in chosen[indices]]
@@ -136,7 +131,7 @@ class Examples:
 
 
 def padded_sizes(num_examples: Sequence[int] | np.ndarray, model: Model) -> np.ndarray:
-    """The size each client's examples are padded to: int64 `[clients]`."""
+    """Returns the size that each client's examples are padded to: int64 `[clients]`."""
     return bucket_sizes(num_examples, rows_of_a_call=_WEIGHTS_OF_A_CALL / model.num_parameters())
 
 

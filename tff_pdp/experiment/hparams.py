@@ -1,7 +1,4 @@
-"""The `algorithms` part of a configuration: from names and numbers to algorithms and hyper-parameters of every silo.
-
-And its part `tuning.search`: which hyper-parameters can be searched, of which methods, on what.
-"""
+"""Reads the sections `algorithms` and `tuning.search`: algorithms, hyper-parameters, candidates of a search."""
 
 import dataclasses
 import inspect
@@ -35,7 +32,7 @@ def build_algorithm(
 
     Args:
       name: its name in the experiment.
-      given: by name, `kind`, where that is not the name; what its builder takes (fixed in its computations); and its
+      given: by name, `kind`, where that is not the name; the builder's arguments (fixed in its computations); and its
         hyper-parameters (a number each; those of steps may be "epoch" or "5 epochs", some may be "auto").
       num_clients: of the experiment.
       rounds: of the experiment.
@@ -76,7 +73,7 @@ def build_algorithm(
 def hparam_columns(
     algorithm: Algorithm, hparams: Mapping[str, Any], num_examples: Mapping[str, int], batch_size: int
 ) -> dict[str, np.ndarray]:
-    """Every hyper-parameter of every client, in the order of `num_examples`; what is `auto` is left out."""
+    """Returns every hyper-parameter of every client, in the order of `num_examples`, without those that are `auto`."""
     columns = {}
     for name in algorithm.defaults:
         if hparams[name] == AUTO:
@@ -98,12 +95,7 @@ def build_search(
 ) -> Search | None:
     """Returns the search for a method's hyper-parameters; None where the experiment has none.
 
-    Args:
-      config: the experiment.
-      algorithm: the method.
-      settings: its hyper-parameters, those of the pivot run.
-      model: what it trains.
-      clients: the client dataset.
+    `settings` has the method's hyper-parameters, those of the pivot run.
 
     Raises:
       ConfigError: a value is out of range, a hyper-parameter or the method cannot be searched, or a silo has no
@@ -115,8 +107,8 @@ def build_search(
     candidates = _candidates(search, algorithm)
     if automatic := [name for name, value in settings.items() if value == AUTO]:
         raise ConfigError(
-            f"algorithms.{algorithm.name}.{automatic[0]} is {AUTO!r}: it is then set during training and cannot be "
-            "searched, nor can what it is set to go with other values; give it a number"
+            f"algorithms.{algorithm.name}.{automatic[0]} is {AUTO!r}, so that it is set during training: a method with "
+            "such a hyper-parameter cannot be searched. Give it a number"
         )
     owned = what_clients_own(algorithm, model, config.training.rounds).weights
     if algorithm.export.serves_candidates or not owned:
@@ -136,7 +128,6 @@ def build_search(
 
 
 def _candidates(search: SearchSettings, algorithm: Algorithm) -> tuple[dict[str, float], ...]:
-    """Every combination of the values."""
     known = [name for name in algorithm.defaults if algorithm.hparams[name].is_searched]
     grid = {}
     for name, values in search.values.items():

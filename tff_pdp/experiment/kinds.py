@@ -39,7 +39,7 @@ PLANS: Kinds[type[PlanSettings]] = Kinds(
     "tff_pdp.plans",
 )
 
-# Of these two, functions whose keyword-only parameters are the settings; their modules import TensorFlow.
+# Models and algorithms are functions whose keyword-only parameters are the settings; their modules import TensorFlow.
 _MODELS = "tff_pdp.models"
 MODELS: Kinds[Callable] = Kinds(
     "model.kind",

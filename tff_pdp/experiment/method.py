@@ -1,4 +1,4 @@
-"""One method of an experiment, ready to run."""
+"""Holds one method of an experiment, ready to run."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,17 @@ from tff_pdp.processes.compose import PersonalizedProcess, client_params_columns
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One method of an experiment, ready to run: what trains, on whose data, under which privacy.
+    """Holds one method of an experiment, ready to run: algorithm, model, data, privacy plan, computations.
 
     Attributes:
       clients: the client dataset.
-      algorithm: what trains.
-      hparams: by name, one value for each client in the order of `clients.client_ids`; what the hook sets is left out.
+      algorithm: of the method.
+      hparams: by name, one value for each client in the order of `clients.client_ids`, without those that the hook
+        sets.
       model: what is trained.
       plan: the privacy plan.
-      scalings: by client id, what its features are shifted and scaled by; empty where they are used as they are.
-      estimator: how clients estimate gradients.
+      scalings: by client id, shift and scale of its features; empty where they are used as they are.
+      estimator: of clients' gradients.
       process: the TFF computations.
       config_hash: digest of all that decides the training.
       weight_cap: the number of examples from which on a user counts as one.
@@ -54,20 +55,20 @@ class Method:
 
     @property
     def client_state_type(self) -> Any:
-        """TFF type of what a client keeps."""
+        """The TFF type of a client's state."""
         member: Any = self.process.init_client.type_signature.result
         return member.member
 
     def examples(self, split: str) -> Examples:
-        """Clients' examples of one split, padded to a few sizes."""
+        """Reads clients' examples of one split, padded to a few sizes."""
         return Examples(self.clients, split, self.model, self.scalings)
 
     def client_data(self, split: str) -> ClientValues:
-        """Every client's examples of one split, in the order of `clients.client_ids`."""
+        """Returns every client's examples of one split, in the order of `clients.client_ids`."""
         return self.examples(split).all()
 
     def round_data(self, split: str) -> Examples | ClientValues:
-        """What rounds take clients' examples from: silos' stay where the engine computes, users' come by cohorts."""
+        """Returns the source of examples in rounds: silos' stay where the engine computes, users' come by cohorts."""
         return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(
@@ -79,7 +80,7 @@ class Method:
         changed: Mapping[str, np.ndarray] | None = None,
         run: int = 0,
     ) -> ClientValues:
-        """What clients are told in one round: mechanism, hyper-parameters, seed.
+        """Returns the parameters of clients in one round: mechanism, hyper-parameters, seed.
 
         Args:
           run_key: the run's secret.
@@ -90,12 +91,14 @@ class Method:
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
         client_ids = [self.clients.client_ids[place] for place in chosen]
-        hparams = {name: values[chosen] for name, values in self.hparams.items()}
+        set_by_runtime = {"client_index": chosen}
+        hparams = {name: set_by_runtime[name] for name, one in self.algorithm.hparams.items() if one.is_set_by_runtime}
+        hparams |= {name: values[chosen] for name, values in self.hparams.items()}
         columns = client_params_columns(
             self.algorithm,
             self.estimator,
             mechanism=self.plan.client_mechanism(client_ids),
-            hparams={**self._set_by_runtime(chosen), **hparams, **(changed or {})},
+            hparams={**hparams, **(changed or {})},
             seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
             weights=self.plan.weights(self.num_examples, client_ids, self.weight_cap, round_number)
@@ -107,8 +110,3 @@ class Method:
             self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.plan.server_sum()
         )
         return ClientValues.from_columns(params_type, columns)
-
-    def _set_by_runtime(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Hyper-parameters that no configuration sets, of the clients in these places."""
-        known = {"client_index": places}
-        return {name: known[name] for name, one in self.algorithm.hparams.items() if one.is_set_by_runtime}

@@ -1,4 +1,4 @@
-"""Raw client data -> client dataset, with the settings of the experiment."""
+"""Prepares a client dataset of raw client data, with the settings of the experiment."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import RawData, Summary
 from tff_pdp.experiment.config import ExperimentConfig
 
-# Under the experiment's output: what a kind of raw data has to write before the job reads it.
+# Under the experiment's output: files that a kind of raw data writes before the job reads them.
 _WORKSPACE = "raw"
 
 
 def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Summary:
-    """Runs the job of the experiment's raw data and returns what it read, kept and left out.
+    """Runs the job of the experiment's raw data and returns how much it read, kept and left out.
 
     Raises:
       ConfigError: a setting does not suit the input.

@@ -1,4 +1,4 @@
-"""Says what a configuration may hold: as JSON Schema for editors, and as a page for readers."""
+"""Describes all keys of a configuration: as JSON Schema for editors, and as a page for readers."""
 
 import inspect
 import json
@@ -98,7 +98,7 @@ def reference() -> str:
 def _with_inner(
     key: str, title: str, own: type, shown: set[type], common: Sequence[Row] = (), extra: Sequence[Row] = ()
 ) -> Iterator[str]:
-    """The table of a class but for common rows, and those of classes in its fields, each where it is first met."""
+    """Yields the table of a class without common rows, and of classes in its fields, each where it is first met."""
     yield from _heading(title, own)
     yield from _table([row for row in _rows(own) if row not in common] + list(extra))
     for field in types.type_info(own).fields:  # pyright: ignore
@@ -116,7 +116,7 @@ def _heading(title: str, own: type) -> Iterator[str]:
 
 
 def _rows(own: type) -> list[Row]:
-    """Key, type, default and meaning of a class's fields, but for the kind."""
+    """Returns key, type, default and meaning of a class's fields, without the kind."""
     told = meanings(own)
     return [
         (field.encode_name, words_of_type(field.type), _default(field), told.get(field.name, ""))
@@ -126,7 +126,6 @@ def _rows(own: type) -> list[Row]:
 
 
 def _row_of_hparam(name: str, declared: HParam) -> Row:
-    """The row of a hyper-parameter, which every client may have its own value of."""
     means = [declared.meaning, declared.symbol, declared.unit and f"in {declared.unit}"]
     return name, declared.words, f"`{json.dumps(declared.default)}`", ", ".join(filter(None, means)) + "."
 
@@ -149,7 +148,6 @@ def _default(field: types.Field) -> str:
 
 
 def _classes_in(info: types.Type) -> list[type]:
-    """The classes of settings that a field may hold."""
     match info:
         case types.StructType():
             return [info.cls]

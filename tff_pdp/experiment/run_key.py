@@ -1,4 +1,4 @@
-"""The secret from which a run's randomness is derived: everything random is a function of (run key, round, client)."""
+"""Derives a run's randomness from its secret: everything random is a function of (run key, round, client)."""
 
 import dataclasses
 import hashlib
@@ -9,20 +9,21 @@ import numpy as np
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 
 KEY_BYTES = 32
-# In place of a run's number: what a client does for itself before its model is used.
+# In place of a run's number: adaptation, which a client does for itself before its model is used.
 ADAPTATION = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class RunKey:
-    """A run's secret key.
+    """Holds a run's secret key.
 
     Guarantee: seeds of different rounds and clients are independent to anyone without the key (keyed BLAKE2b).
-    Assumes: the key stays secret. Who knows it can subtract the noise, so it is stored readable by its owner alone.
+    Assumes: the key stays secret. Anyone with the key can subtract the noise, so it is stored readable by its owner
+      alone.
 
     Attributes:
       secret: 32 bytes.
-      is_test_only: the key came from a fixed seed, which anyone can guess; reports then say "not private".
+      is_test_only: whether the key came from a fixed seed, which anyone can guess; reports then say "not private".
       attempt: how often rounds had to be drawn anew; each attempt draws as if it had a key of its own.
     """
 
@@ -41,27 +42,22 @@ class RunKey:
         return cls(hashlib.blake2b(f"test-only {seed}".encode(), digest_size=KEY_BYTES).digest(), is_test_only=True)
 
     def fingerprint(self) -> str:
-        """Returns 32 hexadecimal digits that tell this secret from others, and nothing else of it."""
+        """Returns 32 hexadecimal digits that tell this secret from others, and reveal nothing else about it."""
         return hashlib.blake2b(b"", key=self.secret, digest_size=16, person=b"fingerprint").hexdigest()
 
     def keyed(self, digest: str) -> str:
-        """Returns 32 hexadecimal digits that tell settings and data from others, to whom has the secret.
+        """Returns 32 hexadecimal digits that tell settings and data from others, to anyone with the secret.
 
-        A digest of records by itself would tell whether some record is among others that are known.
-
-        Args:
-          digest: of settings and data, as text.
+        `digest` is that of settings and data: without the key, it would tell whether some record is among others that
+        are known.
         """
         message = digest.encode()
         return hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"settings, data").hexdigest()
 
     def client_seed(self, round_number: int, client_id: str, run: int = 0) -> np.ndarray:
-        """Returns the int64 `[2]` seed of one client in one round.
+        """Returns the int64 `[2]` seed of one client in one round, counted from 1.
 
-        Args:
-          round_number: from 1.
-          client_id: whose.
-          run: 0 for training; from 1 for the runs that the client repeats on its own in a search; or `ADAPTATION`.
+        `run` is 0 for training; from 1 for the runs that the client repeats on its own in a search; or `ADAPTATION`.
         """
         if run:
             digest = self._digest(f"{run}:{round_number}:{client_id}", b"search round", 16)
@@ -74,16 +70,13 @@ class RunKey:
         return np.frombuffer(self._digest("", b"server noise", 32), np.int64).reshape(2, 2).copy()
 
     def cohort_generator(self, number: int) -> ExactDraws:
-        """Returns the draws of the cohort of a round, or of the cohorts of an epoch, of that number."""
+        """Returns the draws of the cohort of a round, or of the cohorts of an epoch, by its number."""
         return ExactDraws(self._digest(str(number), b"cohort", KEY_BYTES))
 
     def generator(self, purpose: str, client_id: str, run: int = 0) -> ExactDraws:
-        """Returns draws that serve one purpose of one client in one run.
+        """Returns draws that serve one purpose of one client in one run, as of `client_seed`.
 
-        Args:
-          purpose: what is drawn, in at most 16 bytes, and not the words used for seeds above.
-          client_id: whose.
-          run: as of `client_seed`.
+        `purpose` has at most 16 bytes, and is not one of the words used for seeds above.
         """
         return ExactDraws(self._digest(f"{run}:{client_id}", purpose.encode(), KEY_BYTES))
 

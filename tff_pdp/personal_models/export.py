@@ -1,4 +1,4 @@
-"""A trained method -> SavedModels that hold every client's personal model, and say what they are."""
+"""Exports a trained method: SavedModels of all clients' personal models, with model card and privacy report."""
 
 import contextlib
 import dataclasses
@@ -17,9 +17,9 @@ from tff_pdp.experiment.build import experiment_engine, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.lock import only_writer
-from tff_pdp.personal_models.model_card import check_leaves_out_nobody, hashed_ids, ids_and_settings
+from tff_pdp.personal_models.model_card import check_leaves_out_nobody, exported_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models
-from tff_pdp.personal_models.trained_clients import global_model_of
+from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.privacy.facts import SiloCosts, SiloFacts
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.statement import export_text, not_covered, statement
@@ -35,13 +35,13 @@ from tff_pdp.training.record.charges import run_id_of
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Describes an export that was written.
 
     Attributes:
       versions: folders of the new versions by the name of the model: one, or one for every client.
-      layout: how personal models lie in it; as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
+      layout: as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
       size: about what one of the versions takes, as its manifest has it.
-      sizes: about how many bytes weights take in each layout that is possible.
+      sizes: about how many bytes weights take in each possible layout.
     """
 
     versions: Mapping[str, Path]
@@ -51,23 +51,19 @@ class Exported:
 
     @property
     def version(self) -> Path:
-        """The folder of the new version, where all clients are in one.
-
-        Raises:
-          ValueError: they are not.
-        """
+        """The folder of the new version; raises ValueError where every client has an export of its own."""
         (version,) = self.versions.values()
         return version
 
     def layout_text(self) -> str:
-        """The layout, and what all that are possible would take, for a reader."""
+        """Returns the layout, and what the weights would take in each possible one, for a reader."""
         by_size = sorted(self.sizes, key=self.sizes.__getitem__)
         sizes = ", ".join(f"{name} {plain(self.sizes[name] / 1e6)} MB" for name in by_size)
         return f"{self.layout} (weights take about: {sizes})"
 
 
 def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> Exported:
-    """Exports the experiment's chosen method.
+    """Exports the method that the experiment's section `export` names.
 
     Args:
       config: the experiment.
@@ -75,65 +71,40 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
 
     Raises:
       ConfigError: the method has not been trained, or the layout is not possible for it.
-      ServingError: clients that were added would be lost, the key of their ids is, or the export failed its checks;
-        nothing was published.
+      ServingError: added clients would be lost, the key of ids is lost, or the export failed its checks; nothing was
+        published.
       DataError: another process writes to the run's folder, or a file there is damaged.
     """
     with only_writer(config.algorithm_folder(config.export.algorithm)):
-        return _export(config, drop_added)
-
-
-def _export(config: ExperimentConfig, drop_added: bool) -> Exported:
-    method, state = load_trained(config, config.export.algorithm)
-    exported_id = exported_ids(config)
-    with contextlib.ExitStack() as stack:
-        stack.callback(close_states, state.client_states)
-        stack.enter_context(experiment_engine(config))
-        served = served_models(
-            method, state, model_seed=model_seed(config), layout=config.export.layout, exported_id=exported_id
-        )
-    all_runs = cost_of_all_runs(config, method)
-    is_divided = served.layout == PER_CLIENT
-    report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)
-    card = _model_card(method, state, served, report) | {"title": config.title, **ids_and_settings(config, exported_id)}
-    card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
-    name, folder = config.export.model_name, config.export_folder
-    if is_divided:
-        own = export_per_client(
-            folder.parent,
-            served.models,
-            model_name=name,
-            privacy_report=report,
-            model_card=card,
-            references=served.references,
-            progress=True,
-        )
-        versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
-        size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
-    else:
-        with hold(folder) as held:
-            # Nobody adds clients from here on.
-            if not drop_added:
-                check_leaves_out_nobody(folder)
-            version = export_models(
-                held,
-                served.models,
-                model_name=name,
-                privacy_report=report,
-                model_card=card,
-                references=served.references,
-            )
-        versions, size = {name: version}, estimate(served.models)
-    return Exported(versions, served.layout, size, served.sizes)
-
-
-def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
-    """What the experiment's exports have in place of a client's id; makes the key of hashes for the first of them.
-
-    Raises:
-      ServingError: the key is damaged, or missing, or not that of an export.
-    """
-    return str if config.export.client_ids == "plain" else hashed_ids(config)
+        method, state = load_trained(config, config.export.algorithm)
+        exported_id = exported_ids(config)
+        with contextlib.ExitStack() as stack:
+            stack.callback(close_states, state.client_states)
+            stack.enter_context(experiment_engine(config))
+            trained = trained_clients(method, state, model_seed(config), exported_id)
+            served = served_models(trained, config.export.layout)
+        all_runs = cost_of_all_runs(config, method)
+        is_divided = served.layout == PER_CLIENT
+        report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)
+        card = _model_card(method, state, served, report) | {
+            "title": config.title,
+            **ids_and_settings(config, exported_id),
+        }
+        card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
+        name, folder = config.export.model_name, config.export_folder
+        content: dict[str, Any] = {"privacy_report": report, "model_card": card, "references": served.references}
+        if is_divided:
+            own = export_per_client(folder.parent, served.models, model_name=name, progress=True, **content)
+            versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
+            size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
+        else:
+            with hold(folder) as held:
+                # Nobody adds clients from here on.
+                if not drop_added:
+                    check_leaves_out_nobody(folder)
+                version = export_models(held, served.models, model_name=name, **content)
+            versions, size = {name: version}, estimate(served.models)
+        return Exported(versions, served.layout, size, served.sizes)
 
 
 def _model_card(
@@ -160,9 +131,9 @@ def _privacy_report(
     is_divided: bool = False,
     all_runs: AllRuns | None = None,
 ) -> dict[str, Any]:
-    """What the export says of its privacy: epsilon and delta of every silo, or once for all users, and the statement.
+    """Writes the privacy report: epsilon and delta of every silo, or once for all users, and the statement.
 
-    All are of this method's models alone. `composed` is of all runs on the same records, as of the export. Where each
+    Its figures are for this method's models alone; `composed` is for all runs on the same records so far. Where each
     client has an export of its own (`is_divided`), the report is the same in all of these, and names no client.
     """
     claim, reason = claim_of_run(method, state, None if is_divided else exported_id)
@@ -183,7 +154,12 @@ def _privacy_report(
         "adjacency": method.plan.adjacency.value,
         "claim": claim,
         "claim_reason": reason,
-        "composed": all_runs and _composed(all_runs, claim, reason),
+        "composed": all_runs
+        and {
+            **all_runs.worst.to_dict(claim, reason),
+            "in_other_folders": all_runs.elsewhere,
+            "taken_for_granted": list(all_runs.notes),
+        },
         **costs,
         "not_covered": not_covered(are_users=facts.are_users, is_searched=method.plan.search is not None),
         "personal_models": export_text(claim, method.plan.row_influence, are_users=facts.are_users),
@@ -192,19 +168,10 @@ def _privacy_report(
     return json_safe(content)
 
 
-def _composed(all_runs: AllRuns, claim: str, reason: str) -> dict[str, Any]:
-    """What all runs on the same records cost together, towards whoever sees what each of them released."""
-    return {
-        **all_runs.worst.to_dict(claim, reason),
-        "in_other_folders": all_runs.elsewhere,
-        "taken_for_granted": list(all_runs.notes),
-    }
-
-
 def _silo_report(
     costs: Iterable[SiloCosts], exported_id: Callable[[str], str], is_divided: bool, by_scope: Mapping[str, Composed]
 ) -> dict[str, Any]:
-    """What every silo spent; of silos with exports of their own, the most that one did."""
+    """Lists what every silo spent; where silos have exports of their own, only the most that any silo spent."""
     silos = [
         {
             "id": exported_id(silo.id),

@@ -1,4 +1,4 @@
-"""Records how an export was made, and whether a configuration still fits it."""
+"""Records how an export was made, and checks whether a configuration still fits it."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -24,22 +24,17 @@ _CLIENT_IDS = {
 
 
 def ids_and_settings(config: ExperimentConfig, exported_id: Callable[[str], str]) -> dict[str, Any]:
-    """What a model card says of ids and settings, for `check_settings` and `served_ids`.
-
-    Args:
-      config: the experiment.
-      exported_id: what the export has in place of a client's id.
-    """
+    """Returns the entries of a model card that `check_settings` and `served_ids` read."""
     kind = config.export.client_ids
     key = {"client_id_key": exported_id.fingerprint} if isinstance(exported_id, ClientIdHash) else {}
     return {"client_ids": _CLIENT_IDS[kind], "client_id_kind": kind, **key, "settings": _settings(config)}
 
 
 def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> None:
-    """Compares the configuration with what a version was made with: graphs are built anew, and hold more than weights.
+    """Checks that a version was made with the configuration's settings of model and method: graphs are built from them.
 
     Raises:
-      ConfigError: it is of another method, or a setting of the model or the method differs.
+      ConfigError: the version is of another method, or a setting of the model or the method differs.
     """
     name = config.export.algorithm
     if card.get("algorithm") != name:
@@ -58,7 +53,7 @@ def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, A
 
 
 def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> Callable[[str], str]:
-    """What a version has in place of a client's id.
+    """Returns the function from a client's id to the id that a version has for the client.
 
     Raises:
       ConfigError: the configuration asks for another kind of ids.
@@ -77,12 +72,14 @@ def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any])
     return hashed
 
 
-def hashed_ids(config: ExperimentConfig) -> ClientIdHash:
-    """Hashes as those in all exports of the experiment; makes the key where there is no export with hashes yet.
+def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
+    """Returns the function from a client's id to its id in exports; makes the key of hashes for the first export.
 
     Raises:
       ServingError: the key is missing, damaged, or not that of an export.
     """
+    if config.export.client_ids == "plain":
+        return str
     exports = list(_versions_with_hashes(config.export_folder.parent))
     if exports and not config.client_id_key.exists():
         version, _ = exports[0]
@@ -97,13 +94,13 @@ def hashed_ids(config: ExperimentConfig) -> ClientIdHash:
 
 
 def check_leaves_out_nobody(base_path: Path) -> None:
-    """Checks that the newest version has nothing that an export of the trained method lacks.
+    """Checks that the newest version has no client, and no fit, that an export of the trained method lacks.
 
     Raises:
-      ServingError: clients were fitted after training, or it cannot be told.
+      ServingError: clients were fitted after training, or the version's model card cannot be read.
     """
     version = newest_version(base_path)
-    card = read_card(version) if version else {}
+    card = layout.read_document(version, layout.MODEL_CARD_FILE) if version else {}
     if fits := card.get("clients_fitted_after_training", 0):
         raise ServingError(
             f"{version} holds what `tff-pdp personalize` has fitted: {card['clients_not_in_training']} clients that "
@@ -113,22 +110,13 @@ def check_leaves_out_nobody(base_path: Path) -> None:
 
 
 def newest_version(base_path: Path) -> Path | None:
-    """The folder of the newest version of a model, if there is one."""
+    """Returns the folder of the newest version of a model; None where there is none."""
     versions = layout.published_versions(base_path) if base_path.is_dir() else {}
     return versions[max(versions)] if versions else None
 
 
-def read_card(version: Path) -> dict[str, Any]:
-    """The model card of a version.
-
-    Raises:
-      ServingError: it cannot be read.
-    """
-    return layout.read_document(version, layout.MODEL_CARD_FILE)
-
-
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
-    """By configuration key, all that the served function is built with besides weights, defaults filled in."""
+    """Returns all settings that the served function is built with, by configuration key, defaults filled in."""
     name = config.export.algorithm
     model, method = dict(config.model), dict(config.algorithms[name])
     kind = str(model.pop("kind"))
@@ -155,7 +143,7 @@ def _filled(key: str, kind: type[Settings], given: Mapping[str, Any]) -> dict[st
 
 
 def _key_of_today(key: str) -> str:
-    """The key of a setting that an earlier version may have called otherwise."""
+    """Returns the key that a setting has now, which an earlier version may have called otherwise."""
     if key == "model.name":
         return "model.kind"
     old, _, name = key.partition("model.arguments.")
@@ -167,11 +155,11 @@ def _value(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _versions_with_hashes(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Versions of all models in a folder whose ids are hashes, with their cards."""
+    """Yields versions of all models in a folder whose ids are hashes, with their model cards."""
     for base_path in sorted(folder.iterdir()) if folder.is_dir() else ():
         for version in layout.published_versions(base_path).values() if base_path.is_dir() else ():
             try:
-                card = read_card(version)
+                card = layout.read_document(version, layout.MODEL_CARD_FILE)
             except ServingError:
                 # A damaged version is not served, so nobody relies on its ids.
                 continue

@@ -1,13 +1,12 @@
 """Brings trained clients' personal models into the form they are served in: shared parts held once, the rest as rows.
 
-A model is served as `personalise` returns it. Which weights are shared, and which clients have the same model, is read
-off these weights, some clients at a time. Only where models are made from small states may the states be held in their
-place.
+Which weights are shared, and which clients have the same model, is found by comparing the weights that `personalise`
+returns, some clients at a time. Models that are made from small states may be held as these states instead.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,27 @@ import tensorflow as tf
 from serving.export.expectations import MAX_REFERENCES
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.method import Method
 from tff_pdp.models.base import Weights
 from tff_pdp.models.derived import SCALE, SHIFT
-from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, mean_arrays, nbytes, trained_clients
+from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, mean_arrays, nbytes
 
 _DIGEST_BYTES = 16
 
 
 class PersonalRows:
-    """Arrays by name, of a global model and of clients, with everything equal held once.
+    """Holds arrays by name, of a global model and of clients, everything equal only once.
 
-    Names that have the same bits for everybody are shared. Of the others there are rows, the first being the global
+    Names that have the same bits for everybody are shared. The others have rows, of which the first is the global
     model's; clients whose arrays have the same bits own the same row.
 
     Attributes:
-      shared: what is the same for everybody, by name.
+      shared: arrays that are the same for everybody, by name.
       rows: int32 `[clients]`, the row of each client.
-      num_rows: different rows, the global one included.
+      num_rows: number of different rows, the global one included.
     """
 
     def __init__(self, global_arrays: Arrays, num_clients: int, clients: Iterable[Arrays]):
-        """Takes the arrays of one client after another.
-
-        In memory are what is returned and, besides, whatever the iterable holds at a time.
+        """Takes the arrays of one client after another; memory is that of the result, and of what the iterable holds.
 
         Args:
           global_arrays: by name.
@@ -72,12 +68,12 @@ class PersonalRows:
 
     @property
     def nbytes_of_row(self) -> int:
-        """Bytes of one row of all stacks together."""
+        """The number of bytes of one row of all stacks together."""
         return sum(buffer[0].nbytes for buffer in self._buffers.values())
 
     @property
     def nbytes_of_shared(self) -> int:
-        """Bytes of what is shared."""
+        """The number of bytes of the shared arrays."""
         return sum(array.nbytes for array in self.shared.values())
 
     def separate(self) -> None:
@@ -136,14 +132,14 @@ MAX_CLIENTS_OF_OWN_EXPORTS = 100
 
 @dataclasses.dataclass(frozen=True)
 class ServedModels:
-    """Personal models to be exported.
+    """Holds personal models to be exported.
 
     Attributes:
       models: of all clients.
       layout: as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
       sizes: about how many bytes each possible layout takes.
-      references: weights of the global model, by the id "", and of some clients, as `personalise` returned them: what
-        the export must answer like.
+      references: weights, as `personalise` returned them, of the global model (id "") and of some clients: the export
+        must give their answers.
     """
 
     models: PersonalModels
@@ -152,34 +148,14 @@ class ServedModels:
     references: Mapping[str, Arrays]
 
 
-def served_models(
-    method: Method, state: Any, *, model_seed: int = 0, layout: str = AUTO, exported_id: Callable[[str], str] = str
-) -> ServedModels:
-    """Returns what is served of a trained method. Needs an engine.
-
-    Args:
-      method: what was trained.
-      state: after the last round.
-      model_seed: of the initial weights.
-      layout: as `layout` of `tff_pdp.experiment.config.Export`.
-      exported_id: what an export has in place of a client's id.
-
-    Raises:
-      ConfigError: the layout is not possible for this method.
-    """
-    return build_served_models(trained_clients(method, state, model_seed, exported_id), layout)
-
-
-def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
-    """Returns what is served of trained clients. Needs an engine.
-
-    Memory is that of the result, of a part of the clients, and of the references.
+def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
+    """Returns the models to serve of trained clients; in memory are the result and some clients. Needs an engine.
 
     Args:
       trained: the clients.
       layout: as `layout` of `tff_pdp.experiment.config.Export`. `auto` is the smallest that is one export; `clusters`
-        counts only where it at least halves the rows. An export for every client is chosen only where one of all would
-        exceed `MAX_BYTES_OF_ONE_EXPORT`, of `MAX_CLIENTS_OF_OWN_EXPORTS` at most.
+        counts only where it at least halves the rows. An export for every client is chosen only where one export would
+        exceed `MAX_BYTES_OF_ONE_EXPORT`, and for at most `MAX_CLIENTS_OF_OWN_EXPORTS`.
 
     Raises:
       ConfigError: the layout is not possible for this algorithm.
@@ -208,7 +184,7 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
     if chosen == PER_CLIENT and layout == AUTO and trained.global_weights is None:
         # Rows were built around a global model that must not be in every client's file.
         del rows, references
-        return build_served_models(trained, PER_CLIENT)
+        return served_models(trained, PER_CLIENT)
     form = CLUSTERS if chosen == CLUSTERS or (chosen == PER_CLIENT and CLUSTERS in possible) else STACKED
     if form == STACKED:
         rows.separate()
@@ -217,7 +193,7 @@ def build_served_models(trained: TrainedClients, layout: str = AUTO) -> ServedMo
 
 
 def from_states(trained: TrainedClients) -> PersonalModels:
-    """Models as the states they are made from: what the server broadcasts is shared, clients' states are rows.
+    """Returns models as the states they are made from: the server's broadcast is shared, clients' states are rows.
 
     Row 0 is the state of a client that has not taken part yet.
     """
@@ -256,7 +232,7 @@ def from_states(trained: TrainedClients) -> PersonalModels:
 
 
 def _choice(layout: str, sizes: Mapping[str, int], num_clients: int) -> str:
-    """The layout, or the smallest of these, or an export for every client where that is too large."""
+    """Returns the layout or, for `auto`, the smallest of these, or `PER_CLIENT` where that is too large."""
     if layout != AUTO:
         return layout
     smallest = min((name for name in sizes if name != PER_CLIENT), key=sizes.__getitem__)
@@ -265,12 +241,12 @@ def _choice(layout: str, sizes: Mapping[str, int], num_clients: int) -> str:
 
 
 def _are_worth_sharing(rows: PersonalRows) -> bool:
-    """Whether clients with the same model are so many that rows for different models alone are half as many."""
+    """Tells whether rows for different models alone are at most half as many as clients and the global model."""
     return 2 * rows.num_rows <= 1 + len(rows.rows)
 
 
 def _noting(trained: TrainedClients, references: dict[str, Arrays]) -> Iterator[Arrays]:
-    """Each client's weights; those of some are copied into `references` on their way."""
+    """Yields each client's weights, and copies those of some clients into `references`."""
     chosen = set(_reference_numbers(trained))
     for number, weights in enumerate(trained.weights()):
         if number in chosen:
@@ -279,7 +255,7 @@ def _noting(trained: TrainedClients, references: dict[str, Arrays]) -> Iterator[
 
 
 def _references(trained: TrainedClients, global_weights: Arrays) -> dict[str, Arrays]:
-    """What `_noting` notes, where the other clients' weights are not needed."""
+    """Returns the references that `_noting` notes, without computing the other clients' weights."""
     references: dict[str, Arrays] = {"": global_weights}
     if numbers := _reference_numbers(trained):
         weights = trained.personalise(trained.ready_states(np.array(numbers)))
@@ -295,14 +271,13 @@ def _reference_numbers(trained: TrainedClients) -> list[int]:
 
 
 def _names(state: Any, prefix: str) -> Any:
-    """The nest with each leaf replaced by its name, the keys on the way to it."""
+    """Returns the nest with each leaf replaced by its name: the keys on the way to it."""
     if isinstance(state, Mapping):
         return {key: _names(value, f"{prefix}/{key}") for key, value in state.items()}
     return prefix
 
 
 def _flat(state: Any, names: Any) -> dict[str, np.ndarray]:
-    """The leaves by name."""
     if isinstance(names, Mapping):
         return {name: leaf for key, inner in names.items() for name, leaf in _flat(state[key], inner).items()}
     return {names: np.asarray(state)}

@@ -1,4 +1,4 @@
-"""A trained method's clients, as far as their models go: states in parts, weights one after another."""
+"""Gives access to a trained method's clients: states in parts, weights one after another."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ _CLIENTS_AT_A_TIME = 512
 
 @dataclasses.dataclass(frozen=True)
 class TrainedClients:
-    """Trained clients, as far as their models go.
+    """Holds what the models of trained clients are computed from.
 
     Attributes:
       model: what was trained.
@@ -31,8 +31,8 @@ class TrainedClients:
       client_ids: of every client, as the export has them.
       ready_states: `(client numbers) -> their states`, in this order, as their models are used.
       personalise: `states -> weights of each client's model`.
-      global_weights: what unknown clients get; None for the mean of the clients' weights, or the initial model where
-        the mean would give somebody away.
+      global_weights: of the model for unknown clients; None for the mean of the clients' weights, or the initial model
+        where the mean would reveal a client's model.
       scalings: each client's `input/shift` and `input/scale`; empty where inputs are used as they are.
       model_seed: of the initial model.
     """
@@ -49,41 +49,40 @@ class TrainedClients:
 
     @property
     def served_model(self) -> Model:
-        """The model as it is served: of raw examples."""
+        """The model as it is served, for raw examples."""
         return with_scaled_inputs(self.model) if self.scalings else self.model
 
     def parts(self) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-        """Numbers and states of all clients, as many at a time as have models of a bounded size."""
+        """Yields numbers and states of all clients, so many at a time that their models have a bounded size."""
         for numbers in places_in_parts(len(self.client_ids), self.clients_in_memory(_CLIENTS_AT_A_TIME)):
             yield numbers, self.ready_states(numbers)
 
     def clients_in_memory(self, at_most: int) -> int:
-        """How many clients may have their full models in memory at a time."""
+        """Returns how many clients may have their full models in memory at a time."""
         return int(np.clip(_BYTES_AT_A_TIME // nbytes(self.model.init(0)), 1, at_most))
 
     def weights(self) -> Iterator[dict[str, np.ndarray]]:
-        """Each client's served weights; arrays are to be copied, or let go of, before the next client's are taken."""
+        """Yields each client's served weights; copy or drop the arrays before taking the next client's."""
         for numbers, states in self.parts():
             for number, weights in zip(numbers, self.personalise(states), strict=True):
                 yield {**self.scaling(number), **as_arrays(weights)}
 
     def weights_by_id(self) -> dict[str, dict[str, np.ndarray]]:
-        """Each client's served weights by its id: for few clients, all are in memory."""
+        """Returns each client's served weights by its id; all are in memory."""
         return {
             client_id: {name: np.array(array) for name, array in weights.items()}
             for client_id, weights in zip(self.client_ids, self.weights(), strict=True)
         }
 
     def scaling(self, number: int) -> Arrays:
-        """What a client's inputs are scaled by."""
+        """Returns the scaling of a client's inputs, by name of the weight; empty without scaling."""
         return self.scalings[number] if self.scalings else {}
 
     def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
-        """What unknown clients get, scaled by the mean of the scalings.
+        """Returns the weights for unknown clients, with the mean of the scalings.
 
-        Args:
-          is_divided: whether each client gets a file of its own, with these weights in it. Of two clients, either could
-            take its own weights from a mean, which would leave the other's.
+        With `is_divided`, each client gets a file of its own, with these weights in it: either of two clients could
+        subtract its own weights from a mean, and so learn the other's.
         """
         if self.global_weights is None:
             return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
@@ -93,9 +92,10 @@ class TrainedClients:
 def trained_clients(
     method: Method, state: Any, model_seed: int = 0, exported_id: Callable[[str], str] = str
 ) -> TrainedClients:
-    """Returns a method's clients, ordered by their exported ids, whatever these are.
+    """Returns a method's clients, ordered by their exported ids: their own order would tell who is behind a pseudonym.
 
-    Their own order would tell who is behind a pseudonym to whoever knows the list of clients.
+    `state` is the one after the last round, `model_seed` that of the initial weights; `exported_id` gives a client's id
+    in the export.
     """
     exported = [exported_id(client_id) for client_id in state.client_ids]
     places = np.array(sorted(range(len(exported)), key=exported.__getitem__), np.int64)
@@ -115,13 +115,11 @@ def trained_clients(
 
 
 def global_model_of(method: Method, *, is_divided: bool = False) -> str:
-    """What unknown clients get, in words: `SHARED`, or, of a method that has no such model, what anyone may have.
+    """Names the model for unknown clients: `SHARED` or, for a method without a shared model, one that anyone may have.
 
-    Guarantee: it reveals no more of anyone than what training releases of them.
+    `is_divided` says whether each client gets a file of its own.
 
-    Args:
-      method: what was trained.
-      is_divided: whether each client gets a file of its own.
+    Guarantee: the model reveals no more about anyone than the releases of training do.
     """
     if method.algorithm.global_model is not None:
         return SHARED
@@ -131,7 +129,7 @@ def global_model_of(method: Method, *, is_divided: bool = False) -> str:
 
 
 def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | None:
-    """The weights of `global_model_of`; None for the mean of clients' weights."""
+    """Returns the weights of `global_model_of`; None for the mean of clients' weights."""
     kind = global_model_of(method)
     if kind == SHARED:
         assert method.algorithm.global_model is not None
@@ -140,7 +138,7 @@ def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | Non
 
 
 def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
-    """The mean over clients by name; nothing of nobody. That of equal arrays has the same bits: the sum is wide."""
+    """Returns the mean over clients by name, empty for no clients; the mean of equal arrays has their bits."""
     sums: dict[str, np.ndarray] = {}
     dtypes: dict[str, np.dtype] = {}
     count = 0
@@ -154,10 +152,10 @@ def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
 
 
 def as_arrays(weights: Weights) -> dict[str, np.ndarray]:
-    """Weights outside of TensorFlow; copies nothing that lies in this machine's memory."""
+    """Returns weights as NumPy arrays, without a copy where they lie in this machine's memory."""
     return {name: np.asarray(array) for name, array in weights.items()}
 
 
 def nbytes(arrays: Arrays) -> int:
-    """Bytes of arrays."""
+    """Returns the number of bytes of arrays."""
     return sum(np.asarray(array).nbytes for array in arrays.values())

@@ -1,4 +1,4 @@
-"""How a server combines what clients release: means, sums and rows as an algorithm asks for, or noised user sums."""
+"""Combines clients' releases at the server: means, sums and rows as an algorithm asks for, or noised user sums."""
 
 import collections
 import dataclasses
@@ -16,18 +16,18 @@ from tff_pdp.privacy.mechanisms.user_noise import UserSum
 from tff_pdp.privacy.mechanisms.user_queries import clip_record
 from tff_pdp.processes.client_work import build_public_work
 
-# Of a client's seed, a place that no gradient estimator draws from.
+# A place of a client's seed that no gradient estimator draws from.
 _NOISE_SHARE = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """TFF computations.
+    """Holds the TFF computations of an aggregation.
 
     Attributes:
       initialize: `( -> state@SERVER)`.
-      next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`, where
-        aggregates are by name of what is released, and shaped like it but for rows, and of what is public.
+      next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`; aggregates
+        are by name of released and public values, and shaped like them but for rows.
     """
 
     initialize: _tff.Computation
@@ -35,7 +35,7 @@ class Aggregation:
 
     @property
     def aggregates_type(self) -> Any:
-        """TFF type of the aggregates."""
+        """The TFF type of the aggregates."""
         result: Any = self.next.type_signature.result
         return result[1].member
 
@@ -45,8 +45,7 @@ def build_plain_aggregation(
 ) -> Aggregation:
     """Builds the mean, the sum or the rows that the algorithm asks for, of each name, and means of public scalars.
 
-    What is released is private when it arrives, and counted uniformly: no zeroing or clipping that would read it
-    un-noised.
+    Released values are private when they arrive, and count uniformly: no zeroing or clipping would read them un-noised.
     """
     kinds = {"mean": _tff.UnweightedMeanFactory, "sum": _tff.SumFactory}
     aggregators = {
@@ -58,7 +57,9 @@ def build_plain_aggregation(
         for name, kind in algorithm.released.items()
         if kind == "rows"
     }
-    public_mean = _build_public_mean(algorithm, params_type, is_weighted) if algorithm.public else None
+    public_of = None
+    if algorithm.public:
+        public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
 
     @_tff.federated_computation
     def initialize():
@@ -71,23 +72,12 @@ def build_plain_aggregation(
         outputs = {name: aggregator.next(state[name], released[name]) for name, aggregator in aggregators.items()}
         found = {name: output.result for name, output in outputs.items()}
         found |= {name: collect(released[name], params) for name, collect in collectors.items()}
-        if public_mean is not None:
-            means = public_mean(params)
+        if public_of is not None:
+            means = _tff.federated_mean(_tff.federated_map(public_of, params))
             found |= {name: means[name] for name in algorithm.public}
         return at_server(**{name: output.state for name, output in outputs.items()}), at_server(**found)
 
     return Aggregation(initialize, next_aggregates)
-
-
-def _build_public_mean(algorithm: Algorithm, params_type: Any, is_weighted: bool) -> _tff.Computation:
-    """Builds `client_params@CLIENTS -> means@SERVER`."""
-    public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
-
-    @_tff.federated_computation(_tff.at_clients(params_type))
-    def public_mean(params):
-        return _tff.federated_mean(_tff.federated_map(public_of, params))
-
-    return public_mean
 
 
 def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Computation:
@@ -133,12 +123,12 @@ def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Compu
 def build_user_aggregation(
     algorithm: Algorithm, released_type: Any, params_type: Any, user_sum: UserSum, *, is_weighted: bool = False
 ) -> Aggregation:
-    """Builds means of what users release, by a noised sum of tensorflow-privacy over a constant.
+    """Builds means of users' releases: a noised sum of tensorflow-privacy, divided by a constant.
 
-    All that a user releases is one record, clipped jointly. A weight, at most one, multiplies the clipped record.
+    All releases of a user are one record, clipped jointly. A weight, at most one, multiplies the clipped record.
 
-    It is one computation for every clip norm and noise multiplier: the state holds them, and `UserPlan.start` enters
-    them. Before that they are NaN, and so is every result.
+    One computation serves every clip norm and noise multiplier: the state holds them, and `UserPlan.start` enters them.
+    Until then they are NaN, and so is every result.
 
     Raises:
       ValueError: the algorithm releases other things than means, or has public scalars.
@@ -197,7 +187,7 @@ def at_server(**values: Any) -> Any:
 
 
 def _with_noise_share(record: tf.Tensor, params: Any) -> tf.Tensor:
-    """A paper's noise: a user's share of it, only where the user's own record is not zero."""
+    """Adds a user's share of a paper's noise, only where the user's own record is not zero."""
     size = record.shape.num_elements()
     noise = params["noise_share"] * tf.cast(draw_gaussians(params["seed"], size, _NOISE_SHARE), tf.float32)
     return record + tf.where(tf.equal(record, 0.0), 0.0, noise)

@@ -1,6 +1,6 @@
-"""Builds what a client computes in a round, written once, for one client and for a stack of them.
+"""Builds a client's computation in a round, written once, for one client and for a stack of them.
 
-A dry round needs no data and no process: it shows what clients keep and release, and what of it is their own.
+A dry round needs no data and no process: it shows what clients keep, release and own.
 """
 
 import collections
@@ -27,30 +27,26 @@ from tff_pdp.processes.vectorizable import map_stack, vectorizable
 
 
 def build_client_work(
-    algorithm: Algorithm,
-    estimator: GradientEstimator,
-    selector: Selector | None = None,
-    *,
-    is_weighted: bool = False,
+    algorithm: Algorithm, estimator: GradientEstimator, selector: Selector | None = None, *, is_weighted: bool = False
 ) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
 
-    Up to rounding, a client's result does not depend on who else is in the stack: what it draws comes from its own
-    seed, and padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may
-    round differently.)
+    Up to rounding, a client's result does not depend on the other clients of the stack: it draws from its own seed, and
+    padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may round
+    differently.)
 
     Args:
-      algorithm: what clients do.
+      algorithm: its `client_update` is run.
       estimator: of gradients.
       selector: for an algorithm with candidates.
-      is_weighted: what a client releases counts `params["weight"]` times.
+      is_weighted: whether a client's releases count `params["weight"]` times.
     """
 
     def train(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
         result = algorithm.client_update(message, state, own.data, grad_fn, own.hparams)
         released = plain(result.released)
         if is_weighted:
-            # A row is whose it is, however much a client counts.
+            # A row belongs to one client, and is never weighted.
             released = collections.OrderedDict(
                 (name, value if algorithm.released[name] == "rows" else _times(own.params["weight"], value))
                 for name, value in released.items()
@@ -59,7 +55,7 @@ def build_client_work(
 
     def select(message: Any, data: Any, params: Any) -> tf.Tensor:
         if algorithm.candidates is None or selector is None:
-            return tf.fill(tf.shape(data["num_examples"]), NOTHING)
+            return _select_nothing(message, data, params)
         return selector(algorithm.candidates(message), data, params["selection_epsilon"], params["seed"])
 
     return _build(estimator, algorithm.step_hparams, algorithm.num_gradients, train, select)
@@ -74,18 +70,19 @@ def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Call
     def work(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
         return plain(adapt(message, state, own.data, grad_fn, own.hparams))
 
-    def select(message: Any, data: Any, params: Any) -> tf.Tensor:
-        del message, params
-        return tf.fill(tf.shape(data["num_examples"]), NOTHING)
-
     def num_gradients(hparams: Any) -> Any:
         return count_gradients(algorithm.hparams, hparams, in_adapt=True)
 
-    return _build(estimator, step_names(algorithm.hparams, in_adapt=True), num_gradients, work, select)
+    return _build(estimator, step_names(algorithm.hparams, in_adapt=True), num_gradients, work, _select_nothing)
+
+
+def _select_nothing(message: Any, data: Any, params: Any) -> tf.Tensor:
+    del message, params
+    return tf.fill(tf.shape(data["num_examples"]), NOTHING)
 
 
 class _Own(NamedTuple):
-    """What a client has of its own in a round: examples, parameters, and hyper-parameters as algorithms see them."""
+    """Holds what is a client's own in a round: examples, parameters, and hyper-parameters as algorithms see them."""
 
     data: ClientData
     params: Any
@@ -138,11 +135,9 @@ def _build(
 
 
 def build_public_work(algorithm: Algorithm, *, is_weighted: bool = False) -> Callable[[Any], Any]:
-    """Builds `client params -> public scalars`, float32 by name, of the hyper-parameters alone.
+    """Builds `client params -> public scalars`, float32 by name, from the hyper-parameters alone.
 
-    Args:
-      algorithm: with public scalars.
-      is_weighted: a client's count `params["weight"]` times.
+    With `is_weighted`, a client's scalars count `params["weight"]` times.
     """
     public_values = algorithm.public_values
     if public_values is None:
@@ -162,17 +157,17 @@ def _times(weight: tf.Tensor, nest: Any) -> Any:
 
 
 def plain(state: Any) -> Any:
-    """Mappings as OrderedDicts, the form TFF types keep the order of."""
+    """Returns mappings as OrderedDicts, whose order TFF types keep."""
     if isinstance(state, Mapping):
         return collections.OrderedDict((name, plain(value)) for name, value in state.items())
     return state
 
 
 def usable_rows(data: Any, *, axis: int) -> Any:
-    """The data with at least one row, and with zeros in the rows of clients that have no examples.
+    """Returns the data with at least one row, and with zeros in the rows of clients that have no examples.
 
-    Whoever has examples can point at one of them where a batch is not full; who has none would point at padding, and
-    some operations fail, or worse, where there is no row at all. Copies nothing where all clients have examples.
+    Where a batch is not full, clients can point at one of their examples; clients without any would point at padding,
+    and some operations fail, or worse, where there is no row at all. Copies nothing where all clients have examples.
 
     Args:
       data: of type `client_data_type`, or stacked.
@@ -197,13 +192,13 @@ def usable_rows(data: Any, *, axis: int) -> Any:
     return collections.OrderedDict(x=prepare(data["x"]), y=prepare(data["y"]), num_examples=data["num_examples"])
 
 
-def initial_weights(model: Model) -> Weights:
-    """The model's initial weights, as tensors."""
-    return collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(0).items())
+def initial_weights(model: Model, seed: int = 0) -> Weights:
+    """Returns the model's initial weights, as tensors."""
+    return collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(seed).items())
 
 
 class Owned(NamedTuple):
-    """Names of what differs between clients: of leaves of their states, as they are used, and of their models' weights.
+    """Names what differs between clients: leaves of their states, as models use them, and weights of their models.
 
     A leaf's name is the keys on the way to it, with slashes between.
     """
@@ -213,12 +208,9 @@ class Owned(NamedTuple):
 
 
 def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
-    """Compares two clients after a dry round, the last of so many, in which they learn and select different things.
+    """Finds what clients own: compares two clients that learn and select different things in a dry round.
 
-    Args:
-      algorithm: what clients do.
-      model: what they train.
-      rounds: of the whole training; some methods train a shared model first.
+    The dry round is the last one of `rounds`, as some methods train a shared model first.
     """
     server = dict(algorithm.init_server(initial_weights(model)))
     if "round" in server:
@@ -238,15 +230,15 @@ def _differing(one: Any, other: Any, name: str = "") -> tuple[str, ...]:
 def dry_round(
     algorithm: Algorithm, message: State, model: Model, client: int | None = None, *, adapted: bool = False
 ) -> ClientResult:
-    """What a new client keeps and releases after a round without examples.
+    """Returns a new client's state and releases after a round without examples.
 
     Args:
-      algorithm: what the client does.
-      message: what it receives.
-      model: what it trains.
+      algorithm: of the client.
+      message: the server's broadcast.
+      model: what the client trains.
       client: the number of the candidate that it selects; its gradients are one more everywhere. None for gradients of
         zero, and no selection.
-      adapted: go on to the state that its model is used with.
+      adapted: whether the state is that after `Algorithm.adapt`.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
     hparams: dict[str, Any] = {
@@ -270,7 +262,7 @@ def dry_round(
 
 
 def num_released(algorithm: Algorithm, model: Model) -> int:
-    """How many values a client releases in a round."""
+    """Returns the number of values that a client releases in a round."""
     message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
     released = dry_round(algorithm, message, model).released
     return sum(int(tf.size(value)) for value in tf.nest.flatten(dict(released)))

@@ -1,4 +1,4 @@
-"""Algorithm + model + privacy -> TensorFlow Federated computations with client state going in and coming out.
+"""Composes algorithm, model and privacy into TensorFlow Federated computations, with client state in and out.
 
 `tff.learning.templates.LearningProcess` cannot carry client state, so `next` is a plain federated computation:
 
@@ -6,11 +6,9 @@
     init_client : (server_state@SERVER -> client_state@SERVER), the state of a client that has not taken part yet
     next        : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
                   -> (server_state@SERVER, client_states@CLIENTS, metrics@SERVER)
-    next_of_nobody : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
-                  -> server_state@SERVER, of a round in which no client takes part; for users, who may all be left out
-    adapt       : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
-                  -> ready_states@CLIENTS, what clients do for themselves before their models are used; None where that
-                  is nothing, and states are ready as they are
+    next_of_nobody : as `next` -> server_state@SERVER, for a round without clients; all users may be left out
+    adapt       : as `next` -> ready_states@CLIENTS, clients' states after their own preparation for use; None where
+                  an algorithm has no such preparation, and states are ready as they are
     personalise : (server_state@SERVER, ready_states@CLIENTS) -> weights@CLIENTS
     evaluate    : (server_state@SERVER, ready_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS
 
@@ -31,13 +29,13 @@ from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import Selector
 from tff_pdp.processes.aggregation import UserSum, at_server, build_plain_aggregation, build_user_aggregation
-from tff_pdp.processes.client_work import build_client_work, plain
+from tff_pdp.processes.client_work import build_client_work, initial_weights, plain
 from tff_pdp.processes.evaluate import build_adapt, build_evaluate, build_personalise
 
 
 @dataclasses.dataclass(frozen=True)
 class PersonalizedProcess:
-    """The TFF computations of one personalised method; signatures in the module's docstring."""
+    """Holds the TFF computations of one personalised method; signatures are in the module's docstring."""
 
     initialize: _tff.Computation
     init_client: _tff.Computation
@@ -46,7 +44,6 @@ class PersonalizedProcess:
     adapt: _tff.Computation | None
     personalise: _tff.Computation
     evaluate: _tff.Computation
-    has_global_model: bool
 
 
 def compose(
@@ -59,29 +56,25 @@ def compose(
     user_sum: UserSum | None = None,
     model_seed: int = 0,
 ) -> PersonalizedProcess:
-    """Builds the computations of `algorithm` training `model`.
+    """Builds the computations of `algorithm` training `model`, which run unchanged on every engine.
 
     Args:
-      algorithm: what clients and server do.
+      algorithm: of clients and server.
       model: what they train.
-      estimator: how clients estimate gradients.
-      selector: how clients select among the algorithm's candidates, where it has some.
-      is_weighted: whether clients have weights: a mean of what they release is then a weighted one. Weights are public,
+      estimator: of clients' gradients.
+      selector: among the algorithm's candidates, where it has some.
+      is_weighted: whether clients have weights, so that a mean of their releases is a weighted one. Weights are public,
         or private already. Their mean must be one; with a noised sum, each at most one.
-      user_sum: how the server adds up what users release, where it is their privacy that is protected: all of it is
-        clipped jointly, summed and noised. Without it, the plain mean or sum that the algorithm asks for.
+      user_sum: the sum of users' releases, where users are protected: all of a user's releases are clipped jointly,
+        summed and noised. Without it, the plain mean or sum that the algorithm asks for.
       model_seed: of the initial weights, which are public.
-
-    Returns:
-      Computations that run unchanged on every engine.
     """
     if (selector is None) != (algorithm.candidates is None):
         raise ValueError(f"{algorithm.name}: a selector is for algorithms with candidates, which need one")
 
     @_tff.tensorflow_computation
     def init_server():
-        initial = collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(model_seed).items())
-        return plain(algorithm.init_server(initial))
+        return plain(algorithm.init_server(initial_weights(model, model_seed)))
 
     server_type = init_server.type_signature.result
 
@@ -165,12 +158,11 @@ def compose(
         adapt=adapt,
         personalise=build_personalise(algorithm, server_state_type, broadcast, ready_type),
         evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, ready_type, data_type),
-        has_global_model=algorithm.global_model is not None,
     )
 
 
 def client_data_type(model: Model) -> Any:
-    """TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?], num_examples=int32>`.
+    """Returns the TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?], num_examples=int32>`.
 
     Rows of x and y from `num_examples` on are padding.
     """
@@ -184,17 +176,14 @@ def client_data_type(model: Model) -> Any:
 
 
 def client_params_type(
-    algorithm: Algorithm,
-    estimator: GradientEstimator,
-    *,
-    is_weighted: bool = False,
-    user_sum: UserSum | None = None,
+    algorithm: Algorithm, estimator: GradientEstimator, *, is_weighted: bool = False, user_sum: UserSum | None = None
 ) -> Any:
-    """TFF type of what tells one client how to train.
+    """Returns the TFF type of one client's parameters in a round.
 
-    Mechanism, hyper-parameters, this round's secret seed; for an algorithm with candidates, the `selection_epsilon` of
-    this round, 0 for no selection; the client's `weight`, if it has one. Users who clip by themselves are told the
-    `clip_norm`, those who add noise by themselves the standard deviation of their share, `noise_share`.
+    These are mechanism, hyper-parameters and this round's secret seed; for an algorithm with candidates, the
+    `selection_epsilon` of this round, 0 for no selection; the client's `weight`, if it has one. Users that clip by
+    themselves have the `clip_norm`; users that add noise by themselves have `noise_share`, the standard deviation of
+    their share.
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
@@ -223,17 +212,17 @@ def client_params_columns(
     weights: Any = None,
     **user_values: float,
 ) -> Any:
-    """The parameters of all clients: a member of `client_params_type` with a leading axis of clients.
+    """Returns the parameters of all clients: a member of `client_params_type` with a leading axis of clients.
 
     Args:
       algorithm: names the hyper-parameters.
       estimator: names the mechanism's scalars.
-      mechanism: by name, one value for all clients or an array of one for each; others than named are left out.
-      hparams: likewise; those that are not given have their default, but for those that are `SET_BY_RUNTIME`.
+      mechanism: by name, one value for all clients or an array of one for each; other names are left out.
+      hparams: likewise; others have their default, but for those that are `SET_BY_RUNTIME`.
       seeds: int64 `[clients, 2]`.
       selection_epsilons: one for all, or one for each.
       weights: one for each, where clients have weights.
-      **user_values: `clip_norm` and `noise_share`, where users are told of them.
+      **user_values: `clip_norm` and `noise_share`, where users have them.
     """
 
     def column(value: Any, dtype: Any) -> np.ndarray:

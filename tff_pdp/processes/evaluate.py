@@ -1,4 +1,4 @@
-"""The computations that use trained state: each client's personal weights, and their metrics on held-out data."""
+"""Builds the computations that use trained state: personal weights, and their metrics on held-out data."""
 
 import collections
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def build_adapt(
 ) -> _tff.Computation:
     """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS) -> states`.
 
-    What clients do for themselves with their own data, before their models are used. Nothing of it leaves them.
+    Clients prepare their states for use, with their own data; nothing of this leaves them.
     """
     work = build_adapt_work(algorithm, estimator)
 
@@ -70,9 +70,9 @@ def build_evaluate(
 ) -> _tff.Computation:
     """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS`.
 
-    The metrics are `personal` and, where the method has a shared model, `global`, each with `accuracy`
-    (or `squared_error`) and `loss`, float32, and the figure of the model's ranking, if it has one. They are exact
-    functions of held-out data: not private, for simulation and for the silo itself.
+    The metrics are `personal` and, where the method has a shared model, `global`, each with `accuracy` (or
+    `squared_error`) and `loss`, float32, and the figure of the model's ranking, if it has one. They are exact functions
+    of held-out data: not private, for simulation and for the silo itself.
     """
     server_type = broadcast.type_signature.parameter
 
@@ -106,7 +106,7 @@ def build_evaluate(
 
 
 def _measure(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, Any]:
-    """The means over a client's examples and, for a ranking, what it is a figure of, under the figure's name."""
+    """Returns the means over a client's examples and, for a ranking, the arguments of its figure, under its name."""
     own = tf.range(tf.shape(data["y"])[0]) < data["num_examples"]
     # Padding need not hold a label.
     labels = tf.where(own, data["y"], tf.zeros([], data["y"].dtype))
@@ -123,10 +123,10 @@ def _measure(model: Model, weights: Weights, data: Any) -> collections.OrderedDi
 
 
 def _with_ranking(measure: Callable[..., Any], ranking: Ranking) -> Callable[..., Any]:
-    """`measure` for one client, with what is ranked replaced by the figure.
+    """Returns `measure` for one client, with the arguments of the ranking replaced by its figure.
 
-    For a stack of clients it has a form of its own: `tf.vectorized_map` cannot sort, while sorts are along one axis of
-    however many.
+    Stacks of clients have a form of their own: `tf.vectorized_map` cannot sort, while sorts along one axis can be
+    stacked.
     """
     name = ranking.metric.example_name
 

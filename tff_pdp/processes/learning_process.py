@@ -1,8 +1,8 @@
-"""Partial sharing without client state, through `tff.learning`: the head is made anew in every round and forgotten.
+"""Builds partial sharing without client state, through `tff.learning`: the head is made anew in every round.
 
 Federated reconstruction (Singhal et al., "Federated Reconstruction: Partially Local Federated Learning", NeurIPS 2021)
-suits populations in which a user seldom takes part twice, and it is a `tff.learning.templates.LearningProcess`, for
-those who have a loop for these already. Methods with client state are composed by `tff_pdp.processes.compose`.
+suits populations in which a user seldom takes part twice. It is a `tff.learning.templates.LearningProcess`, for
+existing loops over these. Methods with client state are composed by `tff_pdp.processes.compose`.
 """
 
 import collections
@@ -31,26 +31,26 @@ def build_reconstruction(
     """Builds federated reconstruction of a model's head around a shared body.
 
     In a round a client trains the head from its initial value with the body frozen, then the body for one epoch with
-    that head frozen, and releases how far the body moved. Clients' data are `tf.data.Dataset`s of batches,
-    `{x: float32 [batch, *input_shape], y: [batch]}`; use `client_batches` for arrays.
+    that head frozen, and releases how far the body moved. Clients' data are `tf.data.Dataset`s of batches, `{x: float32
+    [batch, *input_shape], y: [batch]}`; use `client_batches` for arrays.
 
     Guarantee: with a plan, all that the process returns is a function of the noised sums that the plan accounts for:
       metrics of clients, which carry no noise, are left out.
     Assumes: the caller draws every round's clients by the plan's `cohort`, and charges its ledger; seeds are secret,
-      and so is the process, which holds them; and they serve one training: a second one from the same process, or
-      from a state of the past with other clients, would repeat the noise.
+      and so is the process, which holds them; and they serve one training: a second one from the same process, or from
+      a state of the past with other clients, would repeat the noise.
 
     Args:
-      model: what is trained; its head is reconstructed.
+      model: its head is reconstructed.
       learning_rate: of clients, for the body.
       reconstruction_learning_rate: of clients, for the head.
-      reconstruction_epochs: how often a client goes through its examples for the head.
+      reconstruction_epochs: number of a client's passes over its examples for the head.
       server_learning_rate: of the server.
       plan: for user-level privacy; without it, the plain mean and TFF's own metrics.
       seeds: int64 `[2, 2]` of the noise, as of `tff_pdp.experiment.run_key.RunKey.server_seeds`; with a plan.
 
     Raises:
-      ValueError: there is a plan and no seeds, or one whose noise users add by themselves.
+      ValueError: there is a plan and no seeds, or the plan's users add noise by themselves.
     """
     if plan is not None and plan.noise_on_own_support:
         raise ValueError("this plan's noise is in users' own records, which are made elsewhere")
@@ -72,13 +72,13 @@ def build_reconstruction(
 
 
 def client_batches(model: Model, x: np.ndarray, y: np.ndarray, batch_size: int) -> tf.data.Dataset:
-    """One client's examples as `build_reconstruction` takes them; `x` `[n, *input_shape]`, `y` `[n]`."""
+    """Batches one client's examples for `build_reconstruction`; `x` is `[n, *input_shape]`, `y` `[n]`."""
     rows: Any = collections.OrderedDict(x=np.asarray(x, np.float32), y=np.asarray(y, model.label_dtype))
     return tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)
 
 
 class _HeadReconstruction(_tff.ReconstructionModel):
-    """A model whose head is local; TFF wants its weights as variables."""
+    """Wraps a model whose head is local; TFF wants its weights as variables."""
 
     def __init__(self, model: Model):
         self._model = model
@@ -122,7 +122,7 @@ class _HeadReconstruction(_tff.ReconstructionModel):
 
 
 class _NoisedMeanFactory(_tff.UnweightedAggregationFactory):
-    """The plan's noised sum of all released values, over its constant cohort."""
+    """Divides the plan's noised sum of all released values by its constant cohort."""
 
     def __init__(self, plan: UserPlan, seeds: Any):
         self._plan, self._seeds = plan, seeds
@@ -135,7 +135,7 @@ class _NoisedMeanFactory(_tff.UnweightedAggregationFactory):
 
 
 def _without_metrics(finalizers: Any, unfinalized_type: Any) -> _tff.Computation:
-    """In place of clients' summed metrics, which no noise hides: nothing."""
+    """Returns nothing in place of clients' summed metrics, which no noise hides."""
     del finalizers
 
     @_tff.federated_computation(_tff.at_clients(unfinalized_type))

@@ -1,7 +1,7 @@
-"""A function for one client that brings along its own form for a stack of clients.
+"""Attaches to a function for one client its own form for a stack of clients.
 
 TFF computations are written for one client. An engine that computes several at once has `tf.vectorized_map` to turn
-their graphs into graphs for a stack; where a better form exists, it is attached here. It leaves no trace in the
+their graphs into graphs for a stack; where a better form exists, it is attached here. The form leaves no trace in the
 computation but the name of a function in its graph, so every other engine runs the computation as it is.
 """
 
@@ -21,12 +21,12 @@ _NAME = re.compile(r"vectorizable_[0-9a-f]{32}")
 
 @dataclasses.dataclass
 class StackedRule:
-    """The form for a stack of clients.
+    """Holds the form for a stack of clients.
 
     Attributes:
       function: as the function for one client, with a leading axis on all arguments but the shared ones, and on all
         results.
-      num_shared: how many of the arguments, from the first, all clients share.
+      num_shared: number of the arguments, from the first, that all clients share.
       structure: the arguments' nest, known once the function for one client has been traced.
     """
 
@@ -35,7 +35,7 @@ class StackedRule:
     structure: Any = None
 
     def is_shared(self) -> list[bool]:
-        """Whether each flat argument is shared."""
+        """Tells of each flat argument whether it is shared."""
         return [
             position < self.num_shared
             for position, argument in enumerate(self.structure)
@@ -43,20 +43,17 @@ class StackedRule:
         ]
 
     def call(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The flat results for flat arguments."""
+        """Returns the flat results for flat arguments."""
         return tf.nest.flatten(self.function(*tf.nest.pack_sequence_as(self.structure, arguments)))
 
 
 def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, num_shared: int) -> Callable[..., Any]:
-    """Attaches `stacked` to `function`.
+    """Returns a function to be called in place of `function` in a TensorFlow computation, with `stacked` attached.
 
     Args:
       function: for one client; of tensors in nests, and nothing else.
       stacked: the same for a stack of clients; see `StackedRule`.
-      num_shared: how many of the arguments, from the first, all clients share.
-
-    Returns:
-      A function to be called in place of `function`, inside a TensorFlow computation.
+      num_shared: number of the arguments, from the first, that all clients share.
     """
     # Unlike a number, it cannot be another function's in the process that a computation is sent to.
     name = f"vectorizable_{uuid.uuid4().hex}"
@@ -74,13 +71,13 @@ def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, n
 
 
 def find_rule(function_name: str) -> StackedRule | None:
-    """The rule of a function of a graph, by the function's name there."""
+    """Finds the rule of a function of a graph, by the function's name there; None where it has none."""
     match = _NAME.search(function_name)
     return _rules.get(match.group()) if match else None
 
 
 def map_stack(function: Callable[..., Any], elements: Any) -> Any:
-    """As `tf.vectorized_map`, traced in about half of its time, and with its results to the last bit.
+    """Maps like `tf.vectorized_map`, traced in about half of its time, with its results to the last bit.
 
     Before each operation on elements TensorFlow 2.14 brings its stacked inputs to one rank, by six operations for every
     input, even where the ranks are known to be equal already. Such reshapes are left out here.

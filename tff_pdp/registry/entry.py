@@ -129,8 +129,8 @@ class Entry:
         """
         if not self.was_at(chains):
             raise DataError(
-                f"a copy of the run that began in {self.folder} has gone on, and this one is older than that, or went "
-                "on in another way: go on with that copy, or give --overwrite"
+                f"another copy of the run that began in {self.folder} was continued: this copy is older, or has "
+                "different rounds. Continue the other copy, or give --overwrite to start again"
             )
 
 

@@ -1,10 +1,10 @@
-"""Checkpoints: server state, client states, ledger, run key and round number as one folder, published by rename."""
+"""Saves and loads checkpoints: states, ledger, run key and round number in one folder, published by rename."""
 
 import collections
 import dataclasses
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard, naming, sync
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.states import is_store
-from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges, sealed_sentence
 from tff_pdp.training.record.checkpoint_files import ARRAYS_FILE, Surroundings, complete
@@ -25,19 +24,18 @@ KEPT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """All that a run is after `round_number` rounds; continuing from it gives the same bits as never having stopped.
+    """Holds all of a run after `round_number` rounds; continuing from it gives the same bits as never having stopped.
 
     Attributes:
       round_number: rounds completed.
       server_state: nest of arrays.
       client_ids: whose states follow.
       client_states: nests of arrays, in this order; or a store of users' states, which is saved by itself.
-      ledger: what has been spent; None without privacy.
+      ledger: of what has been spent; None without privacy.
       run_key: the run's secret.
       config_hash: of the settings and data the run was started with, `run_key.keyed`.
-      hook: nest of arrays, what the method's hook remembers; empty where there is none.
-      surroundings: what lay beside it when it was saved, to be compared when it is loaded; None of checkpoints from
-        before that was kept.
+      hook: nest of arrays, the memory of the method's hook; empty without one.
+      surroundings: of files beside the checkpoint when it was saved; None in checkpoints of the first version.
     """
 
     round_number: int
@@ -51,10 +49,7 @@ class Checkpoint:
     surroundings: Surroundings | None = None
 
     def was_made_with(self, config_hash: str) -> bool:
-        """Tells if the run was started with settings and data of this digest.
-
-        Runs of the first version have the digest itself.
-        """
+        """Tells if the run was started with settings and data of this digest; early runs have it unkeyed."""
         return self.config_hash in (self.run_key.keyed(config_hash), config_hash)
 
 
@@ -114,7 +109,7 @@ def _write(staging: Path, checkpoint: Checkpoint) -> None:
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Does as `np.savez`, which on a full disk leaves its archive open, to fail once more, with a traceback."""
+    """Writes arrays as `np.savez`, which on a full disk leaves its archive open, to fail once more with a traceback."""
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -124,7 +119,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def load_latest(folder: Path) -> Checkpoint | None:
     """Reads the newest checkpoint, or returns None where there is none.
 
-    Of users, whose states are in a store, it names nobody and has no states: `with_store` enters both.
+    Where clients are users, with their states in a store, the caller enters `client_ids` and `client_states`.
 
     Raises:
       DataError: a file of the newest checkpoint is missing, damaged or of another round.
@@ -163,13 +158,8 @@ def load_latest(folder: Path) -> Checkpoint | None:
 
 
 def oldest_kept(folder: Path) -> int:
-    """The round of the oldest checkpoint."""
+    """Returns the round of the oldest checkpoint."""
     return int(complete(folder)[0].name.removeprefix("round_"))
-
-
-def with_store(checkpoint: Checkpoint, client_ids: Sequence[str], store: ClientStore) -> Checkpoint:
-    """A loaded checkpoint with the store that users' states are in."""
-    return dataclasses.replace(checkpoint, client_ids=tuple(client_ids), client_states=store)
 
 
 def _flatten(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:

@@ -1,10 +1,12 @@
-"""Enters runs into the registry before they draw noise, and says what all runs on a method's records cost together."""
+"""Enters runs into the registry before they draw noise, and composes the cost of all runs on a method's records."""
 
 import copy
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+import dp_accounting
 
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.before_training import released_id
@@ -26,17 +28,12 @@ _PLANNED = "planned"
 def enter_run(
     config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None, upper: Ledger | None
 ) -> None:
-    """Enters a run into the registry, before it draws noise; one that has begun again with more to spend, once more.
+    """Enters a run into the registry before it draws noise; where rounds are drawn anew, raises what the run may spend.
+
+    `upper` is all that the run may have spent at its end; None without privacy.
 
     Guarantee: when this returns, the registry counts the run with at least what it will ever have spent, unless its
       rounds are drawn anew later, and that outlasts a power cut.
-
-    Args:
-      config: the experiment.
-      method: what is trained.
-      folder: of the run.
-      charges: of the run.
-      upper: all that the run may have spent at its end; None without privacy.
 
     Raises:
       DataError: the registry is damaged.
@@ -48,8 +45,8 @@ def enter_run(
     if registry.find(charges.run_id) is None:
         if charges.through_round:
             print(
-                f"{charges.method}: note: {registry.folder} does not know this run, which was begun under another "
-                "registry: whether a copy of it has gone on elsewhere is not known here",
+                f"{charges.method}: note: the registry {registry.folder} does not have this run, which was started "
+                "under another registry: if a copy of the run was continued, its rounds are not counted here",
                 file=sys.stderr,
             )
         registry.begin(
@@ -69,26 +66,25 @@ def enter_run(
 
 
 def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None) -> None:
-    """Checks that a run's folder is no older copy, from which rounds would be run that the run has made already.
+    """Checks that a run's folder is no older copy: rounds that another copy has made would be made again.
 
     Raises:
-      DataError: the registry knows that the run has come further; or it is damaged.
+      DataError: the registry has more rounds of the run than the folder; or the registry is damaged.
     """
-    known = None if charges is None else Registry(config.privacy.registry).find(charges.run_id)
-    if charges is None or known is None:
-        return
-    if not known.is_in(charges.chains, release_of(charges).size):
+    registry = Registry(config.privacy.registry)
+    known = None if charges is None else registry.find(charges.run_id)
+    if charges is not None and known is not None and not known.is_in(charges.chains, release_of(charges).size):
         raise DataError(
-            f"{folder} is no copy of all that its run has done, which went on elsewhere: restore the newest copy, or "
-            "give --overwrite"
+            f"{folder} lacks rounds that the registry {registry.folder} has of its run: another copy of the run was "
+            "continued. Restore the newest copy, or give --overwrite to start again"
         )
 
 
 def tell_registry(config: ExperimentConfig, charges: Charges | None) -> None:
-    """Tells the registry where the record of a run that goes on ends, as a kill may have kept it from doing so.
+    """Tells the registry where the record of a running run ends; a kill may have kept the run from doing so.
 
     Raises:
-      DataError: another copy of the run has gone on, or the registry is damaged.
+      DataError: another copy of the run was continued, or the registry is damaged.
       OSError: the registry cannot be written.
     """
     if charges is not None and not charges.is_closed:
@@ -98,7 +94,7 @@ def tell_registry(config: ExperimentConfig, charges: Charges | None) -> None:
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
     """Enters a run that has ended, such as one from before there was a registry, or from another computer.
 
-    A copy that went on under another registry is entered beside its run.
+    A copy that was continued under another registry is entered beside its run.
 
     Raises:
       DataError, OSError: as `enter_run`.
@@ -114,10 +110,10 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
 
 
 def settle(config: ExperimentConfig, folder: Path) -> None:
-    """Enters what the run in a folder has spent at most: it has ended, or is about to be removed.
+    """Enters the most that the run in a folder has spent: the run has ended, or is about to be removed.
 
     Raises:
-      DataError: what the run has spent cannot be read, or the registry is damaged.
+      DataError: the run's record cannot be read, or the registry is damaged.
       OSError: the registry cannot be written.
     """
     charges = read_charges(folder)
@@ -127,25 +123,23 @@ def settle(config: ExperimentConfig, folder: Path) -> None:
 
 
 def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
-    """All that a run may have spent at its end, if no round is drawn anew from here on; None without privacy.
-
-    Args:
-      plan: of the run.
-      state: where the run goes on.
-    """
+    """Returns a ledger of all that a run may spend if no round is drawn anew after `state`; None without privacy."""
     if state.ledger is None:
         return None
     ledger = copy.deepcopy(state.ledger)
     for scope in plan.budgets:
-        rest: Counter = Counter()
-        if state.round_number:
-            for number in range(state.round_number + 1, plan.rounds + 1):
-                rest.update({hashable(event): count for event, count, _ in plan.charges(scope, number)})
-        else:
-            rest.update(plan.planned_counts(scope))
+        rest = rest_of_plan(plan, scope, state.round_number) if state.round_number else plan.planned_counts(scope)
         for event, count in rest.items():
             ledger.append(scope, event, count, _PLANNED)
     return ledger
+
+
+def rest_of_plan(plan: PrivacyPlan, scope: str, round_number: int) -> Counter[dp_accounting.DpEvent]:
+    """Counts the releases of a scope in the rounds after one."""
+    rest: Counter[dp_accounting.DpEvent] = Counter()
+    for number in range(round_number + 1, plan.rounds + 1):
+        rest.update({hashable(event): count for event, count, _ in plan.charges(scope, number)})
+    return rest
 
 
 def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
@@ -167,12 +161,12 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
 
 
 def splits_of(method: Method) -> Sequence[str]:
-    """The splits that a method's training reads: a search also scores by validation examples."""
+    """Returns the splits that a method's training reads: a search also scores by validation examples."""
     return ("train",) if method.plan.search is None else ("train", "validation")
 
 
 def say_cost_so_far(config: ExperimentConfig, method: Method) -> None:
-    """Says on stderr what all runs on these records have cost up to now, before one more begins."""
+    """Says on stderr what all runs on these records have cost so far, before another run begins."""
     cost = cost_of_all_runs(config, method)
     if not cost.runs:
         return

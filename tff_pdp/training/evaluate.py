@@ -1,9 +1,11 @@
 """Tests trained methods, and makes the report of their metrics.
 
-A ranking has a figure over the test examples of all clients together, each scored by its own client's personal model.
+The figure of a ranking is over the test examples of all clients together, each scored by its own client's personal
+model.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import math
@@ -72,16 +74,16 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
         store = ClientStore.open(folder / STORE)
         if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):
             store.close()
-            raise DataError(f"{store.folder} holds the states of another run: restore it, or train again")
-        state = checkpoints.with_store(state, method.clients.client_ids, store)
+            raise DataError(f"{store.folder} holds the states of another run: restore the folder, or train again")
+        state = dataclasses.replace(state, client_ids=tuple(method.clients.client_ids), client_states=store)
     return method, state
 
 
 def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
 
-    Models that are judged by a ranking have its figure over all clients' test examples besides, such as
-    `pooled_average_precision`, with each method's figures in the summary and in the report's notes.
+    For models with a ranking, summary and report also have its figure over all clients' test examples, such as
+    `pooled_average_precision`.
 
     Raises:
       ConfigError: a method has not been trained.
@@ -108,14 +110,14 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """The headline figures as a small text table."""
+    """Formats the headline figures as a small text table."""
     direction = "higher" if summary["higher_is_better"] else "lower"
     clients = "silos" if "silos" in summary else "users"
     pooled = f"pooled_{summary['metric']}"
     is_ranking = all(pooled in row for row in summary["algorithms"].values())
     columns = {
         f"mean over {clients}": "mean",
-        # Of a ranking it is no mean over examples, but one of clients by their numbers of them.
+        # A ranking has no mean over examples, only one of clients weighted by their numbers of examples.
         "weighted mean" if is_ranking else "over examples": "mean_over_examples",
         **({"all together": pooled} if is_ranking else {}),
         "worst decile": "worst_decile",
@@ -128,8 +130,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, row in summary["algorithms"].items():
         figures = (None if row[key] is None else float(row[key]) for key in columns.values())
         lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
-    costs = _silo_costs(summary) if clients == "silos" else _user_costs(summary)
-    return "\n".join([*lines, *costs, *(f"note: {note}" for note in summary["notes"])])
+    return "\n".join([*lines, _cost_line(summary), *(f"note: {note}" for note in summary["notes"])])
 
 
 def write_summary(output: Path, summary: dict[str, Any]) -> None:
@@ -137,30 +138,24 @@ def write_summary(output: Path, summary: dict[str, Any]) -> None:
     replace_text(output / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
-def _silo_costs(summary: dict[str, Any]) -> list[str]:
-    silos = summary["silos"]
-    spent = [silo["epsilon_spent"] for silo in silos if silo["epsilon_spent"] is not None]
-    if len(spent) < len(silos):
-        return [f"{len(silos)} silos; {_no_claim(summary)}"]
-    return [f"{len(silos)} silos; each method spent {between(spent, upper)} of epsilon"]
-
-
-def _user_costs(summary: dict[str, Any]) -> list[str]:
-    costs = summary["privacy"]["users"]
-    if costs["epsilon_spent"] is None:
-        return [f"{summary['num_users']} users; {_no_claim(summary)}"]
-    spent = upper(costs["epsilon_spent"])
-    return [f"{summary['num_users']} users; each method spent at most {spent} of epsilon, at delta {costs['delta']:g}"]
-
-
-def _no_claim(summary: dict[str, Any]) -> str:
-    return f"claim: none, and no epsilon: {summary['privacy']['claim_reason']}"
+def _cost_line(summary: dict[str, Any]) -> str:
+    """States what each method spent on every silo, or for users."""
+    silos = summary.get("silos")
+    if silos is not None:
+        spent, clients = [silo["epsilon_spent"] for silo in silos], f"{len(silos)} silos"
+    else:
+        spent, clients = [summary["privacy"]["users"]["epsilon_spent"]], f"{summary['num_users']} users"
+    if None in spent:
+        return f"{clients}; claim: none, and no epsilon: {summary['privacy']['claim_reason']}"
+    if silos is not None:
+        return f"{clients}; each method spent {between(spent, upper)} of epsilon"
+    delta = summary["privacy"]["users"]["delta"]
+    return f"{clients}; each method spent at most {upper(spent[0])} of epsilon, at delta {delta:g}"
 
 
 def _report(
     config: ExperimentConfig, trained: Sequence[Trained], metrics: Any, pooled: Mapping[str, Mapping[str, float]]
 ) -> Report:
-    """The report, with the privacy statement of what the experiment's clients are."""
     first, _ = trained[0]
     facts = facts_of(config, trained)
     scores = _scores(first, metrics)
@@ -208,7 +203,6 @@ def _algorithm_result(
 
 
 def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
-    """One row per client, of all methods."""
     measured = method.model.metric.example_name
     return tuple(
         ClientScores(
@@ -229,9 +223,9 @@ def pooled_figures(
 ) -> dict[str, float]:
     """Returns the figure of the model's ranking by its name, such as `pooled_average_precision`. Needs an engine.
 
-    Exact, not private. Unlike a mean of clients' own figures, it also counts how the scores of one client's model
-    compare with those of another's. NaN where no client has a positive example. Empty where the model is judged by a
-    mean over examples, which is the same over clients as over their examples.
+    The figure is exact, not private. Unlike a mean of clients' own figures, it also counts how the scores of one
+    client's model compare with those of another's. NaN where no client has a positive example; empty for models without
+    a ranking.
 
     Args:
       method: what was trained.
@@ -250,10 +244,7 @@ def pooled_figures(
 def client_scores(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Scores float32 `[n]` and labels int64 `[n]` of each client that has examples, in the order of the client dataset.
-
-    Needs an engine. Arguments are as of `pooled_figures`.
-    """
+    """Yields float32 scores `[n]`, int64 labels `[n]` of each client with examples; arguments as `pooled_figures`."""
     for places, states in ready_states(method, state, train_data):
         own_data = data if isinstance(data, ClientValues) else data.select(places)
         for weights, examples in zip(method.process.personalise(state.server_state, states), own_data, strict=True):

@@ -1,6 +1,6 @@
-"""Collects the facts of an experiment's privacy statement, from plans and ledgers: what every silo, or user, paid.
+"""Collects the facts of an experiment's privacy statement from plans and ledgers: costs of silos, or of users.
 
-They also have what all runs on record cost together, and what tuning would have cost.
+The facts include the cost of all runs on record, and the cost that tuning would have had.
 """
 
 import math
@@ -34,12 +34,9 @@ Trained = tuple[Method, Checkpoint]
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
-    """The claim of the models that a run released, and one line that says why: of all its silos, or users, together.
+    """Returns the claim for the models that a run released, over all of its silos or users, and its reason in one line.
 
-    Args:
-      method: what was trained.
-      state: of the run; its key says whether its noise can be guessed.
-      shown_id: what stands in place of a silo's id; None where no silo is to be named.
+    `shown_id` gives the id that is shown for a silo; None where no silo is to be named.
     """
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
@@ -51,14 +48,14 @@ def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], st
 
 
 def _claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
-    """The claim for one silo, which may have one where another silo has none."""
+    """Returns the claim for one silo, and its reason: other silos may have another claim."""
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
     return method.plan.claim_of(silo)
 
 
 def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts | UserFacts:
-    """The facts of the statement on some of an experiment's methods; of silos in the order of the client dataset."""
+    """Returns the facts for the statement on some of an experiment's methods; silos are in the dataset's order."""
     plans: list[Any] = [method.plan for method, _ in trained]
     methods = tuple(_method_facts(config, method, state) for method, state in trained)
     on_record = _runs_on_record(config, trained)
@@ -104,7 +101,7 @@ def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -
 
 
 def _silo_costs(trained: Sequence[Trained], silo: str) -> SiloCosts:
-    """What a silo paid; where methods spent differently, for the one that spent most."""
+    """Returns the cost for a silo, in the method that spent most on it."""
     method, state = max(trained, key=lambda pair: _spent_by_silo(pair, silo))
     plan = method.plan
     claim, reason = _claim_of_silo(method, state, silo)
@@ -126,7 +123,7 @@ def _spent_by_silo(pair: Trained, silo: str) -> tuple[bool, float]:
 
 
 def _other_releases(states: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """What is in the ledgers besides gradients: reasons, and how often in one silo at most."""
+    """Lists the reasons of releases other than gradients, with the most times that a silo has one."""
     counts: Counter[str] = Counter()
     for state in states:
         for entry in state.ledger.entries if state.ledger else ():
@@ -136,7 +133,7 @@ def _other_releases(states: Sequence[Checkpoint]) -> tuple[str, ...]:
 
 
 def _tuning_facts(config: ExperimentConfig, trained: Sequence[Trained], scope: str | None) -> TuningFacts:
-    """What was tuned, and what a scope would have spent had every configuration tried been charged as a release."""
+    """Returns what was tuned, and a scope's epsilon had every configuration tried been charged as a release."""
     tuning, charged = config.tuning, {}
     ledgers = [state.ledger for _, state in trained if state.ledger]
     if scope is not None and ledgers and tuning.configurations_tried > 1:
@@ -154,7 +151,7 @@ def _tuning_facts(config: ExperimentConfig, trained: Sequence[Trained], scope: s
 
 
 def _search_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> SearchFacts | None:
-    """The private search among these methods' hyper-parameters."""
+    """Returns the facts of the private search among these methods' hyper-parameters; None without one."""
     for method, _ in trained:
         search, settings = method.plan.search, config.tuning.search
         if search is not None and settings is not None:
@@ -169,7 +166,7 @@ def _search_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> Searc
 
 
 def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
-    """What the training of one method cost every user: infinitely much where its claim is `none`."""
+    """Returns the cost of training one method for every user: infinite where its claim is `none`."""
     plan: Any = method.plan
     has_claim = state.ledger is not None and claim_of_run(method, state)[0] != "none"
     spent = state.ledger.epsilon(USERS) if state.ledger and has_claim else None
@@ -177,7 +174,7 @@ def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
 
 
 def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
-    """How what users release is summed and noised, by a method that releases something, where there is one."""
+    """Describes how users' releases are summed and noised, if possible by a method that releases something."""
     plans: dict[str, Any] = {method.algorithm.title: method.plan for method, _ in trained}
     plan = max(plans.values(), key=lambda one: one.num_released > 0)
     return plan.sums(
@@ -187,7 +184,7 @@ def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
 
 
 def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, Any]:
-    """Budget and spending under the names that reports give them; infinite without a budget, or without bounds."""
+    """Returns budget and spending under the names in reports; infinite without a budget, or without bounds."""
     asked = {"epsilon_target": math.inf, "delta": 0.0}
     if budget is not None:
         asked = {"epsilon_target": budget.epsilon, "delta": budget.delta}
@@ -202,7 +199,7 @@ def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> 
 
 
 def _runs_on_record(config: ExperimentConfig, trained: Sequence[Trained]) -> RunsOnRecord:
-    """What all runs on record cost: the largest epsilon of a scope. Where a method has no ledger, nothing is known."""
+    """Returns the cost of all runs on record: the largest epsilon of a scope; nothing where a method has no ledger."""
     if not all(state.ledger for _, state in trained):
         return RunsOnRecord()
     # All of an experiment's methods are about the same clients; a search reads more of their examples.

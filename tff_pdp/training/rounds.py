@@ -1,4 +1,4 @@
-"""A run's first state, and each after it: charge the ledger, train the silos that take part, keep the others."""
+"""Makes a run's first state, and each after it: charges the ledger, trains the cohort, keeps other states."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +23,9 @@ _CLIENTS_AT_A_TIME = 512
 
 
 def first_state(method: Method, test_only_seed: int | None, store_folder: Path | None = None) -> Checkpoint:
-    """The state before the first round, under a new key. Needs an engine.
+    """Returns the state before the first round, under a new key. Needs an engine.
 
-    Args:
-      method: what will be trained.
-      test_only_seed: fixes the key.
-      store_folder: where users' states are kept; in memory by default.
+    `test_only_seed` fixes the key; users' states are kept in `store_folder`, or else in memory.
 
     Raises:
       BudgetError: the planned rounds would overspend a silo's budget.
@@ -58,15 +55,10 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
 
 
 def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
-    """The same state, from which rounds are drawn as if under another key. Needs an engine.
-
-    Args:
-      method: what is trained.
-      state: after some rounds.
-      attempt: the new one.
+    """Returns the same state, from which rounds are drawn as if under another key: in a new attempt. Needs an engine.
 
     Raises:
-      ConfigError: the noise of users' sums goes on from round to round here, so that none of it can be drawn anew.
+      ConfigError: noise of earlier rounds is part of later rounds here, so that no round can be drawn anew.
     """
     method.plan.check_redrawn(state.round_number)
     run_key = dataclasses.replace(state.run_key, attempt=attempt.number)
@@ -78,8 +70,8 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
     """Charges one round to the ledger, runs it, and returns the state after it. Needs an engine.
 
-    Who is not in the round's cohort is not asked, and keeps its state. A hook, where the method has one, sets
-    hyper-parameters of the round and learns from it.
+    Clients outside of the round's cohort keep their states. A hook, where the method has one, sets hyper-parameters of
+    the round and learns from its outcome.
 
     Raises:
       BudgetError: a scope would overspend; nothing was run.
@@ -111,14 +103,9 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 def ready_states(
     method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-    """Every client's state as its model is used, some clients at a time: places, and states. Needs an engine.
+    """Yields every client's state as its model is used, some clients at a time: places, and states. Needs an engine.
 
-    What users do for themselves before (`Algorithm.adapt`) is done on a copy: training goes on without it.
-
-    Args:
-      method: what was trained.
-      state: after some rounds.
-      train_data: training examples of clients that adapt.
+    Users that adapt to their training examples (`Algorithm.adapt`) do so on a copy, which training does not see.
     """
     if not is_store(state.client_states):
         yield np.arange(len(state.client_ids)), state.client_states
@@ -130,7 +117,7 @@ def ready_states(
 def ready_states_of(
     method: Method, state: Checkpoint, places: np.ndarray, train_data: Examples | ClientValues | None
 ) -> Sequence[Any]:
-    """The states of some clients, in this order, as their models are used; as `ready_states`. Needs an engine."""
+    """Returns the states of the clients in these places as their models are used, in this order. Needs an engine."""
     states = select_states(state.client_states, places, method.client_state_type)
     if method.process.adapt is None:
         return states
@@ -143,16 +130,10 @@ def ready_states_of(
 def evaluate_clients(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """Returns each client's `personal` and `global` metrics on `data`; exact, not private. Needs an engine.
+    """Returns each client's `personal` and `global` metrics on `data`, exact and not private, by id. Needs an engine.
 
-    The model's own metric is under its `example_name`. It is NaN of a client without examples, or of one without
-    positive examples where it is a ranking.
-
-    Args:
-      method: what was trained.
-      state: after some rounds.
-      data: held-out examples.
-      train_data: training examples of users that adapt to them first.
+    The model's own metric is under its `example_name`: NaN for a client without examples and, if it is a ranking,
+    without positive ones. `train_data` has the training examples of users that adapt to them first.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for places, states in ready_states(method, state, train_data):
@@ -163,7 +144,7 @@ def evaluate_clients(
 
 
 def _observed(state: Checkpoint) -> Observed:
-    """What a hook sees: client states as columns, each leaf with a first axis of clients."""
+    """Returns what a hook sees: client states as columns, each leaf with a first axis of clients."""
     states = state.client_states
     if isinstance(states, ClientValues):
         columns = states.columns()

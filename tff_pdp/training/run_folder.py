@@ -1,4 +1,4 @@
-"""Files in a run's folder beside its checkpoints: how it was configured and computed, and its validation metrics."""
+"""Writes and reads files beside a run's checkpoints: configuration, validation metrics, selected hyper-parameters."""
 
 import contextlib
 import json
@@ -29,12 +29,10 @@ _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
 
 def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Makes a run's folder, with the resolved experiment and without metrics.
-
-    What is left of a run that was stopped before its first checkpoint goes.
+    """Makes a run's folder, with the resolved experiment and without metrics; removes a run without any checkpoint.
 
     Raises:
-      DataError: the folder holds charges of a run whose checkpoints are gone.
+      DataError: the folder has a record of rounds whose checkpoints are gone.
     """
     charges = read_charges(folder)
     if charges is not None and charges.through_round:
@@ -52,7 +50,7 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed commands have left in a run's folder beside the files that count; its writer calls this."""
+    """Removes files that killed commands left in a run's folder; only the folder's writer may call this."""
     remove_attempts(folder)
     for part in _RESUMED:
         checkpoint_files.sweep(folder / part)
@@ -62,8 +60,8 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
     """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference.
 
     Raises:
-      ConfigError: the run was started in another way.
-      DataError: what it was started with is missing or damaged.
+      ConfigError: the run was started with another engine, device or parallelism.
+      DataError: the run's configuration file is missing or damaged.
     """
     started_with = _started_with(folder, *_DECISIVE)
     content = _resolved(config, device)["training"]
@@ -76,25 +74,21 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
 
 
 def check_beside(folder: Path, *, is_replaced: bool) -> None:
-    """Checks the files that a command goes on from, before anything is made of them.
+    """Checks the files that a command continues from, before anything is made of them.
 
-    These are the files beside the run's newest checkpoint, and the releases of silos before any run of the experiment:
-    were these missing, silos would release a second time.
-
-    Args:
-      folder: of a run, which need not be there.
-      is_replaced: whether the run begins anew, so that its former files do not matter.
+    These are the files beside the run's newest checkpoint, unless the run `is_replaced`, and the releases of silos
+    before any run of the experiment: were these missing, silos would release a second time.
 
     Raises:
       ConfigError: the folder is a link.
-      DataError: one of them is missing or damaged, or the run's checkpoint is.
+      DataError: a file is missing or damaged, or the run's checkpoint is.
     """
     if folder.is_symlink():
         # A run that begins replaces its folder, which behind a link may be that of another experiment; one that goes on
         # keeps in its checkpoints what lies beside it, and the link has other neighbours than the folder.
         raise ConfigError(
-            f"{folder} is a link to {folder.resolve()}, and no run begins, goes on or is replaced behind a link: name "
-            "the real folder as output, or remove the link"
+            f"{folder} is a link to {folder.resolve()}: a run cannot be started, continued or replaced through a link. "
+            "Name the real folder as output, or remove the link"
         )
     found = [None if is_replaced else checkpoint_files.newest(folder / part, with_arrays=False) for part in _RESUMED]
     for saved in found:
@@ -112,10 +106,10 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
 
 
 def read_started_with(folder: Path) -> dict[str, Any]:
-    """Reads the resolved experiment that a run was started with, as plain data.
+    """Reads the resolved experiment that a run was started with; files of the first version have no digest.
 
     Raises:
-      DataError: the file is missing or damaged; that of an earlier version, which has no digest, is read as it is.
+      DataError: the file is missing, damaged, or of another format version.
     """
     content = read_json(folder / CONFIG_FILE, undigested=(None,))
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
@@ -124,16 +118,15 @@ def read_started_with(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints_were_every(folder: Path) -> int:
-    """After how many rounds a run that was started wrote a checkpoint each time.
+    """Returns the number of rounds between checkpoints that a run was started with.
 
     Raises:
-      DataError: what it was started with is missing or damaged.
+      DataError: the run's configuration file is missing or damaged.
     """
     return max(1, int(_started_with(folder, "checkpoint_every")["checkpoint_every"]))
 
 
 def _started_with(folder: Path, *keys: str) -> dict[str, Any]:
-    """Some settings of the section `training` that a run was started with."""
     try:
         training = read_started_with(folder)["training"]
         return {key: training[key] for key in keys}
@@ -153,7 +146,7 @@ def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) 
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Reads the validation metrics a run has written: one row for each evaluated round.
+    """Reads the validation metrics that a run has written: one row for each evaluated round.
 
     Raises:
       DataError: the file is missing or damaged.
@@ -178,7 +171,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def cut_metrics(folder: Path, round_number: int) -> None:
-    """Takes away the rows of later rounds, and a torn one.
+    """Removes the rows of later rounds, and a torn row.
 
     Raises:
       DataError: the file is missing or damaged.
@@ -190,15 +183,15 @@ def cut_metrics(folder: Path, round_number: int) -> None:
 
 
 def write_selected(folder: Path, selected: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes what every silo selected in a search, by client id."""
+    """Writes the hyper-parameters that every silo selected in a search, by client id."""
     write_json(folder / SELECTED_FILE, {"format_version": FORMAT_VERSION, "selected": selected})
 
 
 def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads what `write_selected` wrote.
+    """Reads what `write_selected` wrote; files of the first version have no digest.
 
     Raises:
-      DataError: the file is missing or damaged; that of an earlier version, which has no digest, is read as it is.
+      DataError: the file is missing, damaged, or of another format version.
     """
     content = read_json(folder / SELECTED_FILE, undigested=(None,))
     # The first version had the selection alone.
@@ -210,7 +203,7 @@ def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
-    """The experiment as plain data, with the device that it runs on in place of the one asked for."""
+    """Returns the experiment as plain data, with the device that the run has in place of the one asked for."""
     content = config.to_dict()
     content["training"]["device"] = device
     return content

@@ -13,6 +13,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.counted import rest_of_plan
 from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, RunIdentity, read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
@@ -25,17 +26,14 @@ _SHARE = 100
 
 
 class Choices(dict[str, str]):
-    """How the clients of each computation are computed, where the engine has chosen: by its fingerprint.
+    """Maps each computation, by its fingerprint, to how its clients are computed where the engine has chosen.
 
-    Other ways to compute round differently. So a choice is on the run's record before its first result is used: a run
-    that is resumed goes on with it, and of two copies that choose otherwise one goes on.
+    Other ways to compute round differently. So a choice is on the run's record before its first result is used: a
+    resumed run keeps it, and of two copies that choose differently only one can continue.
     """
 
     def __init__(self, folder: Path | None = None):
-        """Reads what a run has chosen.
-
-        Args:
-          folder: of the run; None for one that begins.
+        """Reads the choices of the run in a folder; None for a run that begins.
 
         Raises:
           DataError: the run's record is damaged.
@@ -45,7 +43,7 @@ class Choices(dict[str, str]):
         self._keep: Callable[[Mapping[str, str]], None] | None = None
 
     def keep_by(self, keep: Callable[[Mapping[str, str]], None]) -> None:
-        """Puts each further choice on record by a function."""
+        """Sets the function that puts each further choice on record."""
         self._keep = keep
 
     def __setitem__(self, computation: str, mode: str) -> None:
@@ -55,7 +53,7 @@ class Choices(dict[str, str]):
 
 
 class Spending:
-    """The rounds that a run may spend, as they are on its record.
+    """Keeps a run's record ahead of its rounds.
 
     Guarantee: after `before_round(n)` the record has the cost of all rounds up to n, whatever happens next.
     """
@@ -74,12 +72,12 @@ class Spending:
           writer: of the run's charges.
           plan: of the run.
           state: where the run starts or goes on, in the newest attempt on record; its ledger is not changed.
-          arithmetic: what the bits of a round depend on.
-          registry: that the run is in, if it is in any; it is told of each reservation.
+          arithmetic: all that the bits of a round depend on.
+          registry: told of each reservation; None for a run that is in none.
 
         Raises:
           DataError: the reservation does not follow from the state's ledger.
-          BudgetError: what is left of the plan would overspend.
+          BudgetError: the rest of the plan would overspend.
         """
         self._writer, self._plan, self._arithmetic, self._registry = writer, plan, arithmetic, registry
         self._through_round = state.round_number
@@ -140,21 +138,13 @@ class Spending:
 
 
 def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
-    """As `PrivacyPlan.precheck_rest`, for a ledger in which some rounds are more than once.
-
-    Args:
-      plan: of the run.
-      ledger: what has been spent.
-      round_number: the last round that is not run again.
+    """Checks that the rounds after `round_number` fit into the budgets; the ledger may have rounds more than once.
 
     Raises:
-      BudgetError: the rounds after it do not fit into the budgets any more.
+      BudgetError: the rounds do not fit into the budgets.
     """
     for scope in plan.budgets:
-        rest: Counter[Any] = Counter()
-        for number in range(round_number + 1, plan.rounds + 1):
-            rest.update({event: count for event, count, _ in plan.charges(scope, number)})
-        ledger.precheck(scope, rest)
+        ledger.precheck(scope, rest_of_plan(plan, scope, round_number))
 
 
 def _as_counts(ledger: Ledger | None) -> Counter[Any]:
@@ -163,7 +153,7 @@ def _as_counts(ledger: Ledger | None) -> Counter[Any]:
 
 
 def close_run(writer: ChargesWriter, state: Checkpoint) -> None:
-    """Puts on record that a run has been run to its end, once; a run of the first version may have no record."""
+    """Puts on record, once, that a run has been run to its end; a run of the first version may have no record."""
     if writer.charges is not None and not writer.charges.is_closed:
         writer.close_run(state.round_number, state.ledger)
 
@@ -183,29 +173,18 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
 
 
 def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
-    """What the bits of a round depend on, on this machine."""
-    return arithmetic_of(
-        config.training.engine,
-        device,
-        is_deterministic=device == "cpu",
-        generator=config.privacy.generator,
-    )
+    """Returns all that the bits of a round depend on, on this machine."""
+    is_cpu, generator = device == "cpu", config.privacy.generator
+    return arithmetic_of(config.training.engine, device, is_deterministic=is_cpu, generator=generator)
 
 
 def take_over(
     writer: ChargesWriter, method: Method, saved: Checkpoint, arithmetic: Mapping[str, Any], checkpoint_every: int
 ) -> None:
-    """Begins the record of a run of the first version, which said in its checkpoints what it had spent.
+    """Begins the record of a run of the first version, which recorded its spending in checkpoints alone.
 
-    It may have run further rounds, until its next checkpoint. They are put on record as well, with the draws of the
-    first version.
-
-    Args:
-      writer: of the run's charges.
-      method: what is trained.
-      saved: the run's newest checkpoint.
-      arithmetic: what the bits of a round depend on here.
-      checkpoint_every: how often that run wrote a checkpoint.
+    Up to its next checkpoint, the run may have made further rounds: it wrote one every `checkpoint_every` rounds. These
+    rounds are put on record as well, with the draws of the first version.
     """
     if writer.charges is None:
         open_run(writer, method, saved)
@@ -223,12 +202,12 @@ def take_over(
 def in_newest_attempt(
     method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
-    """The saved state as rounds go on from it: to the same bits as they may have been run, or drawn anew.
+    """Returns the saved state as rounds continue from it: repeated with the same bits, or drawn anew.
 
     Raises:
       DataError: nothing is on record of the run.
       ConfigError: rounds that may have been run can be neither repeated nor drawn anew.
-      BudgetError: to draw them anew would overspend.
+      BudgetError: rounds drawn anew would overspend.
     """
     charges = writer.charges
     if charges is None:

@@ -1,4 +1,4 @@
-"""The training loop, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
+"""Trains a method, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
 
 import contextlib
 import dataclasses
@@ -54,18 +54,17 @@ def train(
     """Trains one method of an experiment and returns its final state.
 
     A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
-    batches and the same noise, so repeating it releases nothing new. Where the bits of a round may be others, because
-    the processor, a version or a setting is another, or on a GPU, rounds that may have been run are drawn anew and
-    charged again.
+    batches and the same noise, so repeating it releases nothing new. Where a round's bits may differ (another
+    processor, version or setting, or a GPU), rounds that may have been run are drawn anew and charged again.
 
-    Guarantee: what a round costs is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
+    Guarantee: the cost of a round is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
       all runs on the same records (`tff_pdp.registry`) has the run before its first noise.
 
     Args:
       config: the experiment.
-      name: which of its methods.
+      name: of the method in the experiment.
       resume: continue from the newest checkpoint, where there is one.
-      overwrite: start again where a run exists. What the old run spent stays on record (`training.counted`).
+      overwrite: start again where a run exists; the old run's spending stays on record (`training.counted`).
       progress: show a progress bar.
 
     Raises:
@@ -79,51 +78,40 @@ def train(
         )
     folder = config.algorithm_folder(name)
     with only_writer(folder):
-        return _train(config, name, folder, resume=resume, overwrite=overwrite, progress=progress)
-
-
-def _train(
-    config: ExperimentConfig, name: str, folder: Path, *, resume: bool, overwrite: bool, progress: bool
-) -> Checkpoint:
-    check_beside(folder, is_replaced=overwrite)
-    method = build_method(config, name)
-    if overwrite:
-        settle(config, folder)
-        set_aside(folder.parent, folder)
-        say_cost_so_far(config, method)
-    choices = Choices(folder if resume else None)
-    with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-        state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
-        choices.keep_by(spending.choose)
-        train_data, validation_data = method.round_data("train"), method.round_data("validation")
-        warn(method)
-        rounds = range(state.round_number + 1, config.training.rounds + 1)
-        total, done = config.training.rounds, state.round_number
-        for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
-            spending.before_round(round_number)
-            started = time.monotonic()
-            state = run_round(method, state, round_number, train_data)
-            seconds = time.monotonic() - started
-            is_last = round_number == config.training.rounds
-            if is_last or round_number % config.training.evaluate_every == 0:
-                metrics = _validation_metrics(method, state, validation_data, train_data)
-                append_metrics(folder, round_number, {"seconds": seconds, **metrics})
-            if is_last or round_number % config.training.checkpoint_every == 0:
-                save(folder, state)
-        spending.end(state)
-        settle(config, folder)
-    return state
+        check_beside(folder, is_replaced=overwrite)
+        method = build_method(config, name)
+        if overwrite:
+            settle(config, folder)
+            set_aside(folder.parent, folder)
+            say_cost_so_far(config, method)
+        choices = Choices(folder if resume else None)
+        with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
+            state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
+            choices.keep_by(spending.choose)
+            train_data, validation_data = method.round_data("train"), method.round_data("validation")
+            warn(method)
+            rounds = range(state.round_number + 1, config.training.rounds + 1)
+            total, done = config.training.rounds, state.round_number
+            for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
+                spending.before_round(round_number)
+                started = time.monotonic()
+                state = run_round(method, state, round_number, train_data)
+                seconds = time.monotonic() - started
+                is_last = round_number == config.training.rounds
+                if is_last or round_number % config.training.evaluate_every == 0:
+                    metrics = _validation_metrics(method, state, validation_data, train_data)
+                    append_metrics(folder, round_number, {"seconds": seconds, **metrics})
+                if is_last or round_number % config.training.checkpoint_every == 0:
+                    save(folder, state)
+            spending.end(state)
+            settle(config, folder)
+        return state
 
 
 def _start_or_resume(
-    config: ExperimentConfig,
-    method: Method,
-    folder: Path,
-    device: str,
-    resume: bool,
-    stack: contextlib.ExitStack,
+    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[Checkpoint, Spending]:
-    """The state to go on from, and what may be spent from there; the stack closes the files of both."""
+    """Returns the state to continue from, and the spending from there; the stack closes the files of both."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     arithmetic = arithmetic_here(config, device)
     if saved is None:
@@ -160,20 +148,20 @@ def _start_or_resume(
         store.rewind(saved.round_number)
         # A run that was killed after its last round may have left older states.
         store.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
-        saved = checkpoints.with_store(saved, method.clients.client_ids, store)
+        saved = dataclasses.replace(saved, client_ids=tuple(method.clients.client_ids), client_states=store)
     # Rounds after the checkpoint are run again, and write their metrics again.
     cut_metrics(folder, saved.round_number)
     return saved, Spending(writer, method.plan, saved, arithmetic, Registry(config.privacy.registry))
 
 
 def warn(method: Method) -> None:
-    """Says on stderr what the plan has to say before training, such as that its noise is too much."""
+    """Prints the plan's warning, such as one about too much noise, to stderr."""
     if method.plan.warning:
         print(f"{method.algorithm.name}: warning: {method.plan.warning}", file=sys.stderr)
 
 
 def save(folder: Path, state: Checkpoint) -> None:
-    """Saves a checkpoint in a run's folder; a store keeps no more than what the kept checkpoints need."""
+    """Saves a checkpoint in a run's folder; a store drops states that no kept checkpoint needs."""
     beside = surroundings_of(folder, FILES_BESIDE)
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):

@@ -79,7 +79,7 @@ def _check_copies(runs: Sequence[Path]) -> Iterator[Finding]:
         with contextlib.suppress(DataError):
             run_id = run_id_of(folder)
             if run_id and run_id in first:
-                text = f"a copy of the run in {first[run_id]}: which of both goes on is not known here; keep one"
+                text = f"a copy of the run in {first[run_id]}: keep the one to be continued, and delete the other"
                 yield Finding(folder, Status.PROBLEM, text)
             elif run_id:
                 first[run_id] = folder

@@ -18,8 +18,7 @@ from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import load_experiment
 from tff_pdp.models import dense
 from tff_pdp.models.dense import build_mlp
-from tff_pdp.personal_models.export import exported_ids
-from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, ids_and_settings
+from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, exported_ids, ids_and_settings
 from tff_pdp.personal_models.new_clients.version import adding_to_export, publish_with_clients
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")

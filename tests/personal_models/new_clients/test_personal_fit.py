@@ -14,7 +14,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models.dense import build_linear, build_linear_regression, build_mlp
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
 from tff_pdp.models.hypernetwork import Hypernetwork
-from tff_pdp.personal_models.new_clients.gradient_fit import Fit, fit_rows, fitted_names, measure_rows, model_of_rows
+from tff_pdp.personal_models.new_clients.gradient_fit import fit_rows, fitted_names, measure_rows, model_of_rows
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 
 
@@ -38,7 +38,7 @@ def seeds(number):
 
 def fit(model, own, steps=5, rate=0.2, batch_size=100):
     done = []
-    rows = fit_rows(model, own, build_minibatch(model, batch_size), Fit(steps, rate), {}, seeds(len(own)), done.append)
+    rows = fit_rows(model, own, build_minibatch(model, batch_size), steps, rate, {}, seeds(len(own)), done.append)
     assert sum(done) == len(own)
     return rows
 
@@ -90,7 +90,7 @@ def test_a_clients_row_does_not_depend_on_who_is_fitted_beside_it():
     together = fit(of_head, own, batch_size=4)
     estimator = build_minibatch(of_head, 4)
     for place in (0, 2):
-        alone = fit_rows(of_head, own[place : place + 1], estimator, Fit(5, 0.2), {}, seeds(3)[[place]], lambda _: None)
+        alone = fit_rows(of_head, own[place : place + 1], estimator, 5, 0.2, {}, seeds(3)[[place]], lambda _: None)
         for name, values in together.items():
             bound = 2 * rounding(model, 5, len(own[place].y)) * np.abs(values[place]).max()
             np.testing.assert_allclose(values[place], alone[name][0], rtol=0, atol=bound)
@@ -152,7 +152,7 @@ def test_noise_has_the_deviation_that_the_mechanism_says():
     own = [ClientExamples(np.zeros((20, 50), np.float32), np.zeros(20, np.float32))] * 200
     mechanism = {"clip_norm": 0.5, "noise_multiplier": 3.0, "sampling_rate": 0.5, "expected_batch_size": 10.0}
     columns = {name: np.full(200, value) for name, value in mechanism.items()}
-    rows = fit_rows(of_rows, own, build_dp_sgd(of_rows), Fit(16, 0.1), columns, seeds(200), lambda _: None)
+    rows = fit_rows(of_rows, own, build_dp_sgd(of_rows), 16, 0.1, columns, seeds(200), lambda _: None)
     expected = np.sqrt(16) * 3.0 * 0.5 * 0.1 / 10.0
     kernel = rows["dense_0/kernel"].reshape(200, 50)
     # A deviation has the standard error 1 / sqrt(2 n) of itself, a correlation of zero that of 1 / sqrt(n).

@@ -23,7 +23,7 @@ from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
-from tff_pdp.personal_models.new_clients.fit import FitOptions
+from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import (
     AddedClient,
     Personalized,

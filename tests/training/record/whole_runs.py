@@ -37,10 +37,9 @@ from tff_pdp.personal_models.model_card import (
     check_leaves_out_nobody,
     check_settings,
     newest_version,
-    read_card,
     served_ids,
 )
-from tff_pdp.personal_models.new_clients.fit import FitOptions
+from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.personal_models.new_clients.personalize import personalize
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.counted import cost_of_all_runs
@@ -310,7 +309,7 @@ def read_documents(run: WholeRun) -> Any:
     """What `personalize` reads of the newest version before its models."""
     version = newest_version(run.config.export_folder)
     assert version is not None
-    card = read_card(version)
+    card = layout.read_document(version, layout.MODEL_CARD_FILE)
     check_settings(run.config, version, card)
     manifest = layout.read_manifest(version)
     served = served_ids(run.config, version, card)

@@ -1,6 +1,6 @@
-"""Charges new silos for fitting: the mechanism a budget asks for, on record before anything is computed with it.
+"""Charges new silos for fitting: plans the mechanism that a budget allows, and puts its cost on record before the fit.
 
-The record is that of `tff_pdp.training.record.all_runs`: whoever sums up what was released of records finds fits there.
+The record is that of `tff_pdp.training.record.all_runs`, which composes fits and runs on the same records.
 """
 
 import secrets
@@ -28,7 +28,7 @@ _PUBLIC_NUMBER = "the number of examples of each silo that is added is treated a
 
 
 def claim_of_fit(generator: Generator) -> tuple[str, str]:
-    """The claim of a fit of new silos, and why it is no stronger."""
+    """Returns the claim of a fit of new silos, and the reason why the claim is no stronger."""
     return "formal-conditional", f"{_PUBLIC_NUMBER}; {condition_of_examples(generator)}"
 
 
@@ -49,11 +49,11 @@ def plan_gradients(
     Assumes: numbers of examples are public, as the configuration says.
 
     Args:
-      config: of the experiment, whose generator draws.
+      config: the experiment's plan; its generator draws.
       budget: of every silo, for this fit.
       steps: gradient steps.
       num_examples: by client id.
-      num_parameters: how many weights are fitted.
+      num_parameters: number of weights that are fitted.
       batch_size: expected size of a Poisson batch.
       clip_norm: L2 bound on each example's gradient.
 
@@ -106,22 +106,18 @@ def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mappi
 def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | None) -> dict[str, Composed]:
     """Enters a fit into the record of an experiment's folder and the registry; both entries outlast a power cut.
 
-    Call it before the fit: one that is stopped then counts, although nothing of it may have been seen.
+    Call this before the fit: a fit that is stopped counts, although perhaps nothing of it was seen. `ledger` is that of
+    the fit; None where the fit adds no noise.
 
-    Guarantee: everything on record of a silo's records is jointly (epsilon, delta)-DP for each of them, as what is
-      returned says: the silo's fits and, wherever its records were in training, every run, in all folders.
+    Guarantee: everything on record of a silo's records is jointly (epsilon, delta)-DP for each of them, as the result
+      says: the silo's fits and, wherever its records were in training, every run, in all folders.
     Assumes: a client id means the same silo in all of the folder; as `tff_pdp.training.record.all_runs.compose`.
 
-    Args:
-      config: the experiment.
-      new: the clients, and their examples.
-      ledger: of the fit; None where it is made without noise.
-
     Returns:
-      By client id, what is on record of its records, this fit included.
+      By client id, the cost of everything on record of the client's records, this fit included.
 
     Raises:
-      DataError: what is on record cannot be read; nothing was entered, or the fit counts although it is not made.
+      DataError: the record cannot be read; nothing was entered, or the fit counts although it is not made.
       OSError: the record or the registry cannot be written; the fit must not begin.
     """
     registry, output, sets = Registry(config.privacy.registry), Path(config.output), config.data.record_set
@@ -155,6 +151,6 @@ def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | No
 def _check_public(config: PlanSettings) -> None:
     if config.num_examples.epsilon is not None:
         raise ConfigError(
-            "privacy.num_examples says that numbers of examples are not public, while a new silo's noise would follow "
-            "from its exact number. Prepare and train again with the silo among the others"
+            "privacy.num_examples.epsilon is set, so that numbers of examples are not public, but a new silo's noise "
+            "would depend on its exact number. Prepare and train again with the silo among the others"
         )

@@ -1,4 +1,4 @@
-"""Examples of clients that were not in training: one client's in an .npz file, or a client dataset of many."""
+"""Reads examples of clients that were not in training: one client's from an .npz file, or a client dataset."""
 
 import dataclasses
 import zipfile
@@ -16,7 +16,7 @@ from tff_pdp.models.base import Model
 
 @dataclasses.dataclass(frozen=True)
 class NewClients:
-    """Clients to be added.
+    """Holds clients to be added.
 
     Attributes:
       client_ids: all different.

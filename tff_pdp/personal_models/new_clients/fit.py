@@ -1,7 +1,4 @@
-"""Fits the rows of new clients, by the means that the experiment's privacy plan allows.
-
-`fit_settings` says how: what may be asked for, what training had in its place, and what the plan demands.
-"""
+"""Fits the rows of new clients, by the means that the experiment's privacy plan allows."""
 
 import dataclasses
 import math
@@ -21,7 +18,6 @@ from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selec
 from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.personal_models.new_clients.gradient_fit import (
     Arrays,
-    Fit,
     Progress,
     fit_rows,
     fitted_names,
@@ -29,6 +25,7 @@ from tff_pdp.personal_models.new_clients.gradient_fit import (
     model_of_rows,
     stacks,
 )
+from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.personal_models.new_clients.version import ExportedModels
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.mechanisms.selection import build_selector
@@ -40,39 +37,17 @@ _OF_STEPS = ("steps", "learning_rate", "batch_size", "clip_norm")
 
 
 @dataclasses.dataclass(frozen=True)
-class FitOptions:
-    """How new clients are fitted; what is None is as training had it.
-
-    Attributes:
-      steps: gradient steps; 100 by default.
-      learning_rate: of each step.
-      batch_size: expected size of a protected silo's Poisson batch; otherwise size of a plain batch.
-      clip_norm: of each example's gradient, in protected silos.
-      epsilon: budget of each silo for this fit; required where silos are protected.
-      delta: of the same.
-      replace: fit clients again that the export has already.
-    """
-
-    steps: int | None = None
-    learning_rate: float | None = None
-    batch_size: int | None = None
-    clip_norm: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    replace: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """How new clients are fitted, nothing left open.
+    """Says how new clients are fitted, with a value for every option.
 
     Attributes:
-      is_choice: each client chooses one of the clusters' models, so that nothing is trained; otherwise by steps.
+      is_choice: whether each client chooses one of the clusters' models, without training; otherwise it trains by
+        steps.
       steps: gradient steps of each client.
       learning_rate: of each step.
       batch_size: expected size of a protected silo's Poisson batch; otherwise size of a plain batch.
-      clip_norm: of each example's gradient, in protected silos.
-      budget: of each silo for this fit; None where clients' own examples are not protected from who sees their rows.
+      clip_norm: L2 bound on each example's gradient, in protected silos.
+      budget: of each silo for this fit; None where a client's row does not protect its examples.
     """
 
     is_choice: bool
@@ -83,7 +58,7 @@ class FitSettings:
     budget: SiloBudget | None
 
     def text(self, models: PersonalModels, num_clients: int) -> str:
-        """What is about to be done, in one line: in particular, what a silo is about to pay for."""
+        """Describes the fit in one line before it runs, with its cost for each silo."""
         if self.is_choice:
             how = "by the exponential mechanism" if self.budget else "by its loss"
             done = f"each of {num_clients} clients chooses one of {models.num_rows - 1} clusters' models {how}"
@@ -95,11 +70,11 @@ class FitSettings:
 
 
 def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
-    """Each silo's budget where silos are protected, otherwise None.
+    """Returns each silo's budget for the fit where silos are protected, otherwise None.
 
     Raises:
-      ConfigError: it is missing, or out of range, or given where nothing is protected by it; or the plan allows no new
-        clients.
+      ConfigError: the budget is missing or out of range, or is given where it protects nothing; or the plan allows no
+        new clients.
     """
     budget = privacy.fit_budget(options.epsilon, options.delta)
     for name in ("epsilon", "delta", "clip_norm") if budget is None else ():
@@ -114,10 +89,10 @@ def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
 def fit_settings(
     config: ExperimentConfig, options: FitOptions, budget: SiloBudget | None, exported: ExportedModels
 ) -> FitSettings:
-    """The options, with what training had in place of what is left out.
+    """Completes the options with the values that training had.
 
     Raises:
-      ConfigError: one is out of range, or does nothing for these models, or clients have nothing of their own.
+      ConfigError: an option is out of range, or does nothing for these models, or clients have nothing of their own.
     """
     models, algorithm = exported.models, exported.algorithm
     fitted_names(models)
@@ -125,7 +100,7 @@ def fit_settings(
     is_choice = models.layout == CLUSTERS and algorithm.export.serves_candidates
     defaults = {
         "steps": DEFAULT_STEPS,
-        "learning_rate": default_learning_rate(exported.hparams, models),
+        "learning_rate": _default_learning_rate(exported.hparams, models),
         "batch_size": config.privacy.batch_size,
         "clip_norm": getattr(config.privacy, "clip_norm", 1.0),
     }
@@ -142,8 +117,8 @@ def fit_settings(
     return FitSettings(is_choice, **chosen, budget=budget)
 
 
-def default_learning_rate(hparams: Mapping[str, Any], models: PersonalModels) -> float:
-    """The rate that training moved a client's own part with."""
+def _default_learning_rate(hparams: Mapping[str, Any], models: PersonalModels) -> float:
+    """Returns the learning rate that training had for a client's own part."""
     rate = float(hparams["learning_rate"])
     if models.layout == HYPERNETWORK:
         return rate * float(hparams.get("descriptor_learning_rate", 1.0))
@@ -169,14 +144,14 @@ Metrics = dict[str, float] | None
 
 @dataclasses.dataclass(frozen=True)
 class NewRows:
-    """Rows of new clients, and what they cost.
+    """Holds rows of new clients, and their cost.
 
     Attributes:
-      values: `[clients, ...]` by name; of what is not here, clients have the global model's.
-      chosen: int32 `[clients]`, where clients own rows that there are: which.
+      values: `[clients, ...]` by name; for other names, clients have the global model's values.
+      chosen: int32 `[clients]`, the existing row that each client owns; None where rows are new.
       epsilons: spent by this fit, by client id; empty where nothing is.
       noise_multipliers: of gradients, by client id; empty where there are none or no noise.
-      recorded: all that is on record of protected silos, this fit included, by client id; otherwise empty.
+      recorded: the cost of everything on record of protected silos, this fit included, by client id; otherwise empty.
     """
 
     values: Arrays
@@ -186,7 +161,7 @@ class NewRows:
     recorded: Mapping[str, Composed] = dataclasses.field(default_factory=dict)
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
-        """By these client ids: arrays of all that a client owns, or the number of a row there is."""
+        """Returns by these client ids: arrays of all that a client owns, or the number of an existing row."""
         if self.chosen is not None:
             return dict(zip(client_ids, map(int, self.chosen), strict=True))
         start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
@@ -225,9 +200,9 @@ def fit_new_rows(
 def measure(
     models: PersonalModels, held_out: Sequence[ClientExamples], rows: NewRows
 ) -> tuple[list[Metrics], list[Metrics]]:
-    """Mean metrics on held-out examples of the global model and of clients' own; None of a client without any.
+    """Returns mean metrics on held-out examples of the global model and of clients' own models: exact, not private.
 
-    They are exact functions of the examples: not private.
+    A client without held-out examples has None.
     """
     places = [place for place, own in enumerate(held_out) if len(own.y)]
     model = model_of_rows(models, list(rows.values))
@@ -251,12 +226,12 @@ def _train(
     key: RunKey,
     progress: Progress,
 ) -> NewRows:
-    """Rows by gradient steps: DP-SGD in silos that are to be protected, plain ones otherwise."""
+    """Fits rows by gradient steps: DP-SGD in protected silos, plain ones otherwise."""
     model = model_of_rows(models, fitted_names(models))
-    fit, seeds = Fit(settings.steps, settings.learning_rate), _seeds(key, new.client_ids)
+    fit, seeds = (settings.steps, settings.learning_rate), _seeds(key, new.client_ids)
     if settings.budget is None:
         estimator = build_minibatch(model, settings.batch_size)
-        return NewRows(_finite(new, fit_rows(model, new.train, estimator, fit, {}, seeds, progress)))
+        return NewRows(_finite(new, fit_rows(model, new.train, estimator, *fit, {}, seeds, progress)))
     plan, ledger = plan_gradients(
         config.privacy,
         settings.budget,
@@ -269,7 +244,7 @@ def _train(
     recorded = put_on_record(config, new, ledger)
     mechanism, estimator = plan.client_mechanism(new.client_ids), plan.estimator(model)
     return NewRows(
-        _finite(new, fit_rows(model, new.train, estimator, fit, mechanism, seeds, progress)),
+        _finite(new, fit_rows(model, new.train, estimator, *fit, mechanism, seeds, progress)),
         epsilons={client_id: ledger.epsilon(client_id).best for client_id in new.client_ids},
         noise_multipliers={client_id: plan.mechanisms[client_id].noise_multiplier for client_id in new.client_ids},
         recorded=recorded,
@@ -284,7 +259,7 @@ def _select(
     key: RunKey,
     progress: Progress,
 ) -> NewRows:
-    """The cluster that fits each client best: chosen privately in silos that are to be protected, exactly otherwise."""
+    """Selects the cluster that fits each client best: privately in protected silos, exactly otherwise."""
     epsilon, epsilons, recorded = np.inf, {}, {}
     if settings.budget is not None:
         epsilon, ledger = plan_selection(config.privacy, settings.budget, new.num_examples)
@@ -311,8 +286,8 @@ def _finite(new: NewClients, rows: Arrays) -> Arrays:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if bad.size:
             raise ConfigError(
-                f"the fit of client {new.client_ids[bad[0]]!r} diverged: give a smaller --learning-rate, or scale its "
-                "examples as those of training"
+                f"the fit of client {new.client_ids[bad[0]]!r} diverged: give a smaller --learning-rate, or scale the "
+                "client's examples as those of training were scaled"
             )
     return rows
 

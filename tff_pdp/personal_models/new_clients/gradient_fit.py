@@ -1,11 +1,11 @@
 """Fits the personal part of a model to clients that were not in training, from the stored form of personal models.
 
-Shared weights stay as they are. A client starts from the global model's row and trains what tells clients apart: the
-head, or the descriptor that a hypernetwork makes weights of. Many clients are fitted at once, in one computation.
+Shared weights stay as they are. A client starts from the global model's row and trains its personal part: the head, or
+the descriptor that a hypernetwork makes weights of. Many clients are fitted in one computation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,23 +31,11 @@ _CLIENTS_AT_A_TIME = 256
 _VALUES_AT_A_TIME = 2**26
 
 
-class Fit(NamedTuple):
-    """How clients are fitted.
-
-    Attributes:
-      steps: gradient steps of each client.
-      learning_rate: of each step.
-    """
-
-    steps: int
-    learning_rate: float
-
-
 def fitted_names(models: PersonalModels) -> tuple[str, ...]:
-    """The names of what a new client trains; what else it owns is the global model's.
+    """Returns the names of the arrays that a new client trains: the part of the head that clients own, or else all.
 
-    The head, as far as clients own it, otherwise all that they own; a hypernetwork's whole row. The scaling of inputs
-    is never among it: it would be a statistic of the client's examples, and a silo has to pay for those.
+    Under a hypernetwork, this is the whole row. The scaling of inputs is never among them: it would be a statistic of
+    the client's examples, which a silo would have to pay for.
 
     Raises:
       ConfigError: clients own nothing that could be trained.
@@ -63,11 +51,9 @@ def fitted_names(models: PersonalModels) -> tuple[str, ...]:
 
 
 def model_of_rows(models: PersonalModels, names: Sequence[str]) -> Model:
-    """The model as a function of some of what clients own: all else is shared, or the global model's.
+    """Returns the model as a function of the named arrays that clients own; others are shared, or the global model's.
 
-    Args:
-      models: the stored form.
-      names: of the weights, or of other rows that weights are made of; `init` gives the global model's.
+    The names are those of weights, or of other rows that weights are made of; `init` gives the global model's.
     """
     start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
     own = {name: start[name] for name in names}
@@ -83,15 +69,16 @@ def fit_rows(
     model: Model,
     clients: Sequence[ClientExamples],
     estimator: GradientEstimator,
-    fit: Fit,
+    steps: int,
+    learning_rate: float,
     mechanism: Mapping[str, np.ndarray],
     seeds: np.ndarray,
     progress: Progress,
 ) -> Arrays:
-    """Trains every client's own weights, from those that the model begins with.
+    """Trains every client's own weights, starting from the model's initial ones.
 
     Guarantee: a client's result is a function of its own examples, mechanism and seed, and of what is fixed in the
-      model. With the estimator of `privacy.mechanisms.dp_sgd` it is post-processing of `fit.steps` gradients of that
+      model. With the estimator of `privacy.mechanisms.dp_sgd` it is post-processing of `steps` gradients of that
       estimator, each with an index of its own.
     Assumes: seeds are secret and new in each call; what is fixed is public, or private already.
 
@@ -99,7 +86,8 @@ def fit_rows(
       model: of `model_of_rows`, which the estimator was built for.
       clients: their examples, at least one each.
       estimator: of gradients.
-      fit: how.
+      steps: gradient steps of each client.
+      learning_rate: of each step.
       mechanism: float32 `[clients]` by name, as the estimator asks for.
       seeds: int64 `[clients, 2]`.
       progress: told how many more clients are done.
@@ -111,13 +99,13 @@ def fit_rows(
     start = {name: tf.constant(array) for name, array in initial.items()}
     values_of_step = model.num_parameters() + 1
 
-    signature = (*_examples_spec(model), _spec_of(mechanism), tf.TensorSpec([None, 2], tf.int64))
+    signature = (*_examples_spec(model), _spec_of(dict.fromkeys(mechanism, ())), tf.TensorSpec([None, 2], tf.int64))
 
     @tf.function(input_signature=signature, autograph=False)
     def fit_stack(x: Any, y: Any, num_examples: Any, parameters: Any, own_seeds: Any) -> Any:
-        num_steps = tf.fill(tf.shape(num_examples), fit.steps)
+        num_steps = tf.fill(tf.shape(num_examples), steps)
         draws = estimator.draw(parameters, num_examples, tf.shape(y)[1], num_steps, own_seeds)
-        steps = LocalSteps(tf.constant(fit.steps), tf.constant(fit.steps))
+        local_steps = LocalSteps(tf.constant(steps), tf.constant(steps))
 
         def fit_one(own: Any) -> Any:
             *data, own_parameters, own_draws = own
@@ -125,14 +113,14 @@ def fit_rows(
             def grad_fn(weights, examples, index, scale, pull=None, trainable=None):
                 return estimator.gradient(own_parameters, own_draws, weights, examples, index, scale, pull, trainable)
 
-            rate = tf.constant(fit.learning_rate)
-            return dict(local_sgd(start, ClientData(*data), grad_fn, learning_rate=rate, local_steps=steps))
+            rate = tf.constant(learning_rate)
+            return dict(local_sgd(start, ClientData(*data), grad_fn, learning_rate=rate, local_steps=local_steps))
 
         return map_stack(fit_one, (x, y, num_examples, parameters, draws))
 
     columns = {name: np.asarray(values, np.float32) for name, values in mechanism.items()}
     rows = {name: np.empty((len(clients), *array.shape), np.float32) for name, array in initial.items()}
-    for places, stacked in stacks(clients, model, lambda padded: fit.steps * (padded + values_of_step)):
+    for places, stacked in stacks(clients, model, lambda padded: steps * (padded + values_of_step)):
         own_columns = {name: values[places] for name, values in columns.items()}
         for name, values in fit_stack(*stacked, own_columns, seeds[places]).items():
             rows[name][places] = values.numpy()
@@ -141,19 +129,19 @@ def fit_rows(
 
 
 def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays | None = None) -> Arrays:
-    """Mean metrics of each client on its own examples; exact, not private.
+    """Returns the mean metrics of each client on its own examples: exact, not private.
 
     Args:
       model: of `model_of_rows`.
-      clients: their examples; NaN comes of none.
-      rows: arrays `[clients, ...]` by name; what the model begins with by default.
+      clients: their examples; a client without any gets NaN.
+      rows: arrays `[clients, ...]` by name; by default the model's initial ones.
 
     Returns:
       float32 `[clients]` by name: those of `Model.example_metrics`.
     """
     start = model.init(0)
 
-    signature = (*_examples_spec(model), _spec_of(start, {name: array.shape for name, array in start.items()}))
+    signature = (*_examples_spec(model), _spec_of({name: array.shape for name, array in start.items()}))
 
     @tf.function(input_signature=signature, autograph=False)
     def measure_stack(x: Any, y: Any, num_examples: Any, weights: Any) -> Any:
@@ -180,12 +168,9 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
 def stacks(
     clients: Sequence[ClientExamples], model: Model, values_of_client: Callable[[int], int] = lambda padded: 0
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """Clients' examples, padded to a few sizes, so many clients together as memory allows.
+    """Pads clients' examples to a few sizes, and stacks as many clients as memory allows.
 
-    Args:
-      clients: their examples.
-      model: that these are for.
-      values_of_client: of a padded number of examples, how many values a client needs besides them.
+    `values_of_client` gives, for a padded number of examples, how many values a client needs besides them.
 
     Yields:
       Places of some clients, int64; and `x [clients, rows, *shape]`, `y [clients, rows]`, `num_examples [clients]`.
@@ -211,6 +196,5 @@ def _examples_spec(model: Model) -> tuple[tf.TensorSpec, ...]:
     return examples, tf.TensorSpec([None, None], label), tf.TensorSpec([None], tf.int32)
 
 
-def _spec_of(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
-    shapes = shapes or {}
-    return {name: tf.TensorSpec([None, *shapes.get(name, ())], tf.float32) for name in arrays}
+def _spec_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tf.TensorSpec]:
+    return {name: tf.TensorSpec([None, *shape], tf.float32) for name, shape in shapes.items()}

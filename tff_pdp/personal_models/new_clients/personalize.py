@@ -1,7 +1,8 @@
-"""Clients added after training: their personal parts, fitted to their own examples, in a new version of the export.
+"""Adds clients after training: fits their personal parts to their own examples, in a new version of the export.
 
-Shared weights do not change, nor does any other client's row. A row may show of its own client's examples as much as
-trained clients' rows may: of a user all, to nobody else; of a silo no more than its (epsilon, delta) allows.
+Shared weights and the rows of other clients do not change. A new row reveals about its own client's examples as much as
+rows of trained clients may: a user's row anything, as only that user gets it; a silo's no more than its (epsilon,
+delta) allows.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.new_clients.examples import read_new_clients
-from tff_pdp.personal_models.new_clients.fit import FitOptions, Metrics, fit_budget, fit_new_rows, fit_settings, measure
-from tff_pdp.personal_models.new_clients.version import ExportedModels, adding_to_export, publish_with_clients
-from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.personal_models.new_clients.fit import Metrics, fit_budget, fit_new_rows, fit_settings, measure
+from tff_pdp.personal_models.new_clients.options import FitOptions
+from tff_pdp.personal_models.new_clients.version import adding_to_export, publish_with_clients
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
@@ -33,18 +34,18 @@ _MOST_LISTED = 20
 
 @dataclasses.dataclass(frozen=True)
 class AddedClient:
-    """One client that was added, or fitted again.
+    """Describes one client that was added, or fitted again.
 
     Attributes:
       client_id: its id in the examples.
       served_as: its id in requests.
       num_examples: how many it was fitted with.
-      before: mean metrics of the global model on held-out examples; None without any.
-      after: those of its own model. Both are exact functions of the examples: not private.
-      epsilon: what this fit has spent; None where the client's own examples are not protected.
+      before: mean metrics of the global model on held-out examples, exact and not private; None without any.
+      after: those of its own model.
+      epsilon: spent by this fit; None where the client's own examples are not protected.
       delta: of the same.
       noise_multiplier: of the gradients; None where there are none, or no noise.
-      recorded: all that is on record of a protected silo, this fit included.
+      recorded: the cost of everything on record of a protected silo, this fit included.
     """
 
     client_id: str
@@ -60,7 +61,7 @@ class AddedClient:
 
 @dataclasses.dataclass(frozen=True)
 class Personalized:
-    """A new version of an export: its folder, who was added, who was not for want of examples, and what drew."""
+    """Describes a new version of an export: folder, added clients, clients left out for want of examples, generator."""
 
     version: Path
     clients: Sequence[AddedClient]
@@ -78,104 +79,86 @@ def personalize(
 ) -> Personalized:
     """Adds clients to the newest version of the experiment's export, as a new version.
 
-    A silo's fit is on record before anything is computed of its examples: one that is stopped has spent. Random draws
+    A silo's fit is on record before anything is computed of its examples: a fit that is stopped has spent. Random draws
     come from a key of the operating system's entropy, whatever `training.test_only_seed` says.
 
     Guarantee: other clients' rows and what is shared are as they were, to the bit, so nobody else learns of a new
-      client except through that client's own row. Of a user, that row is protected as trained users' rows are: not at
-      all from whoever sees it (joint DP). Of a silo under `silo_example`, it is (epsilon, delta)-DP for its training
-      examples, and all that is on record of the silo is as the version's privacy report says.
-    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new
-      client's examples are in no other client. Held-out examples are only reported on; those figures are not private.
+      client except through that client's own row. A user's row is protected as trained users' rows are: not at all from
+      whoever sees the row (joint DP). A silo's row under `silo_example` is (epsilon, delta)-DP for its training
+      examples, and the cost of everything on record of the silo is as the version's privacy report says.
+    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new client's
+      examples are in no other client. Held-out examples are only reported on; those figures are not private.
 
     Args:
       config: the experiment, exported before.
       path: examples, as of `read_new_clients`.
-      client_ids: whose.
-      options: how.
+      client_ids: of the clients to add; all of a client dataset by default.
+      options: of the fit.
       progress: show, on standard error, what is about to be done, and a progress bar.
 
     Raises:
       ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
         missing, or for another kind of clients or models.
-      DataError: examples cannot be used, what is on record of silos cannot be read, or another process writes to the
-        run's folder.
+      DataError: examples cannot be used, the record of silos cannot be read, or another process writes to the run's
+        folder.
       BudgetError: no noise meets a silo's budget.
-      ServingError: there is no usable export, somebody else exports at the same time, a client is in it already, or
-        the new version failed its checks.
+      ServingError: there is no usable export, another process exports at the same time, a client is in the export
+        already, or the new version failed its checks.
     """
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)
     # Before a silo pays, so that no other version comes between, which would leave its clients out.
     with only_writer(config.algorithm_folder(config.export.algorithm)), adding_to_export(config) as exported:
-        return _personalize(config, path, client_ids, options, budget, exported, progress)
-
-
-def _personalize(
-    config: ExperimentConfig,
-    path: Path,
-    client_ids: Sequence[str],
-    options: FitOptions,
-    budget: SiloBudget | None,
-    exported: ExportedModels,
-    progress: bool,
-) -> Personalized:
-    models = exported.models
-    settings = fit_settings(config, options, budget, exported)
-    new = read_new_clients(path, client_ids, models.model)
-    config.privacy.check_rows(new.row_influence)
-    served_as = exported.check_new(new.client_ids, replace=options.replace)
-    if progress:
-        print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
-    with (
-        tf.device(resolve_device(config.training.device)),
-        tqdm(total=len(new.client_ids), desc="personalize", unit="client", disable=not progress) as bar,
-    ):
-        rows = fit_new_rows(config, models, new, settings, RunKey.from_entropy(), bar.update)
-        before, after = measure(models, new.held_out, rows)
-    costs = {served_id: rows.recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget}
-    version = publish_with_clients(config, exported, rows.each(models, served_as), costs, replace=options.replace)
-    clients = [
-        AddedClient(
-            client_id=client_id,
-            served_as=served_as[place],
-            num_examples=new.num_examples[client_id],
-            before=before[place],
-            after=after[place],
-            epsilon=rows.epsilons.get(client_id),
-            delta=budget.delta if budget else None,
-            noise_multiplier=rows.noise_multipliers.get(client_id),
-            recorded=rows.recorded.get(client_id),
-        )
-        for place, client_id in enumerate(new.client_ids)
-    ]
-    return Personalized(version, clients, new.left_out, config.privacy.generator)
+        models = exported.models
+        settings = fit_settings(config, options, budget, exported)
+        new = read_new_clients(path, client_ids, models.model)
+        config.privacy.check_rows(new.row_influence)
+        served_as = exported.check_new(new.client_ids, replace=options.replace)
+        if progress:
+            print(settings.text(models, len(new.client_ids)), file=sys.stderr, flush=True)
+        with (
+            tf.device(resolve_device(config.training.device)),
+            tqdm(total=len(new.client_ids), desc="personalize", unit="client", disable=not progress) as bar,
+        ):
+            rows = fit_new_rows(config, models, new, settings, RunKey.from_entropy(), bar.update)
+            before, after = measure(models, new.held_out, rows)
+        costs = {
+            served_id: rows.recorded[one] for served_id, one in zip(served_as, new.client_ids, strict=True) if budget
+        }
+        version = publish_with_clients(config, exported, rows.each(models, served_as), costs, replace=options.replace)
+        clients = [
+            AddedClient(
+                client_id=client_id,
+                served_as=served_as[place],
+                num_examples=new.num_examples[client_id],
+                before=before[place],
+                after=after[place],
+                epsilon=rows.epsilons.get(client_id),
+                delta=budget.delta if budget else None,
+                noise_multiplier=rows.noise_multipliers.get(client_id),
+                recorded=rows.recorded.get(client_id),
+            )
+            for place, client_id in enumerate(new.client_ids)
+        ]
+        return Personalized(version, clients, new.left_out, config.privacy.generator)
 
 
 def personalized_content(done: Personalized) -> dict[str, Any]:
-    """What was done, as plain data for JSON."""
-    return json_safe(
-        {
-            "version": str(done.version),
-            "clients": [_client_content(client, done.generator) for client in done.clients],
-            "left_out": done.left_out,
-            "before_and_after_are_private": False,
-        }
-    )
-
-
-def _client_content(client: AddedClient, generator: Generator) -> dict[str, Any]:
-    is_protected, claim_of_protected = client.epsilon is not None, claim_of_fit(generator)
-    return {
-        **dataclasses.asdict(client),
-        "claim": claim_of_protected[0] if is_protected else "none",
-        "claim_reason": claim_of_protected[1] if is_protected else "fitted to the client's own examples without noise",
-        "recorded": client.recorded and client.recorded.to_dict(*claim_of_protected),
-    }
+    """Returns the result as plain data for JSON."""
+    of_protected = claim_of_fit(done.generator)
+    of_others = ("none", "fitted to the client's own examples without noise")
+    clients = []
+    for client in done.clients:
+        claim, reason = of_others if client.epsilon is None else of_protected
+        recorded = client.recorded and client.recorded.to_dict(*of_protected)
+        content = {**dataclasses.asdict(client), "claim": claim, "claim_reason": reason, "recorded": recorded}
+        clients.append(content)
+    others = {"left_out": done.left_out, "before_and_after_are_private": False}
+    return json_safe({"version": str(done.version), "clients": clients, **others})
 
 
 def personalized_text(done: Personalized) -> str:
-    """What was done, for people."""
+    """Returns the result as text for people."""
     lines = [f"{len(done.clients)} clients added: {done.version}"]
     lines += [_line(client) for client in done.clients[:_MOST_LISTED]]
     if len(done.clients) > _MOST_LISTED:

@@ -1,6 +1,6 @@
 """Reads the newest export of an experiment, and publishes its next version with clients added.
 
-It also writes what a version says of its privacy and its making once clients are added to it.
+The new version's privacy report and model card say that, and how, clients were added.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
-from tff_pdp.personal_models.model_card import check_settings, newest_version, read_card, served_ids
+from tff_pdp.personal_models.model_card import check_settings, newest_version, served_ids
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
 from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
 from tff_pdp.personal_models.trained_clients import TrainedClients
@@ -39,16 +39,16 @@ from tff_pdp.training.record.all_runs import Composed
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModels:
-    """A version of an export, and what is needed to add to it.
+    """Holds a version of an export, and what is needed to add clients to it.
 
     Attributes:
       version: its folder.
-      held: what keeps other versions from coming between.
+      held: keeps other processes from publishing a version in between.
       models: all clients' models.
       answers: of the global model, by the id "", and of some clients: the next version must give the same.
       algorithm: what trained them.
       hparams: its hyper-parameters, defaults filled in.
-      served_id: a client's id in requests.
+      served_id: from a client's id to the id in requests.
       privacy_report: as it lies in the version.
       model_card: the same.
     """
@@ -64,10 +64,10 @@ class ExportedModels:
     model_card: Mapping[str, Any]
 
     def check_new(self, client_ids: Sequence[str], *, replace: bool) -> list[str]:
-        """The clients' ids in requests.
+        """Returns the clients' ids in requests.
 
         Raises:
-          ServingError: one is in the export already and is not to be replaced, or cannot be exported.
+          ServingError: a client is in the export already and `replace` is false, or an id cannot be exported.
         """
         served_as = [self.served_id(client_id) for client_id in client_ids]
         known = set(self.models.client_ids)
@@ -88,19 +88,21 @@ def adding_to_export(config: ExperimentConfig) -> Iterator[ExportedModels]:
     """Reads the newest version of the experiment's export, which stays the newest until the block ends.
 
     Raises:
-      ConfigError: the configuration is not that of the export, or its layout cannot be added to.
-      ServingError: there is no version, the newest is not usable, or somebody else exports at the same time.
+      ConfigError: the configuration is not that of the export, or clients cannot be added to its layout.
+      ServingError: there is no version, the newest is not usable, or another process exports at the same time.
     """
-    is_missing = newest_version(config.export_folder) is None
-    if config.export.layout == PER_CLIENT or (is_missing and _is_divided(config.export_folder)):
+    base_path = config.export_folder
+    is_missing = newest_version(base_path) is None
+    is_divided = any(path.name.startswith(f"{base_path.name}.") for path in base_path.parent.glob("*/"))
+    if config.export.layout == PER_CLIENT or (is_missing and is_divided):
         raise ConfigError(
-            f"{config.export_folder}: every client has an export of its own, which another client does not belong into "
-            f"(export.layout {PER_CLIENT}, or auto where one export of all would be large). Export with layout stacked "
-            "to add clients"
+            f"{base_path}: clients can be added only to an export that holds all clients, but here every "
+            f"client has an export of its own (export.layout {PER_CLIENT}, or auto where one would be too large). "
+            "Export with export.layout stacked, then add clients"
         )
     if is_missing:
-        raise ServingError(f"{config.export_folder} holds no version to add clients to: run `tff-pdp export` first")
-    with hold(config.export_folder) as held:
+        raise ServingError(f"{base_path} holds no version to add clients to: run `tff-pdp export` first")
+    with hold(base_path) as held:
         yield _read_newest(config, held)
 
 
@@ -117,47 +119,39 @@ def publish_with_clients(
     Args:
       config: the experiment.
       exported: the version that rows are added to.
-      rows: by served id, arrays of all that a client owns, or the number of a row there is.
-      costs: by served id, what is on record of silos that are protected; empty where clients are not.
-      replace: replace clients that are there.
+      rows: by served id, arrays of all that a client owns, or the number of an existing row.
+      costs: by served id, the cost of everything on record of protected silos; empty where clients are not protected.
+      replace: whether rows of clients that are in the version already are replaced.
 
     Raises:
-      ServingError: the new version failed its checks, or answers differently for others than the one before; nothing
-        was published.
+      ServingError: the new version failed its checks, or answers differently for other clients than the one before;
+        nothing was published.
     """
     # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
-    report = report_with(exported.privacy_report, costs, config.privacy.generator)
+    report = _report_with(exported.privacy_report, costs, config.privacy.generator)
     return export_models(
         exported.held,
         models,
         model_name=config.export.model_name,
         privacy_report=report,
-        model_card=card_with(exported.model_card, report, exported.version, rows, num_clients=len(models.client_ids)),
+        model_card=_card_with(exported.model_card, report, exported.version, rows, num_clients=len(models.client_ids)),
         references=_references(exported.models, rows),
         further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
     )
 
 
-def _is_divided(base_path: Path) -> bool:
-    """Whether single clients' exports lie where one of all would."""
-    return any(path.name.startswith(f"{base_path.name}.") for path in base_path.parent.glob("*/"))
-
-
 def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
     version = newest_version(held.path)
     assert version is not None
-    card, report = read_card(version), layout.read_document(version, layout.PRIVACY_REPORT_FILE)
+    card = layout.read_document(version, layout.MODEL_CARD_FILE)
+    report = layout.read_document(version, layout.PRIVACY_REPORT_FILE)
     check_settings(config, version, card)
     _check_plan(config.privacy, version, report)
     model, name = build_model(config), config.export.algorithm
     algorithm, hparams = build_algorithm(
-        name,
-        config.algorithms[name],
-        num_clients=1,
-        rounds=config.training.rounds,
-        head=model.head,
+        name, config.algorithms[name], num_clients=1, rounds=config.training.rounds, head=model.head
     )
     is_scaled = not config.privacy.feature_scaling.changes_nothing
     is_made = layout.read_manifest(version).get("layout") == HYPERNETWORK
@@ -184,19 +178,19 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
 
 
 def _check_plan(privacy: PlanSettings, version: Path, report: Mapping[str, Any]) -> None:
-    """Refuses a plan that the other rows were not made under: what was promised is read from the export."""
+    """Refuses a plan under which the other rows were not made; the plan of training is read from the privacy report."""
     asked = ("user" if privacy.are_users else "silo_example", privacy.is_private and not privacy.are_users)
     if asked != (report.get("unit"), bool(report.get("silos"))):
         raise ConfigError(
             f"{version} was not trained with privacy.kind {privacy.kind}: its unit is {report.get('unit')!r}, "
-            f"{'with' if report.get('silos') else 'without'} budgets of silos. New clients take the plan of training"
+            f"{'with' if report.get('silos') else 'without'} budgets of silos. Set privacy.kind as it was in training"
         )
 
 
 def _make_weights(
     algorithm: Algorithm, model: Model, model_seed: int, is_scaled: bool
 ) -> Callable[[Weights, Weights], Weights] | None:
-    """How rows become weights where they are small states, as `personal_models.served` has it of no clients at all."""
+    """Returns the function from rows to weights where rows are small states, otherwise None."""
     if not algorithm.export.served_from_state:
         return None
     unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
@@ -214,7 +208,7 @@ def _make_weights(
 
 
 def _references(models: PersonalModels, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights of the global model and of some new clients: what the export must answer like."""
+    """Returns weights of the global model and of some new clients: the export must give their answers."""
 
     def weights_of(row: Any) -> Any:
         if not isinstance(row, Mapping):
@@ -230,24 +224,20 @@ def _references(models: PersonalModels, rows: Mapping[str, Any]) -> dict[str, An
 
 
 _SILOS_ADDED = (
-    "rows of silos that were added after training are made by DP-SGD on, or a private selection by, the silo's own "
-    "examples alone; their epsilon is that of everything on record of the silo"
+    "rows of silos that were added after training are made by DP-SGD or a private selection on the silo's own examples "
+    "alone; their epsilon is that of everything on record of the silo"
 )
 _NOT_PROTECTED = (
     "rows of clients that were added after training are made of the client's own examples without noise: whoever sees "
-    "such a row can learn about its own client from it, and about nobody else more than before"
+    "such a row can learn about the client that the row belongs to, but no more than before about any other client"
 )
 
 
-def report_with(
-    before: Mapping[str, Any], costs: Mapping[str, Composed], generator: Generator = "philox"
-) -> dict[str, Any]:
-    """The report with the new silos' costs in it, beside the others'; of other clients, what protects them.
+def _report_with(before: Mapping[str, Any], costs: Mapping[str, Composed], generator: Generator) -> dict[str, Any]:
+    """Returns the privacy report with the new silos' costs beside the others'; for other clients, their protection.
 
-    Args:
-      before: the report of the version that it is made from.
-      costs: of each new silo, all that is on record; empty where clients are users, or nothing is protected.
-      generator: of the fits' random bits.
+    `costs` has the composed cost on record of each new silo; it is empty where clients are users, or nothing is
+    protected.
     """
     # The paragraphs are about clients of training alone.
     before = {key: value for key, value in before.items() if key != "paragraphs"}
@@ -264,22 +254,13 @@ def report_with(
     return json_safe({**before, **claim, "silos": [*others, *new], "clients_added_after_training": _SILOS_ADDED})
 
 
-def card_with(
-    before: Mapping[str, Any],
-    report: Mapping[str, Any],
-    version: Path,
-    fitted: Collection[str],
-    *,
-    num_clients: int,
+def _card_with(
+    before: Mapping[str, Any], report: Mapping[str, Any], version: Path, fitted: Collection[str], *, num_clients: int
 ) -> dict[str, Any]:
-    """The model card of the version that is made from another.
+    """Returns the model card of the version that is made from another one, `version`, whose card is `before`.
 
-    Args:
-      before: the card of that one.
-      report: the new version's, as of `report_with`.
-      version: the folder of the version that it is made from.
-      fitted: ids of the clients that were fitted.
-      num_clients: how many clients there are now.
+    `report` is the new version's, as of `_report_with`; `fitted` has the ids of fitted clients, `num_clients` counts
+    all.
     """
     num_new = num_clients - before["clients"]
     return {

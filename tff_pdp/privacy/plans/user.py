@@ -106,15 +106,15 @@ class UserPlan(PrivacyPlan):
         return {**server_state, "aggregation": {"sum": started, "cohort": cohort}}
 
     def check_redrawn(self, round_number: int) -> None:
-        """Checks that no noise, and no clip norm, goes on from round to round there."""
+        """Checks that neither noise nor the clip norm of earlier rounds is part of the rounds after this one."""
         if not self.num_released or isinstance(self.noise, FixedClip):
             return
         if isinstance(self.noise, TreeNoise) and not round_number % rounds_per_epoch(self.mechanism.sampling_rate):
             return
         raise ConfigError(
-            f"after round {round_number} the noise, or the clip norm, goes on from round to round, and this run was "
-            "started on another processor, with another version of this project, or with other versions or settings of "
-            "TensorFlow: resume the run there, or give --overwrite to start again"
+            f"rounds after round {round_number} cannot be drawn anew, because noise or clip norm of earlier rounds is "
+            "part of them. This run was started on another processor, with another version of this project, or with "
+            "other versions or settings of TensorFlow: resume the run there, or give --overwrite to start again"
         )
 
     def round_of_nobody(self, process: Any, server_state: Any) -> Any:
