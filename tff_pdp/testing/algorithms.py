@@ -216,7 +216,7 @@ def run_once(algorithm: Algorithm, grad_fn: Any = None) -> ClientResult:
       The `ClientResult`.
     """
 
-    def nothing(weights, data, index, scale, pull, trainable):
+    def nothing(weights: Any, data: Any, index: Any, scale: Any, pull: Any = None, trainable: Any = None) -> Any:
         return split(map_weights(tf.zeros_like, weights), trainable or weights)[0]
 
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
@@ -243,7 +243,7 @@ def _aggregates(algorithm: Algorithm, released: Mapping[str, Any], hparams: Mapp
     """What the server has of a round in which all clients release the same."""
 
     def rows(value):
-        stacked = map_weights(lambda row: tf.stack([row] * algorithm.num_clients), value)
+        stacked = map_weights(lambda row: tf.stack([row] * (algorithm.num_clients or 0)), value)
         return {"rows": stacked, "present": tf.ones([algorithm.num_clients])}
 
     public = algorithm.public_values(hparams) if algorithm.public_values else {}

@@ -49,6 +49,8 @@ _FEW_ORDERS = _ORDERS[::6]
 _COARSENING = 20.0
 # Of the logarithm of a noise multiplier: for the slope, and the longest step by the slope that ends near the root.
 _SLOPE_STEP, _LONGEST_STEP = 4e-3, 1e-2
+# As far may epsilon stay below its budget, relatively.
+_SLACK = 2.5e-5
 # At large epsilon the best order lies close to 1, where that grid is too coarse.
 _LARGEST_REFINED_ORDER = 4.0
 
@@ -261,7 +263,8 @@ def solve_noise_multiplier(
     target = epsilon * (1 - 1e-6)
 
     def excess(bound: Callable[[dp_accounting.DpEvent], float], log_noise: float) -> float:
-        best = bound(make_event(math.exp(log_noise)))
+        # The float32 that noise is scaled by.
+        best = bound(make_event(next_float32(math.exp(log_noise))))
         return math.log(max(best, 1e-12) / target) if math.isfinite(best) else 700.0
 
     def draft(event: dp_accounting.DpEvent, coarsening: float = 1.0) -> float:
@@ -286,10 +289,10 @@ def solve_noise_multiplier(
                 "per step, or spend less on the fixed events."
             )
         found = _root(fine, low, high, tolerance=1e-5)
-    # The bound that will be reported has to hold, of the float32 that noise is scaled by.
-    while epsilon_bounds(make_event(noise := next_float32(math.exp(found))), delta, adjacency).best > target:
+    # The bound that will be reported has to hold; the search's may be another one by some millionths.
+    while best(found) > 0:
         found += 1e-5
-    return noise
+    return next_float32(math.exp(found))
 
 
 def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
@@ -310,7 +313,7 @@ def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, flo
 def _from_coarse_to_fine(
     coarse: Callable[[float], float], fine: Callable[[float], float], low: float, high: float
 ) -> float | None:
-    """Finds the root on the fine grid by one step from the root on the coarse grid, which costs a tenth to evaluate.
+    """Finds the root on the fine grid, mostly by one step from the root on the coarse grid, which costs a tenth.
 
     Args:
       coarse: excess on the coarse grid, of the logarithm of a noise multiplier.
@@ -326,8 +329,15 @@ def _from_coarse_to_fine(
     root = _root(coarse, low, high, tolerance=1e-4)
     slope = (coarse(root + _SLOPE_STEP) - coarse(root - _SLOPE_STEP)) / (2 * _SLOPE_STEP)
     # Excesses fall about as fast as the noise multiplier grows. The rest is noise of the coarse grid.
-    step = -fine(root) / slope if slope < -0.1 else math.inf
-    return root + step + 1e-5 if abs(step) < _LONGEST_STEP else None
+    before = fine(root)
+    step = 5e-6 - before / slope if slope < -0.1 else math.inf
+    if abs(step) > _LONGEST_STEP:
+        return None
+    after = fine(root + step)
+    if -_SLACK <= after <= 0 or after == before:
+        return root + step
+    # Where the best bound changes from one kind to another, the coarse grid's slope misleads.
+    return root + step - after * step / (after - before) + 5e-6
 
 
 def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
