@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import new_class
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -39,6 +39,8 @@ Share = Annotated[float, Meta(gt=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
+# Ways to compute clients that an experiment can ask for.
+ClientParallelism = Literal["auto", "loop", "vectorized"]
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))

@@ -123,7 +123,7 @@ def test_rows_of_a_contact_graph_in_batches_of_fixed_size(capsys):
     run_rows("node", *batches, "--epsilon", "20.7")
     text = capsys.readouterr().out
     assert "batches of 512 of 2609976 rows, noise multiplier 4.5" in text
-    assert "one person of a silo's contact graph" in text and "at most 20 rows do" in text
+    assert "one person of a silo's contact graph" in text and "at most 20 rows differ" in text
 
 
 def test_rows_of_a_contact_graph_in_poisson_batches(capsys):

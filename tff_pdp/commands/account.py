@@ -11,10 +11,10 @@ from tff_pdp.settings import Delta, Positive
 
 _OUTSIDE = "protected from everyone outside that silo"
 _UNITS = {
-    "silo_example": f"one record of one silo, added or removed; all other silos are unchanged; {_OUTSIDE}",
+    "silo_example": f"one record of one silo, added or removed (add/remove); other silos are unchanged; {_OUTSIDE}",
     "user": (
-        "all records of one user, added or removed; protected from everyone who sees the shared model, but not from "
-        "the server, which adds the noise"
+        "all records of one user, added or removed (add/remove); protected from everyone who sees the shared model, "
+        "but not from the server, which adds the noise"
     ),
     "node": f"one person of a silo's contact graph, with all contacts; at most {{rows}} rows differ; {_OUTSIDE}",
     "edge": (

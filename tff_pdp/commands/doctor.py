@@ -15,7 +15,6 @@ from tff_pdp import _tff
 from tff_pdp.algorithms.whole_models.mr_mtl import build_mr_mtl
 from tff_pdp.engines import base as devices
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.engines.options import ClientParallelism
 from tff_pdp.engines.running import running_engine
 from tff_pdp.errors import EngineError, UserError
 from tff_pdp.experiment.run_key import RunKey
@@ -28,6 +27,7 @@ from tff_pdp.processes.compose import (
     client_params_type,
     compose,
 )
+from tff_pdp.settings import ClientParallelism
 
 DISTRIBUTIONS = ("tff-pdp", "tensorflow", "tensorflow-federated", "tensorflow-privacy", "dp-accounting")
 _NUM_FEATURES = 64

@@ -1,6 +1,5 @@
 """Engines: how a TFF computation is executed.
 
-options: ways to compute clients that an experiment can ask for
 structures: nested values and their flat lists of tensors
 client_values: one value per client, stacked or one by one
 base: what every engine offers; devices by name

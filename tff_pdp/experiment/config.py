@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from beam_pipelines.options import SourceSettings
-from tff_pdp.engines.options import ClientParallelism
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import ALGORITHMS, MODELS, PLANS, SOURCES
 from tff_pdp.kinds import Kinds
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.settings import (
     CONFIGS,
+    ClientParallelism,
     Count,
     Name,
     Positive,

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import math
 import threading
+import typing
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -15,8 +16,8 @@ from tff_pdp.engines.base import resolve_device
 from tff_pdp.engines.inprocess.clients import Lanes, Mode
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.engines.inprocess.stacked import CannotStack
-from tff_pdp.engines.options import CLIENT_PARALLELISMS, ClientParallelism
 from tff_pdp.errors import EngineError
+from tff_pdp.settings import ClientParallelism
 
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
@@ -56,7 +57,7 @@ class InProcessEngine(_tff.SyncContext):
         Raises:
           EngineError: the device is absent, or an option is out of range.
         """
-        if client_parallelism not in CLIENT_PARALLELISMS:
+        if client_parallelism not in typing.get_args(ClientParallelism):
             raise EngineError(
                 f"client_parallelism: {client_parallelism!r} is not known; write auto, loop or vectorized"
             )
