@@ -4,8 +4,7 @@ errors: how a request fails; faults of the server in the log
 client_ids: keyed hashes of ids
 models: `PersonalModels`: what is shared once, what is owned as rows
 saved_model: the form of an export, and its checks
-tf_serving: conventions of TensorFlow Serving's image
-models_config: its list of models, read and written
+tf_serving: conventions of TensorFlow Serving; its list of models, read and written
 verify: that an export answers right
 export: personal models to a SavedModel
 server: a development server

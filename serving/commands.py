@@ -54,9 +54,9 @@ class Serve(Command):
 
     def run(self) -> Outcome:
         """Serves until interrupted or terminated."""
-        from serving.models_config import ServedModel, read_model_config_file
         from serving.server.embedded import EmbeddedServer
         from serving.server.options import BatchingOptions, read_batching_file
+        from serving.tf_serving import ServedModel, read_model_config_file
 
         if self.model_base_path:
             models = [ServedModel(self.model_name or self.model_base_path.resolve().name, self.model_base_path)]

@@ -1,10 +1,22 @@
-"""Names conventions of TensorFlow Serving: its image, paths and arguments, its user, and its JSON."""
+"""Names conventions of TensorFlow Serving (image, paths, JSON), and reads and writes its `models.config`."""
 
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
+from tensorflow_serving.config import model_server_config_pb2
+
+from serving.errors import RequestError, invalid_argument
+from serving.saved_model import layout
+from tff_pdp.errors import ServingError
+from tff_pdp.files import replace_text
+
+# TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
 
 # The oldest server with every op of an export of this package's TensorFlow.
 DOCKER_IMAGE = "tensorflow/serving:2.14.1"
@@ -16,6 +28,176 @@ METRICS_PATH = "/monitoring/prometheus/metrics"
 # Otherwise labels are refused at the start, when no version is loaded yet.
 LABELS_ARGUMENT = "--allow_version_labels_for_unavailable_models=true"
 NOBODY = 65534
+_PLATFORM = "tensorflow"
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latest:
+    """Serves the newest versions."""
+
+    num_versions: int = 1
+
+    def choose(self, versions: Iterable[int]) -> set[int]:
+        """Returns which of the versions found are to be served."""
+        return set(sorted(versions)[-max(self.num_versions, 1) :])
+
+
+@dataclasses.dataclass(frozen=True)
+class All:
+    """Serves every version."""
+
+    def choose(self, versions: Iterable[int]) -> set[int]:
+        """Returns which of the versions found are to be served."""
+        return set(versions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Specific:
+    """Serves the versions named, and no others."""
+
+    versions: tuple[int, ...]
+
+    def choose(self, versions: Iterable[int]) -> set[int]:
+        """Returns which of the versions found are to be served."""
+        return set(versions) & set(self.versions)
+
+
+VersionPolicy = Latest | All | Specific
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """One model to serve.
+
+    Attributes:
+      name: the name requests use.
+      base_path: folder whose all-digit children are the versions.
+      policy: chooses the versions to serve.
+      labels: version numbers by label.
+    """
+
+    name: str
+    base_path: Path
+    policy: VersionPolicy = Latest(1)
+    labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def read_model_config_file(path: Path) -> list[ServedModel]:
+    """Reads TensorFlow Serving's `models.config`, the text form of a `ModelServerConfig`.
+
+    Raises:
+      ServingError: the file cannot be read, or its list cannot be served.
+    """
+    try:
+        config = text_format.Parse(path.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig())
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise ServingError(f"{path} is not a readable model config: {error}") from error
+    try:
+        return from_proto(config)
+    except RequestError as error:
+        raise ServingError(f"{path}: {error.message}") from error
+
+
+def from_proto(config: model_server_config_pb2.ModelServerConfig) -> list[ServedModel]:
+    """Reads a list of models, with the checks and messages of TensorFlow Serving.
+
+    Stricter in one way: names must be able to stand in a URL, and folders must be on this machine.
+
+    Raises:
+      RequestError: INVALID_ARGUMENT for the first entry that is wrong.
+    """
+    if config.WhichOneof("config") != "model_config_list":
+        raise invalid_argument(
+            "ServerModelConfig type not supported by HandleReloadConfigRequest. "
+            "Only ModelConfigList is currently supported"
+        )
+    entries = config.model_config_list.config
+    seen = set()
+    for entry in entries:
+        if entry.name in seen:
+            raise invalid_argument(f"Illegal to list model {entry.name} multiple times in config list")
+        seen.add(entry.name)
+    return [_served_model(entry) for entry in entries]
+
+
+def _served_model(entry: model_server_config_pb2.ModelConfig) -> ServedModel:
+    try:
+        layout.check_model_name(entry.name)
+    except ServingError as error:
+        raise invalid_argument(str(error)) from error
+    if "://" in entry.base_path:
+        raise invalid_argument(f"Model {entry.name} is at {entry.base_path}; this server reads local folders only.")
+    if not Path(entry.base_path).is_absolute() or "\0" in entry.base_path:
+        raise invalid_argument(
+            f"Expected model {entry.name} to have an absolute path or URI; got base_path()={entry.base_path}"
+        )
+    _check_platform(entry)
+    if entry.HasField("logging_config"):
+        _LOGGER.warning("logging_config of model %s is ignored: this server does not record requests.", entry.name)
+    return ServedModel(
+        name=entry.name,
+        base_path=Path(entry.base_path),
+        policy=_policy(entry),
+        labels=dict(entry.version_labels),
+    )
+
+
+def _check_platform(entry: model_server_config_pb2.ModelConfig) -> None:
+    platform = entry.model_platform
+    if entry.model_type != model_server_config_pb2.MODEL_TYPE_UNSPECIFIED:
+        if platform:
+            raise invalid_argument(
+                "Illegal setting both ModelServerConfig::model_type (deprecated) and "
+                f"ModelServerConfig::model_platform, model name is {entry.name}"
+            )
+        if entry.model_type != model_server_config_pb2.TENSORFLOW:
+            raise invalid_argument(f"ModelServerConfig::model_type choice {entry.model_type} not supported.")
+        platform = _PLATFORM
+    if not platform:
+        raise invalid_argument(
+            "Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
+            f"ModelServerConfig::model_platform, model name is {entry.name}"
+        )
+    if platform != _PLATFORM:
+        raise invalid_argument(f"Model {entry.name} requests unsupported platform {platform}")
+
+
+def _policy(entry: model_server_config_pb2.ModelConfig) -> VersionPolicy:
+    policy = entry.model_version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return All()
+    if choice == "specific":
+        if not policy.specific.versions:
+            raise invalid_argument(f"No specific versions requested for servable {entry.name}.")
+        return Specific(tuple(policy.specific.versions))
+    return Latest(max(policy.latest.num_versions, 1))
+
+
+def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
+    """Writes a file that `--model_config_file` and `read_model_config_file` read."""
+    replace_text(path, text_format.MessageToString(to_proto(models)))
+
+
+def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServerConfig:
+    """Converts a list of models to a message, as `ReloadConfigRequest` has it."""
+    config = model_server_config_pb2.ModelServerConfig()
+    for model in models:
+        entry = config.model_config_list.config.add(
+            name=model.name,
+            base_path=str(model.base_path),
+            model_platform="tensorflow",
+            version_labels=dict(model.labels),
+        )
+        policy = entry.model_version_policy
+        if isinstance(model.policy, Latest):
+            policy.latest.num_versions = model.policy.num_versions
+        elif isinstance(model.policy, All):
+            policy.all.SetInParent()
+        else:
+            policy.specific.versions.extend(model.policy.versions)
+    return config
 
 
 def owner(path: Path) -> str:

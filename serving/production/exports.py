@@ -98,7 +98,7 @@ def write_models_config(base_path: str | Path, model_name: str) -> Path:
         without end.
     """
     # Imported late: TensorFlow Serving's messages bring gRPC.
-    from serving.models_config import ServedModel, read_model_config_file, write_model_config_file
+    from serving.tf_serving import ServedModel, read_model_config_file, write_model_config_file
 
     layout.check_model_name(model_name)
     base_path = Path(base_path)

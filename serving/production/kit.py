@@ -6,7 +6,6 @@ from typing import Any
 
 import yaml
 
-from serving.models_config import Latest, ServedModel, Specific, write_model_config_file
 from serving.production import containers
 from serving.production.containers import (
     BATCHING_FILE,
@@ -19,7 +18,7 @@ from serving.production.containers import (
 )
 from serving.production.exports import ExportedModel, check_versions, find_models
 from serving.saved_model import layout
-from serving.tf_serving import CONFIG_FILE, METRICS_PATH, owner
+from serving.tf_serving import CONFIG_FILE, METRICS_PATH, Latest, ServedModel, Specific, owner, write_model_config_file
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text
 

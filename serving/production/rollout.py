@@ -12,8 +12,8 @@ from typing import NoReturn
 from serving.client.answers import VersionState
 from serving.client.calls import ServerError
 from serving.client.grpc_client import GrpcClient
-from serving.models_config import ServedModel, Specific, read_model_config_file, to_proto, write_model_config_file
 from serving.production.exports import check_versions
+from serving.tf_serving import ServedModel, Specific, read_model_config_file, to_proto, write_model_config_file
 from tff_pdp.errors import ServingError
 
 STABLE, CANARY = "stable", "canary"

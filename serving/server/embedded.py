@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from serving.errors import log_failure
-from serving.models_config import ServedModel
 from serving.saved_model import layout
 from serving.server.grpc_server import running_grpc_server
 from serving.server.manager import ModelManager
@@ -20,7 +19,7 @@ from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions, Limits
 from serving.server.rest_api import RestApi
 from serving.server.rest_server import running_rest_server
-from serving.tf_serving import METRICS_PATH
+from serving.tf_serving import METRICS_PATH, ServedModel
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ from tensorflow_serving.apis import (
 )
 
 from serving.errors import INTERNAL_ERROR, RequestError, invalid_argument, log_failure
-from serving.models_config import from_proto
 from serving.saved_model.servable import DEFAULT_SIGNATURE
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY
 from serving.saved_model.warmup import read_examples
@@ -33,6 +32,7 @@ from serving.server.manager import SIGNATURE_DEF, ModelManager, metadata_respons
 from serving.server.metrics import Metrics, Observation
 from serving.server.options import Limits
 from serving.server.tensors import examples_tensor, fill, to_arrays
+from serving.tf_serving import from_proto
 from tff_pdp.errors import ServingError
 
 # TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.

@@ -18,7 +18,6 @@ import grpc
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2
 
 from serving.errors import RequestError, invalid_argument
-from serving.models_config import ServedModel
 from serving.saved_model import layout
 from serving.saved_model.servable import Servable, load_servable
 from serving.server import versions as version_status
@@ -26,7 +25,7 @@ from serving.server.loaded_version import LoadedVersion
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
 from serving.server.versions import ModelSpec, ModelTable, StatusBoard, VersionLoader, VersionStatus
-from serving.tf_serving import to_dict
+from serving.tf_serving import ServedModel, to_dict
 from tff_pdp.errors import ServingError
 
 # TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.

@@ -16,11 +16,11 @@ from pathlib import Path
 import grpc
 
 from serving.errors import RequestError, invalid_argument
-from serving.models_config import ServedModel
 from serving.saved_model.servable import Servable
 from serving.server.loaded_version import LoadedVersion
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
 Versions = Mapping[int, LoadedVersion]

@@ -41,11 +41,10 @@ def addresses(request):
             client.status(CLASSIFIER)
         yield Addresses(grpc, rest)
         return
-    from serving.models_config import read_model_config_file
     from serving.production.containers import BATCHING_FILE
     from serving.server.embedded import EmbeddedServer
     from serving.server.options import read_batching_file
-    from serving.tf_serving import CONFIG_FILE
+    from serving.tf_serving import CONFIG_FILE, read_model_config_file
 
     folder = request.getfixturevalue("models_folder")
     models = read_model_config_file(folder / CONFIG_FILE)

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.models_config import ServedModel, Specific, write_model_config_file
 from serving.production.containers import BATCHING_FILE, KitOptions, batching_parameters
 from serving.production.exports import docker_run
-from serving.tf_serving import CONFIG_FILE, MODELS_DIRECTORY
+from serving.tf_serving import CONFIG_FILE, MODELS_DIRECTORY, ServedModel, Specific, write_model_config_file
 from tests.rounding import ELEMENTARY, gamma
 
 CLASSIFIER, REGRESSION = "conformance", "conformance_regression"

@@ -5,13 +5,12 @@ import pytest
 
 from serving.client.calls import ServerError
 from serving.client.grpc_client import GrpcClient
-from serving.models_config import read_model_config_file
 from serving.production.containers import BATCHING_FILE, KitOptions
 from serving.production.kit import write_production_kit
 from serving.production.rollout import roll_out
 from serving.server.embedded import EmbeddedServer
 from serving.server.options import read_batching_file
-from serving.tf_serving import CONFIG_FILE
+from serving.tf_serving import CONFIG_FILE, read_model_config_file
 from tests.conformance.models import CANARY, CLASSIFIER, REGRESSION, STABLE, TOLERANCE, classifier
 
 X = np.array([[[[0.0], [0.5]], [[1.0], [0.25]]]], np.float32)

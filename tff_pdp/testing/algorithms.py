@@ -219,6 +219,7 @@ def run_once(algorithm: Algorithm, grad_fn: Any = None) -> ClientResult:
     def nothing(weights: Any, data: Any, index: Any, scale: Any, pull: Any = None, trainable: Any = None) -> Any:
         return split(map_weights(tf.zeros_like, weights), trainable or weights)[0]
 
+    zeros: Any = nothing
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     server = algorithm.init_server(initial)
     message = algorithm.broadcast(server)
@@ -228,12 +229,12 @@ def run_once(algorithm: Algorithm, grad_fn: Any = None) -> ClientResult:
     if algorithm.candidates is not None:
         algorithm.candidates(message)
     hparams["selected"] = tf.constant(NOTHING)
-    result = algorithm.client_update(message, algorithm.init_client(message), data, grad_fn or nothing, hparams)
+    result = algorithm.client_update(message, algorithm.init_client(message), data, grad_fn or zeros, hparams)
     state = result.state
     if algorithm.adapt is not None:
         once = LocalSteps(tf.constant(1), tf.constant(1))
         steps = dict.fromkeys(step_names(algorithm.hparams, in_adapt=True), once)
-        state = algorithm.adapt(message, state, data, nothing, {**hparams, **steps})
+        state = algorithm.adapt(message, state, data, zeros, {**hparams, **steps})
     algorithm.personalise(message, state)
     algorithm.server_update(server, _aggregates(algorithm, result.released, hparams))
     return result

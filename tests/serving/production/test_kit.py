@@ -10,10 +10,10 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from serving.__main__ import COMMANDS, main
 from serving.client.model_client import DEFAULT_MAX_BATCH_SIZE
-from serving.models_config import read_model_config_file
 from serving.production.containers import KitOptions, batching_parameters, health_script
 from serving.production.kit import write_production_kit
 from serving.server.options import read_batching_file
+from serving.tf_serving import read_model_config_file
 from tests.serving.production.fake_exports import write_export
 from tff_pdp.command_line import parse
 from tff_pdp.errors import ServingError

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from serving.__main__ import COMMANDS, main
-from serving.models_config import All, Latest, ServedModel, Specific, read_model_config_file
 from serving.production import rollout
 from serving.production.kit import write_production_kit
 from serving.production.rollout import plan_promotion, plan_rollout, roll_out
+from serving.tf_serving import All, Latest, ServedModel, Specific, read_model_config_file
 from tests.serving.production.fake_exports import write_export
 from tests.serving.production.label_server import AVAILABLE, END, LabelServer, running
 from tff_pdp.command_line import parse

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
 
-from serving.models_config import ServedModel
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tests.serving.conftest import MAX_BYTES, MAX_ELEMENTS, MODEL_NAME, Exporter
 from tff_pdp.models.dense import build_linear_regression
 

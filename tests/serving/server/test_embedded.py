@@ -21,12 +21,12 @@ from tensorflow_serving.apis import (
 
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
-from serving.models_config import ServedModel
 from serving.saved_model import layout
 from serving.server import embedded
 from serving.server.embedded import EmbeddedServer
 from serving.server.loaded_version import LoadedVersion
 from serving.server.options import BatchingOptions
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
 

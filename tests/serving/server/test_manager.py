@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from serving.errors import RequestError
-from serving.models_config import All, Latest, ServedModel, Specific
 from serving.server.manager import ModelManager, ModelSpec
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
 from serving.server.versions import VersionStatus
+from serving.tf_serving import All, Latest, ServedModel, Specific
 from tests.serving.server.fake_servable import MODEL_FILE, FakeServable, write_version
 from tff_pdp.errors import ServingError
 

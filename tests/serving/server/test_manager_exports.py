@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from serving.errors import RequestError
-from serving.models_config import ServedModel
 from serving.saved_model import layout, warmup
 from serving.server.manager import ModelManager, ModelSpec
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
 

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
 from serving.errors import RequestError
-from serving.models_config import All, Latest, ServedModel, Specific, from_proto, read_model_config_file
+from serving.tf_serving import All, Latest, ServedModel, Specific, from_proto, read_model_config_file
 from tff_pdp.errors import ServingError
 
 

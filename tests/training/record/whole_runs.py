@@ -21,10 +21,10 @@ from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
 from serving.client_ids import ClientIdHash
 from serving.export.stored_models import read_models
 from serving.export.versions import last_version
-from serving.models_config import read_model_config_file
 from serving.production.exports import write_models_config
 from serving.saved_model import layout
 from serving.saved_model.checks import check_complete, check_export
+from serving.tf_serving import read_model_config_file
 from tests.places import DEMO
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, RowInfluence, mark_finished
