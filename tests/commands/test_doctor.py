@@ -25,7 +25,7 @@ from tff_pdp.errors import EngineError
 # Relative, of the noise's standard deviation, from a draw for each weight of the round.
 NOISE = standard_errors() / math.sqrt(2 * (64 + 1) * 10)
 KEYS = {"round", "engine", "device", "client_parallelism", "passed", "difference", "noise_stddev", "error"}
-NOTHING_TO_COMPARE = "there is nothing to compare with, the native engine has failed"
+NOTHING_TO_COMPARE = "there is no reference to compare with, because the native engine has failed"
 NATIVE_LINES = [("native on cpu", "DP FedAvg of tff.learning"), ("native on cpu", "MR-MTL with DP-SGD")]
 INPROCESS_LINES = [
     ("inprocess on cpu, loop", "DP FedAvg of tff.learning"),

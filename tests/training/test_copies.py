@@ -228,12 +228,12 @@ def test_a_run_is_not_replaced_through_a_link(start, experiment):
     config = experiment("other", **ROOMY)
     link = config.algorithm_folder(NAME)
     link.symlink_to(one.folder)
-    with pytest.raises(ConfigError, match=f"^{link} is a link to {one.folder}, "):
+    with pytest.raises(ConfigError, match=f"^{link} is a link to {one.folder}: "):
         train(config, NAME, overwrite=True, progress=False)
     assert link.is_symlink()
     assert {path: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()} == before
     # Nor does a run go on there, whose checkpoints know what lies beside its own folder.
-    with pytest.raises(ConfigError, match=f"^{link} is a link to {one.folder}, "):
+    with pytest.raises(ConfigError, match=f"^{link} is a link to {one.folder}: "):
         train(config, NAME, resume=True, progress=False)
 
 

@@ -107,7 +107,7 @@ def test_no_run_begins_or_goes_on_behind_a_link(tmp_path):
     real, link = tmp_path / "one" / "mr_mtl", tmp_path / "other" / "mr_mtl"
     link.parent.mkdir()
     link.symlink_to(real)
-    refused = f"^{link} is a link to {real}, .*: name the real folder as output, or remove the link$"
+    refused = f"^{link} is a link to {real}: .*Name the real folder as output, or remove the link$"
     for make in (lambda: None, lambda: real.mkdir(parents=True)):
         make()
         for is_replaced in (False, True):
