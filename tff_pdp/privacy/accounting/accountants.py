@@ -336,8 +336,9 @@ def _from_coarse_to_fine(
     after = fine(root + step)
     if -_SLACK <= after <= 0 or after == before:
         return root + step
-    # Where the best bound changes from one kind to another, the coarse grid's slope misleads.
-    return root + step - after * step / (after - before) + 5e-6
+    # Where the best bound changes from one kind to another, the coarse grid's slope misleads, and so may this one.
+    found = root + step - after * step / (after - before) + 5e-6
+    return found if abs(found - root) < _LONGEST_STEP and abs(fine(found)) < 4 * _SLACK else None
 
 
 def _root(gap: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
