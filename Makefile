@@ -71,7 +71,7 @@ test: lint types unit  ## Every gate: lint, types, doctests and tests; ten minut
 test-all: lint types  ## Every gate, with the tests that are too long for every change
 	$(BIN)/python -m pytest -q $(TWO_WORKERS) -m "not hurt" --timeout 600 --budget=enforce
 
-test-hurt: setup  ## Only the tests that kill, damage and flood; half an hour
+test-hurt: setup  ## Only the tests that kill, damage and flood; an hour or two
 	$(BIN)/python -m pytest -q -m hurt --timeout 3600
 
 lint: setup  ## ruff: style and format; import-linter: layers

@@ -435,7 +435,7 @@ def test_methods_and_plans_without_personal_parts_are_refused(tmp_path):
         personalize(nothing, file, ["lab"], PAID, progress=False)
     # As `auto` divides what is large.
     (nothing.export_folder.parent / f"other.{64 * 'a'}").mkdir()
-    with pytest.raises(ConfigError, match=r"every client has an export of its own.*Export with layout stacked"):
+    with pytest.raises(ConfigError, match=r"every client has an export of its own.*Export with export.layout stacked"):
         personalize(nothing, file, ["lab"], PAID, progress=False)
 
 

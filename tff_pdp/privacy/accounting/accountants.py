@@ -290,8 +290,9 @@ def solve_noise_multiplier(
             )
         found = _root(fine, low, high, tolerance=1e-5)
     # The bound that will be reported has to hold; the search's may be another one by some millionths.
+    step = 1e-5
     while best(found) > 0:
-        found += 1e-5
+        found, step = found + step, 2 * step
     return next_float32(math.exp(found))
 
 
@@ -334,8 +335,10 @@ def _from_coarse_to_fine(
     if abs(step) > _LONGEST_STEP:
         return None
     after = fine(root + step)
-    if -_SLACK <= after <= 0 or after == before:
+    if -_SLACK <= after <= 0:
         return root + step
+    if after == before:
+        return None
     # Where the best bound changes from one kind to another, the coarse grid's slope misleads, and so may this one.
     found = root + step - after * step / (after - before) + 5e-6
     return found if abs(found - root) < _LONGEST_STEP and abs(fine(found)) < 4 * _SLACK else None
