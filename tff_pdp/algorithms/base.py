@@ -93,19 +93,7 @@ class GradientEstimator:
 
     mechanism: tuple[str, ...]
     draw: Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Any]
-    gradient: Callable[
-        [
-            Mapping[str, tf.Tensor],
-            Any,
-            Weights,
-            ClientData,
-            tf.Tensor,
-            tf.Tensor,
-            Weights | None,
-            Sequence[str] | None,
-        ],
-        Weights,
-    ]
+    gradient: Callable[..., Weights]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +143,12 @@ class Algorithm:
             hparams={"learning_rate": HParam(0.1, "learning rate", symbol="η"), "local_steps": Steps(1, symbol="τ")},
             released={"update": "mean"},
             data_passes=1,
-            init_server=lambda weights: {"weights": weights},
-            broadcast=lambda state: state,
             init_client=lambda broadcast: {},
             client_update=client_update,
-            server_update=lambda state, aggregates: {"weights": add(state["weights"], aggregates["update"])},
             personalise=lambda broadcast, client_state: broadcast["weights"],
-            global_model=lambda state: state["weights"],
         )
+
+    By default the server is that of FedAvg: its state is a shared model's `weights`, plus the mean `update`.
 
     Attributes:
       name: its name in `tff_pdp.experiment.kinds.ALGORITHMS`.
@@ -174,12 +160,12 @@ class Algorithm:
         [num_clients]}`, where rows of clients that do not take part are zeros.
       data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
         of its own.
-      init_server: `initial weights -> server state`.
-      broadcast: `server state -> what every client receives`.
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
-      server_update: `(server state, aggregates by name, released or public) -> server state`.
       personalise: `(broadcast, client state) -> weights of that client's model`; of its adapted state, where it adapts.
+      init_server: `initial weights -> server state`.
+      broadcast: `server state -> what every client receives`.
+      server_update: `(server state, aggregates by name, released or public) -> server state`.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
       public: scalars that the server learns besides, by name, each a mean in which clients count as they do in means of
         what is released.
@@ -206,13 +192,15 @@ class Algorithm:
     hparams: Mapping[str, HParam]
     released: Mapping[str, AggregationKind]
     data_passes: int
-    init_server: Callable[[Weights], State]
-    broadcast: Callable[[State], State]
     init_client: Callable[[State], State]
     client_update: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], ClientResult]
-    server_update: Callable[[State, Mapping[str, Weights]], State]
     personalise: Callable[[State, State], Weights]
-    global_model: Callable[[State], Weights] | None
+    init_server: Callable[[Weights], State] = lambda weights: {"weights": weights}
+    broadcast: Callable[[State], State] = lambda state: {"weights": state["weights"]}
+    server_update: Callable[[State, Mapping[str, Weights]], State] = lambda state, aggregates: {
+        "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"])
+    }
+    global_model: Callable[[State], Weights] | None = lambda state: state["weights"]
     public: Mapping[str, PublicKind] = dataclasses.field(default_factory=dict)
     public_values: Callable[[Mapping[str, Any]], Mapping[str, tf.Tensor]] | None = None
     num_clients: int | None = None

@@ -224,6 +224,8 @@ def step_names(hparams: Mapping[str, HParam], *, in_adapt: bool = False) -> Sequ
 SET_BY_RUNTIME = HParam(0, is_set_by_runtime=True)
 LEARNING_RATE = HParam(0.1, "learning rate of local steps", symbol="η", unit="weight² per loss")
 LOCAL_STEPS = Steps(1, "length of a client's round", symbol="τ")
+# Of methods that take local steps alone.
+LOCAL_TRAINING: Mapping[str, HParam] = {"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS}
 HEAD_LEARNING_RATE = HParam(0.1, "learning rate of steps on the head", symbol="η_h", unit="weight² per loss")
 HEAD_STEPS = Steps(10, "how long a client trains its head in a round, before the body", symbol="τ_h")
 ADAPT_STEPS = Steps(10, "how long a client trains before its model is used", symbol="τ_a", in_adapt=True)

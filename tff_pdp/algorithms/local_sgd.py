@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -51,39 +51,14 @@ class Trajectory:
     penalty: Callable[[Weights], Weights] | None = None
 
 
-@overload
-def local_sgd(
-    start: Weights | Trajectory,
-    data: ClientData,
-    grad_fn: GradFn,
-    *,
-    learning_rate: tf.Tensor,
-    local_steps: LocalSteps,
-    first_index: tf.Tensor | int = 0,
-) -> Weights: ...
-
-
-@overload
-def local_sgd(
-    start: tuple[Trajectory, ...],
-    data: ClientData,
-    grad_fn: GradFn,
-    *,
-    learning_rate: tf.Tensor,
-    local_steps: LocalSteps,
-    first_index: tf.Tensor | int = 0,
-) -> tuple[Weights, ...]: ...
-
-
 def local_sgd(
     start: Weights | Trajectory | tuple[Trajectory, ...],
     data: ClientData,
     grad_fn: GradFn,
-    *,
     learning_rate: tf.Tensor,
     local_steps: LocalSteps,
     first_index: tf.Tensor | int = 0,
-) -> Weights | tuple[Weights, ...]:
+) -> Any:
     """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
@@ -99,9 +74,26 @@ def local_sgd(
       first_index: of the round's gradients, the number of the first that is asked for here.
 
     Returns:
-      The trained weights; a tuple of several trajectories' weights.
+      The trained weights, `Weights`; a tuple of several trajectories' weights.
     """
     several = start if isinstance(start, tuple) else (start if isinstance(start, Trajectory) else Trajectory(start),)
+
+    def movement_of(
+        one: Trajectory, own: Weights, whole: Weights, wholes: Sequence[Weights], number: tf.Tensor, rate: tf.Tensor
+    ) -> Weights:
+        """How far a step moves the weights `own` that a trajectory trains, of the `whole`, before momentum."""
+        pulling = {} if one.anchor is None else split(one.anchor, list(own))[0]
+        pull = map_weights(lambda w, a: one.prox_weight * (w - a), own, pulling) if one.prox_inside_clip else None
+        if one.view is None:
+            movement = grad_fn(whole, data, number, rate, pull, one.trainable)
+        else:
+            gradient = grad_fn(one.view.apply(*wholes), data, number, rate, pull, one.view.trainable)
+            movement = one.view.spread(gradient, whole)
+        if one.anchor is not None and not one.prox_inside_clip:
+            movement = map_weights(lambda m, w, a: m + rate * one.prox_weight * (w - a), movement, own, pulling)
+        if one.penalty is not None:
+            movement = map_weights(lambda m, p: m + rate * p, movement, one.penalty(own))
+        return movement
 
     # A function of its own: in the cyclic graph that TensorFlow otherwise makes of a loop it does not find oneDNN's
     # kernel for the gradient of a max pooling, which is several times as fast as the other one.
@@ -113,11 +105,7 @@ def local_sgd(
         moved, kept = [], []
         for place, (one, own, velocity) in enumerate(zip(several, current, velocities, strict=True)):
             number = _number(first_index, index, local_steps, place, len(several))
-
-            def ask(weights: Weights, pull: Weights | None, trainable: Sequence[str] | None, number=number) -> Weights:
-                return grad_fn(weights, data, number, rate, pull, trainable)
-
-            movement = _movement(one, ask, rate, own, wholes[place], wholes)
+            movement = movement_of(one, own, wholes[place], wholes, number, rate)
             if one.momentum is not None:
                 movement = velocity = _with_momentum(one.momentum, velocity, movement, is_own)
             moved.append(map_weights(tf.subtract, own, movement))
@@ -145,37 +133,6 @@ def local_sgd(
     )
     merged = tuple(merge(fixed, own) for fixed, own in zip(all_fixed, trained, strict=True))
     return merged if isinstance(start, tuple) else merged[0]
-
-
-def _movement(
-    one: Trajectory,
-    ask: Callable[[Weights, Weights | None, Sequence[str] | None], Weights],
-    rate: tf.Tensor,
-    own: Weights,
-    whole: Weights,
-    wholes: Sequence[Weights],
-) -> Weights:
-    """How far a step moves the trained weights, before momentum.
-
-    Args:
-      one: the trajectory.
-      ask: `(model's weights, pull, names) -> scaled gradient`.
-      rate: learning rate of the step.
-      own: weights that the trajectory trains.
-      whole: all of its weights.
-      wholes: those of all trajectories.
-    """
-    pulling = {} if one.anchor is None else split(one.anchor, list(own))[0]
-    pull = map_weights(lambda w, a: one.prox_weight * (w - a), own, pulling) if one.prox_inside_clip else None
-    if one.view is None:
-        movement = ask(whole, pull, one.trainable)
-    else:
-        movement = one.view.spread(ask(one.view.apply(*wholes), pull, one.view.trainable), whole)
-    if one.anchor is not None and not one.prox_inside_clip:
-        movement = map_weights(lambda m, w, a: m + rate * one.prox_weight * (w - a), movement, own, pulling)
-    if one.penalty is not None:
-        movement = map_weights(lambda m, p: m + rate * p, movement, one.penalty(own))
-    return movement
 
 
 def _with_momentum(momentum: tf.Tensor, velocity: Weights, movement: Weights, is_own: tf.Tensor) -> Weights:

@@ -86,13 +86,11 @@ def build_partial_sharing(
         released={"update": "mean"},
         data_passes=1,
         init_server=init_server,
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"head": split(broadcast["weights"], head)[0]},
         client_update=client_update,
         server_update=server_update,
         adapt=adapt,
         personalise=lambda broadcast, client_state: merge(broadcast["weights"], client_state["head"]),
-        global_model=lambda state: state["weights"],
     )
 
 
@@ -114,13 +112,8 @@ def tune_head(
       head: names of the head's weights.
       steps: name of the hyper-parameter that says how many steps.
     """
-    return local_sgd(
-        Trajectory(weights, trainable=head),
-        data,
-        grad_fn,
-        learning_rate=hparams["head_learning_rate"],
-        local_steps=hparams[steps],
-    )
+    trajectory = Trajectory(weights, trainable=head)
+    return local_sgd(trajectory, data, grad_fn, hparams["head_learning_rate"], hparams[steps])
 
 
 # Of methods whose clients train by `head_then_body`.
@@ -147,19 +140,14 @@ def head_then_body(
 
     def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:
         body = split(weights, head)[1]
-        return local_sgd(
-            Trajectory(
-                tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
-                trainable=list(body),
-                momentum=tf.constant(local_momentum) if local_momentum else None,
-                **options(body),
-            ),
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-            first_index=hparams["head_steps"].count,
+        trajectory = Trajectory(
+            tune_head(weights, data, grad_fn, hparams, head, "head_steps"),
+            trainable=list(body),
+            momentum=tf.constant(local_momentum) if local_momentum else None,
+            **options(body),
         )
+        first = hparams["head_steps"].count
+        return local_sgd(trajectory, data, grad_fn, hparams["learning_rate"], hparams["local_steps"], first)
 
     return train
 

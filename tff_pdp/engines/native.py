@@ -49,6 +49,8 @@ class EventLoopThread:
 _WATCH_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _KEPT_EXECUTORS = 10
+# The largest value that can be sent to or from the worker; gRPC counts its bytes in 31 bits.
+_MESSAGE_MEGABYTES = 2000
 
 
 class WorkerStub(_tff.RemoteExecutorGrpcStub):
@@ -176,8 +178,6 @@ class NativeEngine:
         *,
         device: str = "cpu",
         start_timeout_seconds: float = 60.0,
-        max_concurrent_clients: int | None = None,
-        max_message_megabytes: int = 2000,
         worker_binary: pathlib.Path | None = None,
     ):
         """Starts TFF's C++ worker and connects to it; close the engine, or let it be collected.
@@ -185,50 +185,36 @@ class NativeEngine:
         Args:
             device: `cpu`, or `auto`, which is the same here.
             start_timeout_seconds: How long the worker may take until it listens.
-            max_concurrent_clients: How many clients the worker computes at once (its memory grows with them); None
-                leaves it to the worker.
-            max_message_megabytes: The largest value that can be sent to or from the worker, at most 2047.
             worker_binary: Another worker than the one in TFF's wheel.
 
         Raises:
-            EngineError: If the device is not the CPU, an option is out of range, or the worker does not listen in time.
+            EngineError: If the device is not the CPU, or the worker does not listen in time.
         """
         if device not in ("cpu", "auto"):
             raise EngineError(
                 f"The native engine cannot use device {device!r}: the worker that PyPI ships contains no CUDA code. "
                 "Use device 'cpu', or the engine 'inprocess'."
             )
-        if max_concurrent_clients is not None and max_concurrent_clients < 1:
-            raise EngineError(f"max_concurrent_clients must be at least 1, not {max_concurrent_clients}.")
-        if not 1 <= max_message_megabytes <= 2047:
-            raise EngineError(f"max_message_megabytes must lie between 1 and 2047, not {max_message_megabytes}.")
-        flags = [
-            # The worker takes a number that is not positive as "no bound".
-            f"--max_concurrent_computation_calls={max_concurrent_clients or -1}",
-            f"--grpc_max_message_length_megabytes={max_message_megabytes}",
-        ]
         with contextlib.ExitStack() as resources:
             thread = EventLoopThread()
             resources.callback(thread.stop)
 
             async def start_worker() -> WorkerProcess:
+                # A number that is not positive is no bound.
+                size = f"--grpc_max_message_length_megabytes={_MESSAGE_MEGABYTES}"
+                flags = ["--max_concurrent_computation_calls=-1", size]
                 return WorkerProcess(worker_binary or _tff.worker_binary(), flags)
 
             # The kernel ties the worker to the thread that forks it; this thread lives as long as the engine, whereas
             # the one that builds the engine may end sooner.
             self._worker = thread.submit(start_worker()).result()
-            channel = _open_channel(self._worker.port, max_message_megabytes)
+            channel = _open_channel(self._worker.port)
             resources.callback(channel.close)
             resources.callback(self._worker.stop)
             self._worker.wait_until_it_listens(start_timeout_seconds)
             self._context = NativeContext(thread, self._worker, WorkerStub(channel))
             # Runs at `close`, when the engine is collected, or when the interpreter exits, whichever comes first.
             self._close = weakref.finalize(self, resources.pop_all().close)
-
-    @property
-    def process_id(self) -> int:
-        """The process id of the worker."""
-        return self._worker.process_id
 
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:
@@ -241,8 +227,8 @@ class NativeEngine:
         self._close()
 
 
-def _open_channel(port: int, max_message_megabytes: int) -> grpc.Channel:
-    max_bytes = max_message_megabytes * 1024 * 1024
+def _open_channel(port: int) -> grpc.Channel:
+    max_bytes = _MESSAGE_MEGABYTES * 1024 * 1024
     options = [
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),

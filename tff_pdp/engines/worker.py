@@ -66,11 +66,6 @@ class WorkerProcess:
         self.stop = weakref.finalize(self, _stop, self._process, self._reservation, os.getpid())
 
     @property
-    def process_id(self) -> int:
-        """The process id of the worker."""
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether the process is still running."""
         return self._process.poll() is None

@@ -3,7 +3,7 @@
 vectorizable: a function that brings its form for stacks
 client_work: a client's round, for one and for stacks
 aggregation: means, sums, noised user sums
-evaluate: personal weights and their metrics
+evaluate: metrics of personal and shared weights
 compose: the process
 learning_process: methods without client state, as a `LearningProcess`
 """

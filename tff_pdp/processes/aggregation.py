@@ -13,7 +13,7 @@ from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
-from tff_pdp.privacy.mechanisms.user_queries import clip_record
+from tff_pdp.privacy.mechanisms.user_queries import build_query, clip_record
 from tff_pdp.processes.client_work import build_public_work
 
 # A place of a client's seed that no gradient estimator draws from.
@@ -138,7 +138,7 @@ def build_user_aggregation(
     specs = _specs(released_type)
     sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
     unset = UserMechanism(math.nan, math.nan, user_sum.sampling_rate, math.nan)
-    query = user_sum.noise.build_query(sum(sizes), unset, np.zeros([2, 2], np.int64), user_sum.generator)
+    query = build_query(user_sum.noise, sum(sizes), unset, np.zeros([2, 2], np.int64), user_sum.generator)
     # No other factory around it: TFF's default zeroing reads norms that carry no noise.
     process = _tff.DifferentiallyPrivateFactory(query).create(_tff.TensorType(np.float32, [sum(sizes)]))
 

@@ -29,8 +29,8 @@ from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import Selector
 from tff_pdp.processes.aggregation import UserSum, at_server, build_plain_aggregation, build_user_aggregation
-from tff_pdp.processes.client_work import build_client_work, initial_weights, plain
-from tff_pdp.processes.evaluate import build_adapt, build_evaluate, build_personalise
+from tff_pdp.processes.client_work import build_adapt_work, build_client_work, initial_weights, plain
+from tff_pdp.processes.evaluate import build_evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +121,9 @@ def compose(
 
     server_state_type = initialize.type_signature.result
 
+    def told(server_state):
+        return _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
+
     @_tff.federated_computation(server_state_type)
     def init_client(server_state):
         return _tff.federated_map(new_client, server_state["algorithm"])
@@ -129,7 +132,7 @@ def compose(
         server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
     )
     def next_round(server_state, client_states, client_data, client_params):
-        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
+        message = told(server_state)
         result = _tff.federated_map(client_work, (message, client_states, client_data, client_params))
         aggregation_state, aggregates = aggregation.next(server_state["aggregation"], result["released"], client_params)
         new_server_state = at_server(
@@ -147,16 +150,35 @@ def compose(
 
     adapt, ready_type = None, state_type
     if algorithm.adapt is not None:
-        adapt = build_adapt(algorithm, estimator, server_state_type, broadcast, state_type, data_type, params_type)
-        adapted: Any = adapt.type_signature.result
-        ready_type = adapted.member
+        adapt_work = build_adapt_work(algorithm, estimator)
+
+        @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
+        def adapt_one(message, state, data, params):
+            return adapt_work(message, state, data, params)
+
+        @_tff.federated_computation(
+            server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
+        )
+        def adapt(server_state, client_states, client_data, client_params):
+            return _tff.federated_map(adapt_one, (told(server_state), client_states, client_data, client_params))
+
+        ready_type = adapt_one.type_signature.result
+
+    @_tff.tensorflow_computation(broadcast_type, ready_type)
+    def personalise_one(message, state):
+        return algorithm.personalise(message, state)
+
+    @_tff.federated_computation(server_state_type, _tff.at_clients(ready_type))
+    def personalise(server_state, client_states):
+        return _tff.federated_map(personalise_one, (told(server_state), client_states))
+
     return PersonalizedProcess(
         initialize=initialize,
         init_client=init_client,
         next=next_round,
         next_of_nobody=next_of_nobody,
         adapt=adapt,
-        personalise=build_personalise(algorithm, server_state_type, broadcast, ready_type),
+        personalise=personalise,
         evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, ready_type, data_type),
     )
 

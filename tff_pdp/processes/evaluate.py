@@ -1,4 +1,4 @@
-"""Builds the computations that use trained state: personal weights, and their metrics on held-out data."""
+"""Builds the computation that measures trained state: personal and shared weights on held-out data."""
 
 import collections
 from collections.abc import Callable
@@ -7,57 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.models.base import Model, Weights, at_least_one_row
 from tff_pdp.models.metrics import Ranking
-from tff_pdp.processes.client_work import build_adapt_work
 from tff_pdp.processes.vectorizable import map_stack, vectorizable
-
-
-def build_personalise(
-    algorithm: Algorithm, server_state_type: Any, broadcast: _tff.Computation, state_type: Any
-) -> _tff.Computation:
-    """Builds `(server_state@SERVER, client_states@CLIENTS) -> weights@CLIENTS`, run on the client."""
-
-    @_tff.tensorflow_computation(broadcast.type_signature.result, state_type)
-    def personalise_one(message, state):
-        return algorithm.personalise(message, state)
-
-    @_tff.federated_computation(server_state_type, _tff.at_clients(state_type))
-    def personalise(server_state, client_states):
-        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
-        return _tff.federated_map(personalise_one, (message, client_states))
-
-    return personalise
-
-
-def build_adapt(
-    algorithm: Algorithm,
-    estimator: GradientEstimator,
-    server_state_type: Any,
-    broadcast: _tff.Computation,
-    state_type: Any,
-    data_type: Any,
-    params_type: Any,
-) -> _tff.Computation:
-    """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS) -> states`.
-
-    Clients prepare their states for use, with their own data; nothing of this leaves them.
-    """
-    work = build_adapt_work(algorithm, estimator)
-
-    @_tff.tensorflow_computation(broadcast.type_signature.result, state_type, data_type, params_type)
-    def adapt_one(message, state, data, params):
-        return work(message, state, data, params)
-
-    @_tff.federated_computation(
-        server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
-    )
-    def adapt(server_state, client_states, client_data, client_params):
-        message = _tff.federated_broadcast(_tff.federated_map(broadcast, server_state["algorithm"]))
-        return _tff.federated_map(adapt_one, (message, client_states, client_data, client_params))
-
-    return adapt
 
 
 def build_evaluate(

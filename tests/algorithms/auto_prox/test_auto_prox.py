@@ -8,7 +8,7 @@ import pytest
 
 from tests.rounding import gamma, standard_errors
 from tff_pdp.algorithms.auto_prox import lambdas as auto_prox
-from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
+from tff_pdp.algorithms.auto_prox.estimates import SiloParameters, curvature_from, gradient_variance_from
 from tff_pdp.errors import ConfigError
 
 LEARNING_RATE = 0.05
@@ -41,10 +41,10 @@ def simulate(silos, *, spread, curvature=2.0, extra_variance=0.0, seed=0, stop=N
     curvatures = np.where(np.arange(NUM_WEIGHTS) < CURVED, curvature, 0.0)
     stddev = np.sqrt(silos.dp_variance + extra_variance)[:, np.newaxis]
     weights = np.zeros([silos.num_silos, NUM_WEIGHTS])
-    state = auto_prox.init(silos, NUM_WEIGHTS)
+    state = auto_prox.AutoProx(silos, NUM_WEIGHTS).init()
     for round_number in range(1, (stop or silos.rounds) + 1):
         mean, before = weights.mean(axis=0), weights
-        prox = auto_prox.prox_weights(state).astype(np.float64)[:, np.newaxis]
+        prox = lambdas_of(state).astype(np.float64)[:, np.newaxis]
         for step in range(silos.local_steps.max()):
             gradient = curvatures * (weights - theta) + stddev * rng.normal(size=weights.shape)
             moved = weights - LEARNING_RATE * (gradient + prox * (weights - mean))
@@ -53,6 +53,21 @@ def simulate(silos, *, spread, curvature=2.0, extra_variance=0.0, seed=0, stop=N
         if auto_prox.is_refresh_round(round_number, silos.rounds):
             state = auto_prox.refresh(state, silos, round_number)
     return state
+
+
+def lambdas_of(state):
+    return state["prox_weights"]
+
+
+def estimates(state, silos):
+    """What lambda is set from; the force is NaN before two windows have been seen."""
+    total, precision = state["force"]
+    return {
+        "curvature": curvature_from(state, silos),
+        "gradient_variance": gradient_variance_from(state),
+        "force": float(total / precision) if precision > 0 else math.nan,
+        "force_stddev": float(precision**-0.5) if precision > 0 else math.nan,
+    }
 
 
 def variance_error(state):
@@ -74,10 +89,10 @@ def leaves(nest):
 def test_pulls_are_the_gradients_of_the_data():
     # A constant gradient, so that every step can be undone exactly whatever lambda and the number of steps.
     silos = parameters(3, local_steps=np.array([1, 2, 5]))
-    state = auto_prox.init(silos, 2)
+    state = auto_prox.AutoProx(silos, 2).init()
     gradient = np.array([[1.0, -2.0], [0.5, 0.0], [3.0, 4.0]])
     before = np.array([[0.3, -0.1], [0.0, 0.2], [0.6, 0.5]])
-    mean, prox = before.mean(axis=0), auto_prox.prox_weights(state).astype(np.float64)
+    mean, prox = before.mean(axis=0), lambdas_of(state).astype(np.float64)
     after = before.copy()
     for silo, steps in enumerate(silos.local_steps):
         for _ in range(steps):
@@ -91,10 +106,10 @@ def test_pulls_are_the_gradients_of_the_data():
 def test_mean_curvature_is_recovered():
     silos, curvature = parameters(), 2.0
     state = simulate(silos, spread=0.05, curvature=curvature, stop=100)
-    known = auto_prox.estimates(state, silos)
+    known = estimates(state, silos)
     # A regression counts directions by how far its inputs scatter: offsets that keep a share r from round to round
     # scatter by 1 / (1 - r^2), which in curved directions is less. (Far less it is not: both are moved by the noise.)
-    steps, pull = silos.local_steps[0], LEARNING_RATE * auto_prox.prox_weights(auto_prox.init(silos, NUM_WEIGHTS))[0]
+    steps, pull = silos.local_steps[0], LEARNING_RATE * lambdas_of(auto_prox.AutoProx(silos, NUM_WEIGHTS).init())[0]
     curved, flat = (1 / (1 - (1 - pull - LEARNING_RATE * h) ** (2 * steps)) for h in (curvature, 0.0))
     lowest = curvature / 4 * curved / (curved / 4 + 3 / 4 * flat)
     # The second of the two sums is the estimate's precision.
@@ -106,7 +121,7 @@ def test_mean_curvature_is_recovered():
 def test_force_is_recovered(spread):
     silos, curvature = parameters(), 0.5
     state = simulate(silos, spread=spread, curvature=curvature, stop=100)
-    known = auto_prox.estimates(state, silos)
+    known = estimates(state, silos)
     # The force is curvature * spread in a quarter of the directions. Its square is a variance of draws for each silo
     # and curved direction, which is seen through noise: of that the second sum is the precision.
     force = (curvature * spread) ** 2 / 4
@@ -118,13 +133,13 @@ def test_gradient_variance_is_recovered_from_sampling_noise():
     silos = parameters(noise_multiplier=np.full(40, 0.2), sampling_rate=np.full(40, 0.1))
     extra = 0.7 * silos.sampling_variance(NUM_WEIGHTS)
     state = simulate(silos, spread=0.1, extra_variance=extra, stop=100)
-    known = auto_prox.estimates(state, silos)
+    known = estimates(state, silos)
     assert known["gradient_variance"] == pytest.approx(0.7, abs=standard_errors() * variance_error(state))
 
 
 def test_without_sampling_the_gradient_variance_stays_at_its_prior():
     silos = parameters()
-    known = auto_prox.estimates(simulate(silos, spread=0.1, stop=100), silos)
+    known = estimates(simulate(silos, spread=0.1, stop=100), silos)
     assert known["gradient_variance"] == pytest.approx(1 / 3)
 
 
@@ -132,7 +147,7 @@ def test_a_hundredth_of_much_noise_is_no_gradient_variance():
     # It would be three times the largest possible variance.
     silos = parameters(noise_multiplier=np.full(40, 5.0), sampling_rate=np.full(40, 0.5))
     state = simulate(silos, spread=0.1, extra_variance=0.01 * silos.dp_variance, stop=100)
-    known = auto_prox.estimates(state, silos)
+    known = estimates(state, silos)
     # The prior, of variance 1/9, is moved by its own share of both variances towards what was found.
     _, precision, expected = state["variance"]
     found_by_chance = 0.01 * expected / precision + standard_errors() / math.sqrt(precision)
@@ -144,7 +159,7 @@ def test_noisy_silos_do_not_hide_what_the_others_show_of_the_gradient_variance()
     silos = parameters(noise_multiplier=np.repeat([0.2, 2.0], 20), sampling_rate=np.full(40, 0.1))
     extra = 0.7 * silos.sampling_variance(NUM_WEIGHTS)
     state = simulate(silos, spread=0.1, extra_variance=extra, stop=100)
-    known = auto_prox.estimates(state, silos)
+    known = estimates(state, silos)
     assert known["gradient_variance"] == pytest.approx(0.7, abs=standard_errors() * variance_error(state))
 
 
@@ -154,7 +169,7 @@ def test_lambda_is_near_the_best_one(noise_multiplier):
     # h p^2 F / 2 - p F + p * eta h V / 4, least at lambda = h c / (F - c) with c = eta h V / 4, all for that direction.
     curvature, spread = 0.5, 0.2
     silos = parameters(noise_multiplier=np.full(40, noise_multiplier))
-    chosen = auto_prox.prox_weights(simulate(silos, spread=spread, curvature=curvature))
+    chosen = lambdas_of(simulate(silos, spread=spread, curvature=curvature))
     force = (curvature * spread) ** 2
     from_noise = LEARNING_RATE * curvature * silos.dp_variance[0] / 4
     best = curvature * from_noise / (force - from_noise)
@@ -167,30 +182,28 @@ def test_differences_by_chance_are_no_reason_to_personalise():
     curvature, by_chance = 0.5, 1 / 3 / 20 / NUM_WEIGHTS
     spread = np.sqrt(4 * by_chance) / curvature
     of_few, of_many = (
-        auto_prox.prox_weights(
-            simulate(parameters(num_examples=np.full(40, count)), spread=spread, curvature=curvature)
-        )
+        lambdas_of(simulate(parameters(num_examples=np.full(40, count)), spread=spread, curvature=curvature))
         for count in (20, 10**9)
     )
     assert np.all(of_few > 20 * of_many)
 
 
 def test_equal_silos_are_pulled_as_strongly_as_is_stable():
-    chosen = auto_prox.prox_weights(simulate(parameters(), spread=0.0))
+    chosen = lambdas_of(simulate(parameters(), spread=0.0))
     np.testing.assert_allclose(chosen, 0.9 / LEARNING_RATE, rtol=gamma(2))
 
 
 def test_very_different_silos_end_near_local_training():
     silos = parameters()
-    first = auto_prox.prox_weights(auto_prox.init(silos, NUM_WEIGHTS))
-    chosen = auto_prox.prox_weights(simulate(silos, spread=5.0))
+    first = lambdas_of(auto_prox.AutoProx(silos, NUM_WEIGHTS).init())
+    chosen = lambdas_of(simulate(silos, spread=5.0))
     # Threefold less at each of the nine refreshes of the second half, as far as the noise asks for.
     assert np.all(chosen < first / 500)
 
 
 def test_noisier_silos_are_pulled_more_strongly():
     noise = np.tile([1.0, 4.0], 20)
-    chosen = auto_prox.prox_weights(simulate(parameters(noise_multiplier=noise), spread=0.3))
+    chosen = lambdas_of(simulate(parameters(noise_multiplier=noise), spread=0.3))
     assert chosen[noise > 1].min() > 3 * chosen[noise == 1].max()
 
 
@@ -199,7 +212,7 @@ def test_noisier_silos_are_pulled_more_strongly():
 def test_lambda_is_stable_in_every_round(steps, spread):
     silos = parameters(4, rounds=24, local_steps=np.full(4, steps))
     for stop in range(1, 25):
-        chosen = auto_prox.prox_weights(simulate(silos, spread=spread, stop=stop))
+        chosen = lambdas_of(simulate(silos, spread=spread, stop=stop))
         assert chosen.dtype == np.float32
         assert np.all((chosen > 0) & (LEARNING_RATE * chosen < 1))
         if stop < 22:
@@ -208,10 +221,10 @@ def test_lambda_is_stable_in_every_round(steps, spread):
 
 def test_the_first_half_is_near_fed_avg():
     silos = parameters(4, rounds=40)
-    first = auto_prox.prox_weights(auto_prox.init(silos, NUM_WEIGHTS))
+    first = lambdas_of(auto_prox.AutoProx(silos, NUM_WEIGHTS).init())
     np.testing.assert_allclose(first, 0.3 / (LEARNING_RATE * 3), rtol=gamma(2))
-    np.testing.assert_array_equal(auto_prox.prox_weights(simulate(silos, spread=1.0, stop=20)), first)
-    assert np.all(auto_prox.prox_weights(simulate(silos, spread=1.0, stop=22)) < first)
+    np.testing.assert_array_equal(lambdas_of(simulate(silos, spread=1.0, stop=20)), first)
+    assert np.all(lambdas_of(simulate(silos, spread=1.0, stop=22)) < first)
 
 
 def test_refreshes_are_a_twentieth_of_the_rounds_apart():

@@ -20,6 +20,12 @@ def inprocess(mode="loop", **options):
     return contextlib.closing(build_engine("inprocess", client_parallelism=mode, **options))
 
 
+def num_traced(engine):
+    """Number of TensorFlow functions traced so far: constant once every computation has run."""
+    programs = engine._programs.values()
+    return sum(len(own) for one in programs for own in (one._server_steps, one._client_steps, one._merge_steps))
+
+
 def vectors(num_clients=3, seed=0):
     return list(np.random.default_rng(seed).normal(scale=10, size=(num_clients, 3)).astype(np.float32))
 

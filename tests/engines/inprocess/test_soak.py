@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.engines.inprocess.inprocess_support import num_traced
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.kinds import ALGORITHMS
@@ -73,10 +74,10 @@ def soak(client_parallelism, clients, rounds):
             params = client_params(algorithm, estimator, round_number, clients)
             server, states, _ = process.next(server, states, data, params)
             if round_number == WARM_UP:
-                resident, traced = resident_bytes(), engine.num_traced
+                resident, traced = resident_bytes(), num_traced(engine)
         growth = resident_bytes() - resident
         assert growth <= resident * 0.02, f"{growth:,} bytes more than {resident:,}"
-        assert engine.num_traced == traced
+        assert num_traced(engine) == traced
     assert threading.active_count() <= threads
     assert {child.pid for child in psutil.Process().children(recursive=True)} == children
 

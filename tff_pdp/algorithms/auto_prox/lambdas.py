@@ -44,7 +44,6 @@ models. Then lambda is better given.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,12 +90,30 @@ class AutoProx(Hook):
     num_weights: int
 
     def init(self) -> Mapping[str, Any]:
-        """Returns what is known before the first round."""
-        return init(self.parameters, self.num_weights)
+        """Returns what is known before the first round: a nest of arrays of fixed shapes and dtypes.
+
+        Its `prox_weights` are each silo's lambda for the next round, float32 `[silos]`, such that learning rate *
+        lambda < 1.
+        """
+        num_silos = self.parameters.num_silos
+        return {
+            "prox_weights": _calm(self.parameters).astype(np.float32),
+            "window": _empty_window(num_silos, self.num_weights),
+            "previous": {
+                "rounds": np.int64(0),
+                "force": np.zeros([num_silos, self.num_weights]),
+                "noise": np.zeros(num_silos),
+            },
+            "offset_noise": np.zeros(num_silos),
+            # Means weighted with precisions, each as (their weighted sum, their precisions' sum).
+            "curvature": np.zeros(2),
+            "variance": np.zeros(3),  # And what DP noise alone would make of the first.
+            "force": np.zeros(2),
+        }
 
     def hparams(self, state: State, places: np.ndarray) -> Mapping[str, np.ndarray]:
         """Returns the lambdas of a round."""
-        return {"prox_weight": prox_weights(state)[places]}
+        return {"prox_weight": state["prox_weights"][places]}
 
     def after(self, state: State, before: Observed, after: Observed) -> Mapping[str, Any]:
         """Returns what is known after a round, with new lambdas where that is due."""
@@ -106,35 +123,6 @@ class AutoProx(Hook):
         if is_refresh_round(after.round_number, self.parameters.rounds):
             return refresh(learned, self.parameters, after.round_number)
         return learned
-
-
-def init(parameters: SiloParameters, num_weights: int) -> dict[str, Any]:
-    """Returns the state before the first round: a nest of arrays of fixed shapes and dtypes.
-
-    Args:
-      parameters: of all silos.
-      num_weights: d, the number of weights of one model, all tensors together.
-    """
-    num_silos = parameters.num_silos
-    return {
-        "prox_weights": _calm(parameters).astype(np.float32),
-        "window": _empty_window(num_silos, num_weights),
-        "previous": {
-            "rounds": np.int64(0),
-            "force": np.zeros([num_silos, num_weights]),
-            "noise": np.zeros(num_silos),
-        },
-        "offset_noise": np.zeros(num_silos),
-        # Means weighted with precisions, each as (their weighted sum, their precisions' sum).
-        "curvature": np.zeros(2),
-        "variance": np.zeros(3),  # And what DP noise alone would make of the first.
-        "force": np.zeros(2),
-    }
-
-
-def prox_weights(state: State) -> np.ndarray:
-    """Returns each silo's lambda for the next round, float32 `[silos]`, such that learning rate * lambda < 1."""
-    return state["prox_weights"]
 
 
 def is_refresh_round(round_number: int, rounds: int) -> bool:
@@ -194,21 +182,6 @@ def refresh(state: State, parameters: SiloParameters, round_number: int) -> dict
         is_last = round_number + _window_rounds(parameters.rounds) >= parameters.rounds
         state = {**state, "prox_weights": _choose(state, parameters, num_weights, is_last).astype(np.float32)}
     return {**state, "window": _empty_window(num_silos, num_weights)}
-
-
-def estimates(state: State, parameters: SiloParameters) -> dict[str, float]:
-    """Returns what lambda was set from, for reports.
-
-    `curvature`: the mean curvature h_mean; `gradient_variance`: G / C^2; `force`: F, and `force_stddev`, the standard
-    error it enters the rule less of. The force is NaN before two windows have been seen.
-    """
-    total, precision = state["force"]
-    return {
-        "curvature": curvature_from(state, parameters),
-        "gradient_variance": gradient_variance_from(state),
-        "force": float(total / precision) if precision > 0 else math.nan,
-        "force_stddev": float(precision**-0.5) if precision > 0 else math.nan,
-    }
 
 
 def _choose(state: State, parameters: SiloParameters, num_weights: int, is_last: bool) -> np.ndarray:

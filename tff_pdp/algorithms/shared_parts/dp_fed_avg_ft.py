@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
-from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LOCAL_TRAINING, prox_weight
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
@@ -40,18 +40,11 @@ def build_dp_fed_avg_ft(
     optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        weights = local_sgd(
-            Trajectory(
-                broadcast["weights"],
-                anchor=broadcast["weights"] if "prox_weight" in hparams else None,
-                prox_weight=hparams.get("prox_weight", 0.0),
-            ),
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
-        update = map_weights(tf.subtract, weights, broadcast["weights"])
+        shared = broadcast["weights"]
+        anchor, pull = (shared, hparams["prox_weight"]) if "prox_weight" in hparams else (None, 0.0)
+        trajectory = Trajectory(shared, anchor=anchor, prox_weight=pull)
+        weights = local_sgd(trajectory, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
+        update = map_weights(tf.subtract, weights, shared)
         return ClientResult(state=client_state, released={"update": update})
 
     def server_update(state, aggregates):
@@ -65,22 +58,15 @@ def build_dp_fed_avg_ft(
     return Algorithm(
         name="dp_fed_avg_ft",
         title="DP-FedAvg, tuned heads",
-        hparams={
-            "learning_rate": LEARNING_RATE,
-            "local_steps": LOCAL_STEPS,
-            "head_learning_rate": HEAD_LEARNING_RATE,
-            "adapt_steps": ADAPT_STEPS,
-        },
+        hparams={**LOCAL_TRAINING, "head_learning_rate": HEAD_LEARNING_RATE, "adapt_steps": ADAPT_STEPS},
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(weights)},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {},
         client_update=client_update,
         server_update=server_update,
         adapt=adapt,
         personalise=lambda broadcast, adapted: merge(broadcast["weights"], adapted["head"]),
-        global_model=lambda state: state["weights"],
     )
 
 

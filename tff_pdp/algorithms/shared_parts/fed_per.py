@@ -29,13 +29,7 @@ def build_fed_per(
     """
 
     def train(weights, data, grad_fn, hparams):
-        return local_sgd(
-            weights,
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
+        return local_sgd(weights, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
 
     return build_partial_sharing(
         name="fed_per",

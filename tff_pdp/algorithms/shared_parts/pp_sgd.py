@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights, merge, split
-from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LEARNING_RATE, LOCAL_STEPS, HParam
+from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, HEAD_LEARNING_RATE, LOCAL_TRAINING, HParam
 from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
 from tff_pdp.algorithms.partial_sharing import tune_head
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
@@ -55,13 +55,8 @@ def build_pp_sgd(
 
         start = collections.OrderedDict(broadcast["weights"])
         start.update((_OWN + name, client_state["own"][name]) for name in head)
-        trained = local_sgd(
-            Trajectory(start, view=View(model_weights, for_both)),
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
+        trajectory = Trajectory(start, view=View(model_weights, for_both))
+        trained = local_sgd(trajectory, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         update = map_weights(lambda old, new: new - old, broadcast["weights"], trained)
         own = collections.OrderedDict((name, trained[_OWN + name]) for name in client_state["own"])
         return ClientResult(state={"own": own}, released={"update": update})
@@ -79,8 +74,7 @@ def build_pp_sgd(
         name="pp_sgd",
         title="PP-SGD",
         hparams={
-            "learning_rate": LEARNING_RATE,
-            "local_steps": LOCAL_STEPS,
+            **LOCAL_TRAINING,
             "personal_rate": HParam(1.0, "learning rate of a client's own part, over that of the shared weights", "α"),
             "head_learning_rate": HEAD_LEARNING_RATE,
             "adapt_steps": ADAPT_STEPS,
@@ -88,11 +82,9 @@ def build_pp_sgd(
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "optimizer": optimizer.init(weights)},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"own": map_weights(tf.zeros_like, split(broadcast["weights"], head)[0])},
         client_update=client_update,
         server_update=server_update,
         adapt=adapt,
         personalise=lambda broadcast, adapted: with_own(broadcast["weights"], adapted["own"]),
-        global_model=lambda state: state["weights"],
     )

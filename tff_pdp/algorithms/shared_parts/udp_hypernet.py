@@ -15,7 +15,7 @@ import dataclasses
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, Claims, ClientResult, Export, map_weights
-from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, LEARNING_RATE, LOCAL_STEPS, HParam
+from tff_pdp.algorithms.hyper_parameters import ADAPT_STEPS, LOCAL_TRAINING, HParam
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.errors import ConfigError
@@ -74,13 +74,7 @@ def build_udp_hypernet(
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         start = generate(broadcast, client_state)
-        trained = local_sgd(
-            start,
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
+        trained = local_sgd(start, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         moved = map_weights(tf.subtract, trained, start)
         descriptor = client_state["descriptor"]
         update, direction = hypernetwork.pull_back(broadcast["parameters"], descriptor, moved)
@@ -93,8 +87,7 @@ def build_udp_hypernet(
 
     def adapt(broadcast, client_state, data, grad_fn, hparams):
         start = generate(broadcast, client_state)
-        rate, steps = hparams["learning_rate"], hparams["adapt_steps"]
-        return {"weights": local_sgd(start, data, grad_fn, learning_rate=rate, local_steps=steps)}
+        return {"weights": local_sgd(start, data, grad_fn, hparams["learning_rate"], hparams["adapt_steps"])}
 
     def init_server(weights):
         parameters = hypernetwork.init(weights)
@@ -105,8 +98,7 @@ def build_udp_hypernet(
         return hypernetwork.generate(state["parameters"], hypernetwork.init_descriptor())
 
     hparams = {
-        "learning_rate": LEARNING_RATE,
-        "local_steps": LOCAL_STEPS,
+        **LOCAL_TRAINING,
         "descriptor_learning_rate": HParam(1.0, "how far a descriptor moves, for each unit that the model has moved"),
     }
     return Algorithm(

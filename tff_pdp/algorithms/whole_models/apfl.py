@@ -9,7 +9,7 @@ a batch of its own. Of the paper's two forms this is the one whose alpha is not 
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, HParam
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING, HParam
 from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
 
 
@@ -32,8 +32,8 @@ def build_apfl() -> Algorithm:
             (Trajectory(broadcast["weights"]), Trajectory(client_state["weights"], view=mixture)),
             data,
             grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
+            hparams["learning_rate"],
+            hparams["local_steps"],
         )
         update = map_weights(lambda new, old: new - old, shared, broadcast["weights"])
         return ClientResult(state={"weights": own, "share": share}, released={"update": update})
@@ -42,24 +42,17 @@ def build_apfl() -> Algorithm:
         name="apfl",
         title="APFL",
         hparams={
-            "learning_rate": LEARNING_RATE,
-            "local_steps": LOCAL_STEPS,
+            **LOCAL_TRAINING,
             "mixture": HParam(0.5, "share of a client's own weights in its model", symbol="α", high=1.0),
         },
         released={"update": "mean"},
         data_passes=2,
-        init_server=lambda weights: {"weights": weights},
-        broadcast=lambda state: {"weights": state["weights"]},
         # Before a client trains, its model is the shared one.
         init_client=lambda broadcast: {"weights": broadcast["weights"], "share": tf.constant(0.0)},
         client_update=client_update,
-        server_update=lambda state, aggregates: {
-            "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"])
-        },
         personalise=lambda broadcast, client_state: mix(
             client_state["share"], client_state["weights"], broadcast["weights"]
         ),
-        global_model=lambda state: state["weights"],
         # A client who comes late would start from the initial weights.
         needs_everyone=True,
     )

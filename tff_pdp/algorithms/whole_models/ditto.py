@@ -6,7 +6,7 @@ twice as often as with MR-MTL: under the same budget, every gradient carries mor
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING, prox_weight
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 
 
@@ -18,38 +18,27 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        steps = {"learning_rate": hparams["learning_rate"], "local_steps": hparams["local_steps"]}
-        shared = local_sgd(broadcast["weights"], data, grad_fn, **steps)
-        personal = local_sgd(
-            Trajectory(
-                client_state["weights"],
-                anchor=broadcast["weights"],
-                prox_weight=hparams["prox_weight"],
-                prox_inside_clip=prox_inside_clip,
-            ),
-            data,
-            grad_fn,
-            **steps,
-            first_index=hparams["local_steps"].count,
+        rate, steps = hparams["learning_rate"], hparams["local_steps"]
+        shared = local_sgd(broadcast["weights"], data, grad_fn, rate, steps)
+        own = Trajectory(
+            client_state["weights"],
+            anchor=broadcast["weights"],
+            prox_weight=hparams["prox_weight"],
+            prox_inside_clip=prox_inside_clip,
         )
+        personal = local_sgd(own, data, grad_fn, rate, steps, first_index=steps.count)
         update = map_weights(lambda new, old: new - old, shared, broadcast["weights"])
         return ClientResult(state={"weights": personal}, released={"update": update})
 
     return Algorithm(
         name="ditto",
         title="Ditto",
-        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS, "prox_weight": prox_weight(1.0)},
+        hparams={**LOCAL_TRAINING, "prox_weight": prox_weight(1.0)},
         released={"update": "mean"},
         data_passes=2,
-        init_server=lambda weights: {"weights": weights},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"weights": broadcast["weights"]},
         client_update=client_update,
-        server_update=lambda state, aggregates: {
-            "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"])
-        },
         personalise=lambda broadcast, client_state: client_state["weights"],
-        global_model=lambda state: state["weights"],
         # A client who comes late would start from the initial weights.
         needs_everyone=True,
     )

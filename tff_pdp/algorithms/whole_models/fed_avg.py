@@ -6,7 +6,7 @@ number of examples, which would make it depend on private counts.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING
 from tff_pdp.algorithms.local_sgd import local_sgd
 
 
@@ -14,29 +14,17 @@ def build_fed_avg() -> Algorithm:
     """Builds FedAvg. Server state: the shared weights. Client state: nothing. Released: the update, averaged."""
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        weights = local_sgd(
-            broadcast["weights"],
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
+        weights = local_sgd(broadcast["weights"], data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         update = map_weights(lambda new, old: new - old, weights, broadcast["weights"])
         return ClientResult(state=client_state, released={"update": update})
 
     return Algorithm(
         name="fed_avg",
         title="FedAvg",
-        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
+        hparams=LOCAL_TRAINING,
         released={"update": "mean"},
         data_passes=1,
-        init_server=lambda weights: {"weights": weights},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {},
         client_update=client_update,
-        server_update=lambda state, aggregates: {
-            "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"])
-        },
         personalise=lambda broadcast, client_state: broadcast["weights"],
-        global_model=lambda state: state["weights"],
     )

@@ -9,7 +9,7 @@ direction. This is the paper's method for local steps without momentum or pull.
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING
 from tff_pdp.algorithms.local_sgd import local_sgd
 
 
@@ -20,9 +20,7 @@ def build_fed_nova() -> Algorithm:
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         steps = hparams["local_steps"]
-        weights = local_sgd(
-            broadcast["weights"], data, grad_fn, learning_rate=hparams["learning_rate"], local_steps=steps
-        )
+        weights = local_sgd(broadcast["weights"], data, grad_fn, hparams["learning_rate"], steps)
         count = tf.cast(steps.count, tf.float32)
         direction = map_weights(lambda new, old: (new - old) / count, weights, broadcast["weights"])
         return ClientResult(state=client_state, released={"direction": direction})
@@ -34,16 +32,13 @@ def build_fed_nova() -> Algorithm:
     return Algorithm(
         name="fed_nova",
         title="FedNova",
-        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
+        hparams=LOCAL_TRAINING,
         released={"direction": "mean"},
         public={"steps": "weighted_mean"},
         public_values=lambda hparams: {"steps": tf.cast(hparams["local_steps"].count, tf.float32)},
         data_passes=1,
-        init_server=lambda weights: {"weights": weights},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {},
         client_update=client_update,
         server_update=server_update,
         personalise=lambda broadcast, client_state: broadcast["weights"],
-        global_model=lambda state: state["weights"],
     )

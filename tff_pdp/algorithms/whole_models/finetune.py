@@ -8,7 +8,7 @@ arXiv:1910.10252): once it has begun, nothing more leaves a client.
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING
 from tff_pdp.algorithms.local_sgd import local_sgd
 from tff_pdp.settings import Fraction
 
@@ -18,23 +18,15 @@ def build_local_only() -> Algorithm:
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         del broadcast
-        weights = local_sgd(
-            client_state["weights"],
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
+        weights = local_sgd(client_state["weights"], data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         return ClientResult(state={"weights": weights}, released={})
 
     return Algorithm(
         name="local_only",
         title="Local only",
-        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
+        hparams=LOCAL_TRAINING,
         released={},
         data_passes=1,
-        init_server=lambda weights: {"weights": weights},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"weights": broadcast["weights"]},
         client_update=client_update,
         server_update=lambda state, aggregates: state,
@@ -55,9 +47,7 @@ def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algori
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         start = choose(client_state["is_own"], client_state["weights"], broadcast["weights"])
-        weights = local_sgd(
-            start, data, grad_fn, learning_rate=hparams["learning_rate"], local_steps=hparams["local_steps"]
-        )
+        weights = local_sgd(start, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         is_federated = broadcast["round"] < federated_rounds
         update = map_weights(lambda new, old: tf.where(is_federated, new - old, 0.0), weights, start)
         state = {"weights": weights, "is_own": tf.logical_not(is_federated)}
@@ -66,7 +56,7 @@ def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algori
     return Algorithm(
         name="finetune",
         title="Fine-tuning",
-        hparams={"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS},
+        hparams=LOCAL_TRAINING,
         released={"update": "mean"},
         data_passes=1,
         init_server=lambda weights: {"weights": weights, "round": tf.constant(0)},
@@ -81,7 +71,6 @@ def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algori
         personalise=lambda broadcast, client_state: choose(
             client_state["is_own"], client_state["weights"], broadcast["weights"]
         ),
-        global_model=lambda state: state["weights"],
         # Clients who are not asked in the last rounds would never fine-tune.
         needs_everyone=True,
     )

@@ -14,46 +14,41 @@ cluster. (Algorithm 2 releases the difference to the cluster's mean all along; f
 members it has to be the difference to a client's own weights in the second part, as in MR-MTL.)
 """
 
+import dataclasses
+
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientResult, choose, map_weights, rounds_of
+from tff_pdp.algorithms.base import Algorithm, ClientResult, Export, choose, map_weights, rounds_of
 from tff_pdp.algorithms.clustering import (
-    build_clustered_fed_avg,
-    build_move_centroids,
     centroid_of,
     cluster_of,
-    init_clusters,
+    clusters,
     init_member,
     release_to_cluster,
 )
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING, prox_weight
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.settings import Count, Fraction, NotNegative
 
 
 def build_ifca(*, rounds: int, num_clusters: Count = 4, init_stddev: NotNegative = 0.1) -> Algorithm:
-    """Builds IFCA; states and releases as `build_clustered_fed_avg`.
+    """Builds IFCA; states and releases as `ifca_finetune`.
 
     Args:
       rounds: of the whole training.
       num_clusters: how many clusters.
       init_stddev: how far the clusters' first models lie apart.
     """
-    return build_clustered_fed_avg(
-        name="ifca",
-        title="IFCA",
-        num_clusters=num_clusters,
-        init_stddev=init_stddev,
-        rounds=rounds,
-        selection_rounds=rounds,
-        federated_rounds=rounds,
+    clustered = build_ifca_fed_avg(
+        rounds=rounds, num_clusters=num_clusters, selection_fraction=1.0, init_stddev=init_stddev
     )
+    return dataclasses.replace(clustered, name="ifca", title="IFCA")
 
 
 def build_ifca_fed_avg(
     *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
 ) -> Algorithm:
-    """Builds the method; states and releases as `build_clustered_fed_avg`.
+    """Builds the method; states and releases as `ifca_finetune`.
 
     Args:
       rounds: of the whole training.
@@ -61,15 +56,35 @@ def build_ifca_fed_avg(
       selection_fraction: share of the rounds, from the first, in which clients select their cluster.
       init_stddev: how far the clusters' first models lie apart.
     """
-    return build_clustered_fed_avg(
-        name="ifca_fed_avg",
-        title="IFCA, then FedAvg",
-        num_clusters=num_clusters,
-        init_stddev=init_stddev,
+    clustered = build_ifca_finetune(
         rounds=rounds,
-        selection_rounds=rounds_of(selection_fraction, rounds),
-        federated_rounds=rounds,
+        num_clusters=num_clusters,
+        selection_fraction=selection_fraction,
+        federated_fraction=1.0,
+        init_stddev=init_stddev,
     )
+    return dataclasses.replace(clustered, name="ifca_fed_avg", title="IFCA, then FedAvg")
+
+
+def build_ifca_local(
+    *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
+) -> Algorithm:
+    """Builds the method; states and releases as `ifca_finetune`.
+
+    Args:
+      rounds: of the whole training.
+      num_clusters: how many clusters.
+      selection_fraction: share of the rounds, from the first, in which clients select and train clusters.
+      init_stddev: how far the clusters' first models lie apart.
+    """
+    clustered = build_ifca_finetune(
+        rounds=rounds,
+        num_clusters=num_clusters,
+        selection_fraction=selection_fraction,
+        federated_fraction=0.0,
+        init_stddev=init_stddev,
+    )
+    return dataclasses.replace(clustered, name="ifca_local", title="IFCA, then local")
 
 
 def build_ifca_finetune(
@@ -80,7 +95,11 @@ def build_ifca_finetune(
     federated_fraction: Fraction = 0.5,
     init_stddev: NotNegative = 0.1,
 ) -> Algorithm:
-    """Builds the method; states and releases as `build_clustered_fed_avg`.
+    """Builds the method. Server state: a model for each cluster, the round. Client state: its cluster, its weights, and
+    whether it has begun to train them alone.
+
+    Released: the movement and the membership, each in the place of the client's cluster, as sums; zeros once the
+    federated rounds are over.
 
     Args:
       rounds: of the whole training.
@@ -91,37 +110,34 @@ def build_ifca_finetune(
       init_stddev: how far the clusters' first models lie apart.
     """
     selection_rounds = rounds_of(selection_fraction, rounds)
-    return build_clustered_fed_avg(
+    federated_rounds = max(selection_rounds, rounds_of(federated_fraction, rounds))
+
+    def client_update(broadcast, client_state, data, grad_fn, hparams):
+        cluster = cluster_of(client_state, hparams)
+        start = choose(client_state["is_own"], client_state["weights"], centroid_of(broadcast, cluster))
+        weights = local_sgd(start, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
+        is_federated = broadcast["round"] < federated_rounds
+        released = release_to_cluster(map_weights(tf.subtract, weights, start), cluster, num_clusters)
+        released = {
+            key: map_weights(lambda value: tf.where(is_federated, value, 0.0), nest) for key, nest in released.items()
+        }
+        state = {"weights": weights, "cluster": cluster, "is_own": tf.logical_not(is_federated)}
+        return ClientResult(state=state, released=released)
+
+    def personalise(broadcast, client_state):
+        # A client that has not trained alone, as one that left before, has its cluster's model.
+        shared = centroid_of(broadcast, client_state["cluster"])
+        return choose(client_state["is_own"], client_state["weights"], shared)
+
+    return Algorithm(
         name="ifca_finetune",
         title="IFCA, then fine-tuning",
-        num_clusters=num_clusters,
-        init_stddev=init_stddev,
-        rounds=rounds,
-        selection_rounds=selection_rounds,
-        federated_rounds=max(selection_rounds, rounds_of(federated_fraction, rounds)),
-    )
-
-
-def build_ifca_local(
-    *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
-) -> Algorithm:
-    """Builds the method; states and releases as `build_clustered_fed_avg`.
-
-    Args:
-      rounds: of the whole training.
-      num_clusters: how many clusters.
-      selection_fraction: share of the rounds, from the first, in which clients select and train clusters.
-      init_stddev: how far the clusters' first models lie apart.
-    """
-    selection_rounds = rounds_of(selection_fraction, rounds)
-    return build_clustered_fed_avg(
-        name="ifca_local",
-        title="IFCA, then local",
-        num_clusters=num_clusters,
-        init_stddev=init_stddev,
-        rounds=rounds,
-        selection_rounds=selection_rounds,
-        federated_rounds=selection_rounds,
+        hparams=LOCAL_TRAINING,
+        init_client=lambda broadcast: {**init_member(broadcast), "is_own": tf.constant(False)},
+        client_update=client_update,
+        personalise=personalise,
+        export=Export(serves_candidates=federated_rounds >= rounds),
+        **clusters(num_clusters, init_stddev, selection_rounds),
     )
 
 
@@ -151,18 +167,13 @@ def build_ifca_mr_mtl(
         centroid = centroid_of(broadcast, cluster)
         is_clustering = broadcast["round"] < selection_rounds
         start = choose(is_clustering, centroid, client_state["weights"])
-        weights = local_sgd(
-            Trajectory(
-                start,
-                anchor=centroid,
-                prox_weight=tf.where(is_clustering, 0.0, hparams["prox_weight"]),
-                prox_inside_clip=prox_inside_clip,
-            ),
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
+        trajectory = Trajectory(
+            start,
+            anchor=centroid,
+            prox_weight=tf.where(is_clustering, 0.0, hparams["prox_weight"]),
+            prox_inside_clip=prox_inside_clip,
         )
+        weights = local_sgd(trajectory, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         return ClientResult(
             state={"weights": weights, "cluster": cluster},
             released=release_to_cluster(map_weights(tf.subtract, weights, start), cluster, num_clusters),
@@ -171,20 +182,9 @@ def build_ifca_mr_mtl(
     return Algorithm(
         name="ifca_mr_mtl",
         title="IFCA, then MR-MTL",
-        hparams={
-            "learning_rate": LEARNING_RATE,
-            "local_steps": LOCAL_STEPS,
-            "prox_weight": prox_weight(1.0, "the cluster's mean"),
-        },
-        released={"movement": "sum", "members": "sum"},
-        data_passes=1,
-        init_server=lambda weights: init_clusters(weights, num_clusters, init_stddev),
-        broadcast=lambda state: {"centroids": state["centroids"], "round": state["round"]},
+        hparams={**LOCAL_TRAINING, "prox_weight": prox_weight(1.0, "the cluster's mean")},
         init_client=init_member,
         client_update=client_update,
-        server_update=build_move_centroids(selection_rounds, init_stddev),
         personalise=lambda broadcast, client_state: client_state["weights"],
-        global_model=None,
-        candidates=lambda broadcast: broadcast["centroids"],
-        selection_rounds=selection_rounds,
+        **clusters(num_clusters, init_stddev, selection_rounds),
     )

@@ -9,7 +9,7 @@ relations costs nothing.
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, SET_BY_RUNTIME, prox_weight
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING, SET_BY_RUNTIME, prox_weight
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Fraction
@@ -39,13 +39,8 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         index = hparams["client_index"]
         anchor, strength = pull_of_others(broadcast, index)
-        weights = local_sgd(
-            Trajectory(client_state["weights"], anchor=anchor, prox_weight=hparams["prox_weight"] * strength),
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
-        )
+        own = Trajectory(client_state["weights"], anchor=anchor, prox_weight=hparams["prox_weight"] * strength)
+        weights = local_sgd(own, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         return ClientResult(state={"weights": weights}, released={"row": weights})
 
     def server_update(state, aggregates):
@@ -68,8 +63,7 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
         name="mocha",
         title="Mocha",
         hparams={
-            "learning_rate": LEARNING_RATE,
-            "local_steps": LOCAL_STEPS,
+            **LOCAL_TRAINING,
             "prox_weight": prox_weight(0.01, "related clients' weights"),
             "client_index": SET_BY_RUNTIME,
         },

@@ -9,7 +9,7 @@ its own data still shapes its own model.
 
 from tff_pdp.algorithms.auto_prox.lambdas import AutoProx
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, LOCAL_STEPS, prox_weight
+from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING, prox_weight
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 
 
@@ -21,18 +21,13 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        weights = local_sgd(
-            Trajectory(
-                client_state["weights"],
-                anchor=broadcast["mean"],
-                prox_weight=hparams["prox_weight"],
-                prox_inside_clip=prox_inside_clip,
-            ),
-            data,
-            grad_fn,
-            learning_rate=hparams["learning_rate"],
-            local_steps=hparams["local_steps"],
+        own = Trajectory(
+            client_state["weights"],
+            anchor=broadcast["mean"],
+            prox_weight=hparams["prox_weight"],
+            prox_inside_clip=prox_inside_clip,
         )
+        weights = local_sgd(own, data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         movement = map_weights(lambda new, old: new - old, weights, client_state["weights"])
         return ClientResult(state={"weights": weights}, released={"movement": movement})
 
@@ -40,8 +35,7 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
         name="mr_mtl",
         title="MR-MTL",
         hparams={
-            "learning_rate": LEARNING_RATE,
-            "local_steps": LOCAL_STEPS,
+            **LOCAL_TRAINING,
             "prox_weight": prox_weight(
                 1.0,
                 "the mean",

@@ -28,15 +28,10 @@ def build_pfedme(*, server_rate: Positive = 1.0) -> Algorithm:
 
         def step(index, shared, own):
             is_own = index < outer.count
-            own = local_sgd(
-                Trajectory(own, anchor=shared, prox_weight=pull),
-                data,
-                grad_fn,
-                learning_rate=tf.where(is_own, hparams["learning_rate"], 0.0),
-                local_steps=inner,
-                # Steps after a client's own would ask for more gradients than there are.
-                first_index=tf.minimum(index, outer.count - 1) * inner.count,
-            )
+            rate = tf.where(is_own, hparams["learning_rate"], 0.0)
+            # Steps after a client's own would ask for more gradients than there are.
+            first = tf.minimum(index, outer.count - 1) * inner.count
+            own = local_sgd(Trajectory(own, anchor=shared, prox_weight=pull), data, grad_fn, rate, inner, first)
             rate = tf.where(is_own, hparams["outer_learning_rate"] * pull, 0.0)
             return index + 1, map_weights(lambda w, theta: w - rate * (w - theta), shared, own), own
 
@@ -58,15 +53,12 @@ def build_pfedme(*, server_rate: Positive = 1.0) -> Algorithm:
         },
         released={"update": "mean"},
         data_passes=1,
-        init_server=lambda weights: {"weights": weights},
-        broadcast=lambda state: {"weights": state["weights"]},
         init_client=lambda broadcast: {"weights": broadcast["weights"]},
         client_update=client_update,
         server_update=lambda state, aggregates: {
             "weights": map_weights(lambda w, u: w + server_rate * u, state["weights"], aggregates["update"])
         },
         personalise=lambda broadcast, client_state: client_state["weights"],
-        global_model=lambda state: state["weights"],
         # A client who is not asked would keep the initial weights.
         needs_everyone=True,
     )

@@ -56,24 +56,18 @@ def start(statement: Statement, evaluator: Evaluator) -> Leaves:
     ]
 
 
-def add_one(statement: Statement, sums: Leaves, evaluator: Evaluator) -> Leaves:
-    """Adds one more client to the sums."""
+def add(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
+    """Adds one more client to the sums, or a stack of so many."""
     if statement.uri == "federated_aggregate":
-        return _accumulated(statement, sums, _evaluated(statement.value.argument[0], evaluator))
-    values = _values(statement, evaluator)
-    combine = _SUMS[statement.uri or ""].combine
-    return [combine(total, value) for total, value in zip(sums, values, strict=True)]
-
-
-def add_stacked(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: tf.Tensor) -> Leaves:
-    """Adds a stack of clients to the sums."""
-    if statement.uri == "federated_aggregate":
-        columns = _evaluated(statement.value.argument[0], evaluator)
-        rows = [stack(column, num_clients) for column in columns]
-        return _accumulated_in_turn(statement, sums, rows, num_clients)
+        columns = _leaves_of(statement.value.argument[0], evaluator, num_clients)
+        if num_clients is None:
+            return _accumulated(statement, sums, columns)
+        return _accumulated_in_turn(statement, sums, columns, num_clients)
     combine, reduce, _ = _SUMS[statement.uri or ""]
-    values = _stacked_values(statement, evaluator, num_clients)
-    return [combine(total, reduce(value, axis=0)) for total, value in zip(sums, values, strict=True)]
+    values = _values(statement, evaluator, num_clients)
+    if num_clients is not None:
+        values = [reduce(value, axis=0) for value in values]
+    return [combine(total, value) for total, value in zip(sums, values, strict=True)]
 
 
 def merge(statement: Statement, first: Leaves, second: Leaves) -> Leaves:
@@ -99,30 +93,24 @@ def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator
     return structures.unflatten(sums, statement.value_type)
 
 
-def _values(statement: Statement, evaluator: Evaluator) -> list[Any]:
+def _values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
     argument = statement.value.argument
     if statement.uri != "federated_weighted_mean":
-        return _evaluated(argument, evaluator)
-    values = _evaluated(argument[0], evaluator)
-    weight = evaluator.evaluate(argument[1])
-    return [*(value * tf.cast(weight, value.dtype) for value in values), weight]
+        return _leaves_of(argument, evaluator, num_clients)
+    values = _leaves_of(argument[0], evaluator, num_clients)
+    (weight,) = _leaves_of(argument[1], evaluator, num_clients)
+    weights = [tf.cast(weight, value.dtype) for value in values]
+    if num_clients is not None:
+        weights = [
+            tf.reshape(own, [-1, *[1] * (value.shape.rank - 1)]) for own, value in zip(weights, values, strict=True)
+        ]
+    return [*(value * own for value, own in zip(values, weights, strict=True)), weight]
 
 
-def _stacked_values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor) -> Leaves:
-    argument = statement.value.argument
-    if statement.uri != "federated_weighted_mean":
-        return [stack(column, num_clients) for column in _evaluated(argument, evaluator)]
-    stacks = [stack(column, num_clients) for column in _evaluated(argument[0], evaluator)]
-    weight = stack(evaluator.evaluate(argument[1]), num_clients)
-    weighted = [
-        value * tf.reshape(tf.cast(weight, value.dtype), [-1, *[1] * (value.shape.rank - 1)]) for value in stacks
-    ]
-    return [*weighted, weight]
-
-
-def _evaluated(expression: Any, evaluator: Evaluator) -> list[Any]:
-    """Returns the leaves of an expression's value at one place."""
-    return structures.flatten(evaluator.evaluate(expression), without_placement(expression.type_signature))
+def _leaves_of(expression: Any, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
+    """Returns the leaves of an expression's value at one client, or stacked."""
+    leaves = structures.flatten(evaluator.evaluate(expression), without_placement(expression.type_signature))
+    return leaves if num_clients is None else [stack(leaf, num_clients) for leaf in leaves]
 
 
 def _accumulated(statement: Statement, sums: Leaves, value: list[Any]) -> Leaves:

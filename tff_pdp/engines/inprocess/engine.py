@@ -5,7 +5,6 @@ import contextlib
 import logging
 import math
 import threading
-import typing
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -55,14 +54,8 @@ class InProcessEngine(_tff.SyncContext):
           choices: earlier choices of `auto`, by computation, for a run that is resumed. Added to.
 
         Raises:
-          EngineError: the device is absent, or an option is out of range.
+          EngineError: the device is absent.
         """
-        if client_parallelism not in typing.get_args(ClientParallelism):
-            raise EngineError(
-                f"client_parallelism: {client_parallelism!r} is not known; write auto, loop or vectorized"
-            )
-        if clients_per_call < 1:
-            raise EngineError(f"clients_per_call must be at least 1, not {clients_per_call}")
         self._device = resolve_device(device)
         self._parallelism = client_parallelism
         self._clients_per_call = clients_per_call
@@ -76,12 +69,6 @@ class InProcessEngine(_tff.SyncContext):
     def device(self) -> str:
         """The device it computes on: `cpu` or `gpu:N`."""
         return self._device.removeprefix("/").lower().replace("cpu:0", "cpu")
-
-    @property
-    def num_traced(self) -> int:
-        """Number of TensorFlow functions traced so far: constant once every computation has run."""
-        self._check_open()
-        return sum(program.num_traced for program in self._programs.values())
 
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.engines import structures
-from tff_pdp.engines.client_values import ClientGroup, ClientValues
+from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, Lanes, Mode, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
@@ -58,11 +58,6 @@ class LoadedProgram:
     def has_clients(self) -> bool:
         """Whether clients do any work of their own."""
         return any(level.clients or level.aggregations for level in self.program.levels)
-
-    @property
-    def num_traced(self) -> int:
-        """Number of TensorFlow functions traced for it."""
-        return len(self._server_steps) + len(self._client_steps) + len(self._merge_steps)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
         """Divides the arguments of a call into leaves at the server and values of clients, by name.
@@ -128,7 +123,7 @@ class LoadedProgram:
         Raises:
           tf.errors.OpError: the computation fails in both modes.
         """
-        few = {name: _first(values, _TRIAL_CLIENTS) for name, values in own.items()}
+        few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
         try:
             vectorized = self._time(shared, few, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
@@ -219,12 +214,6 @@ class LoadedProgram:
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
         return self._give_out(iter(_flat_result(value, self.program.result_type)))
-
-
-def _first(values: ClientValues, size: int) -> ClientValues:
-    """Returns values of the first clients, in an arrangement of their own."""
-    singles = [ClientGroup(np.array([i]), values.leaves_of(i), False) for i in range(min(size, len(values)))]
-    return ClientValues(values.member_type, singles)
 
 
 def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:

@@ -173,10 +173,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
             results += [stack(leaf, num_clients) for leaf in flat] if stacked else map(tf.identity, flat)
         for statement in level.aggregations:
             sums = [next(remaining) for _ in aggregations.specs(statement)]
-            if stacked:
-                results += aggregations.add_stacked(statement, sums, evaluator, num_clients)
-            else:
-                results += aggregations.add_one(statement, sums, evaluator)
+            results += aggregations.add(statement, sums, evaluator, num_clients if stacked else None)
         return results
 
     return Step(shared, outputs, trace(step, specs), own)
