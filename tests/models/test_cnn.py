@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.models.float64_support import in_float64, keras_in_float64, rounding
+from tests.models.settings_support import build_from_settings
 from tests.rounding import gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
@@ -137,18 +138,18 @@ def test_initial_weights_follow_the_seed_and_are_glorot_uniform():
         ({"input_shape": (28, 28)}, "height x width x channels"),
         ({"channels": ()}, "channels"),
         ({"channels": (8, 0)}, "channels"),
-        ({"kernel_size": 0}, "kernel_size 0"),
-        ({"hidden_units": -1}, "hidden_units -1"),
-        ({"pool_after": "every"}, "pool_after 'every' must be each or last"),
+        ({"kernel_size": 0}, "model.kernel_size must be a whole number of at least 1, not 0"),
+        ({"hidden_units": -1}, "model.hidden_units must be .*, not -1"),
+        ({"pool_after": "every"}, "model.pool_after must be one of each, last, not 'every'"),
         ({"input_shape": (9, 12, 1), "pool_after": "each"}, "at least 10 x 10, not 9 x 12"),
         ({"input_shape": (20, 15, 1), "pool_after": "each", "kernel_size": 5}, "at least 16 x 16, not 20 x 15"),
-        ({"group_norm_groups": -2}, "must not be negative"),
+        ({"group_norm_groups": -2}, "model.group_norm_groups must be a whole number of at least 0, not -2"),
         ({"group_norm_groups": 3}, "must divide"),
     ],
 )
 def test_sizes_that_make_no_network_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        build_cnn(**{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})
+        build_from_settings("cnn", **{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})
 
 
 def test_the_smallest_input():

@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.models.float64_support import in_float64, keras_in_float64, rounding
+from tests.models.settings_support import build_from_settings
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
 
@@ -61,10 +62,10 @@ def test_arguments():
     ("arguments", "message"),
     [
         ({"input_shape": (15, 28, 1)}, "2 convolutions of kernel_size 5 .* at least 16 x 16, not 15 x 28"),
-        ({"channels": (8, 0)}, r"model.channels \[8, 0\]"),
-        ({"hidden_units": (120, 0)}, r"model.hidden_units \(120, 0\) must be positive"),
+        ({"channels": (8, 0)}, r"model.channels must be .*at least 1, not \(8, 0\)"),
+        ({"hidden_units": (120, 0)}, r"model.hidden_units must be .*at least 1, not \(120, 0\)"),
     ],
 )
 def test_sizes_that_make_no_network_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        MODELS.find("lenet")(**{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})
+        build_from_settings("lenet", **{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.models.float64_support import per_example_norms
+from tests.models.settings_support import build_from_settings
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
@@ -166,14 +167,14 @@ def test_it_is_judged_by_accuracy_or_by_average_precision():
     [
         ({"num_classes": 0}, "separates 2 classes, but data.num_classes is 0"),
         ({"num_classes": 3}, "separates 2 classes, but data.num_classes is 3"),
-        ({"focal_gamma": -0.1}, "focal_gamma must be a number of at least 0, not -0.1"),
+        ({"focal_gamma": -0.1}, "model.focal_gamma must be a number of at least 0, not -0.1"),
         ({"focal_gamma": math.nan}, "focal_gamma must be"),
-        ({"focal_gamma": "2"}, "focal_gamma must be a number of at least 0, not '2'"),
-        ({"focal_alpha": 1.0}, "focal_alpha must be null or between 0 and 1, not 1.0"),
+        ({"focal_gamma": "2"}, "model.focal_gamma must be a number of at least 0, not '2'"),
+        ({"focal_alpha": 1.0}, "model.focal_alpha must be a number above 0 and below 1, .*not 1.0"),
         ({"focal_alpha": True}, "focal_alpha must be"),
-        ({"metric": "auc"}, "metric must be one of accuracy, average_precision, not 'auc'"),
+        ({"metric": "auc"}, "model.metric must be one of accuracy, average_precision, not 'auc'"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        MODELS.find("logistic_regression")((2,), **arguments)
+        build_from_settings("logistic_regression", **{"input_shape": (2,), "num_classes": 2, **arguments})

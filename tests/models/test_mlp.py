@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.settings_support import build_from_settings
 from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.dense import build_linear, build_mlp
@@ -39,7 +40,7 @@ def test_initial_weights_follow_the_seed_and_break_symmetry():
 
 def test_a_layer_without_units_is_refused():
     with pytest.raises(ConfigError, match="hidden_units"):
-        build_mlp((4, 4, 1), 3, (8, 0))
+        build_from_settings("mlp", (4, 4, 1), 3, hidden_units=[8, 0])
 
 
 def test_without_classes_it_is_a_regression_of_one_value():

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.models.float64_support import in_float64, keras_in_float64, per_example_norms, rounding
+from tests.models.settings_support import build_from_settings
 from tests.rounding import assert_within, gamma, network_roundings, probable_gamma, standard_errors
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.kinds import MODELS
@@ -243,14 +244,14 @@ def test_under_a_vectorised_map_over_clients():
     [
         ({"input_shape": (28, 28)}, "height x width x channels"),
         ({"input_shape": (3, 9, 1)}, "3 stages need examples of at least 4 x 4, not 3 x 9"),
-        ({"blocks_per_stage": 0}, "model.blocks_per_stage 0"),
+        ({"blocks_per_stage": 0}, "model.blocks_per_stage must be a whole number of at least 1, not 0"),
         ({"channels": ()}, "model.channels"),
         ({"channels": (0, 8)}, "model.channels"),
         ({"channels": (16, 8)}, "must not decrease"),
-        ({"group_norm_groups": 0}, "model.group_norm_groups 0"),
-        ({"group_norm_groups": 5}, "must be positive and divide"),
+        ({"group_norm_groups": 0}, "model.group_norm_groups must be a whole number of at least 1, not 0"),
+        ({"group_norm_groups": 5}, "group_norm_groups 5 must divide"),
     ],
 )
 def test_sizes_that_make_no_network_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        build_resnet20(**{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})
+        build_from_settings("resnet20", **{"input_shape": (28, 28, 1), "num_classes": 3, **arguments})

@@ -7,29 +7,31 @@ for each client.
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 import tensorflow as tf
+from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss, shift_and_scale
 from tff_pdp.models.layers import glorot_uniform
-from tff_pdp.settings import Count, Finite
+from tff_pdp.settings import Count, CountOrZero, Finite
 
 PoolAfter = Literal["each", "last"]
+Channels = Annotated[Sequence[Count], Meta(min_length=1)]
 
 
 def build_cnn(
     input_shape: Sequence[int],
     num_classes: int,
-    channels: Sequence[Count] = (32, 64),
+    channels: Channels = (32, 64),
     kernel_size: Count = 3,
-    hidden_units: int | Sequence[int] = 128,
+    hidden_units: CountOrZero | Sequence[Count] = 128,
     *,
     pool_after: PoolAfter = "last",
-    group_norm_groups: int = 0,
+    group_norm_groups: CountOrZero = 0,
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
@@ -57,10 +59,10 @@ def build_cnn(
       input_scale: multiplies the sum.
 
     Raises:
-      ConfigError: a size is not positive, the groups do not divide the channels, or the input is too small.
+      ConfigError: the groups do not divide the channels, or the input is too small.
     """
-    _check(input_shape, channels, kernel_size, hidden_units, pool_after, group_norm_groups)
-    hidden_sizes = _hidden_sizes(hidden_units)
+    _check(input_shape, channels, kernel_size, pool_after, group_norm_groups)
+    hidden_sizes = ([hidden_units] if hidden_units else []) if isinstance(hidden_units, int) else hidden_units
     depth = len(channels)
     is_pooled = [pool_after == "each" or index == depth - 1 for index in range(depth)]
     height, width = (_size_after(size, kernel_size, is_pooled) for size in input_shape[:2])
@@ -110,12 +112,6 @@ def build_cnn(
     )
 
 
-def _hidden_sizes(hidden_units: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(hidden_units, int):
-        return (hidden_units,) if hidden_units else ()
-    return tuple(hidden_units)
-
-
 def _size_after(size: int, kernel_size: int, is_pooled: Sequence[bool]) -> int:
     for pooled in is_pooled:
         size -= kernel_size - 1
@@ -124,25 +120,10 @@ def _size_after(size: int, kernel_size: int, is_pooled: Sequence[bool]) -> int:
 
 
 def _check(
-    input_shape: Sequence[int],
-    channels: Sequence[int],
-    kernel_size: int,
-    hidden_units: int | Sequence[int],
-    pool_after: str,
-    group_norm_groups: int,
+    input_shape: Sequence[int], channels: Sequence[int], kernel_size: int, pool_after: str, group_norm_groups: int
 ) -> None:
     if len(input_shape) != 3:
         raise ConfigError(f"convolutions need examples of height x width x channels, not of shape {list(input_shape)}")
-    if not channels or any(size < 1 for size in channels):
-        raise ConfigError(f"model.channels {list(channels)} must be positive, at least one")
-    if kernel_size < 1:
-        raise ConfigError(f"model.kernel_size {kernel_size} must be positive")
-    if any(size < 1 for size in _hidden_sizes(hidden_units)):
-        raise ConfigError(f"model.hidden_units {hidden_units} must be positive, or 0 for none")
-    if group_norm_groups < 0:
-        raise ConfigError(f"model.group_norm_groups {group_norm_groups} must not be negative")
-    if pool_after not in get_args(PoolAfter):
-        raise ConfigError(f"model.pool_after {pool_after!r} must be each or last")
     if group_norm_groups and any(size % group_norm_groups for size in channels):
         raise ConfigError(
             f"model.group_norm_groups {group_norm_groups} must divide every one of channels {list(channels)}"
@@ -165,7 +146,7 @@ def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
 def build_lenet(
     input_shape: Sequence[int],
     num_classes: int,
-    channels: Sequence[Count] = (16, 32),
+    channels: Channels = (16, 32),
     kernel_size: Count = 5,
     hidden_units: Sequence[Count] = (120, 84),
     *,
@@ -189,7 +170,7 @@ def build_lenet(
       input_scale: multiplies the sum, a public constant.
 
     Raises:
-      ConfigError: a size is not positive, or the input is too small (16 x 16 is enough for the defaults).
+      ConfigError: the input is too small (16 x 16 is enough for the defaults).
     """
     model = build_cnn(
         input_shape,

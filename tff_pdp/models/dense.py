@@ -9,9 +9,8 @@
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
@@ -20,8 +19,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.average_precision import RANKING
 from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss, shift_and_scale
-from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION
-from tff_pdp.settings import Count, Finite
+from tff_pdp.settings import Count, Finite, NotNegative, Share
 
 
 def build_mlp(
@@ -44,12 +42,7 @@ def build_mlp(
       hidden_units: of each hidden layer.
       input_shift: added to features, a public constant.
       input_scale: multiplies the sum, a public constant.
-
-    Raises:
-      ConfigError: a layer has no units.
     """
-    if any(units < 1 for units in hidden_units):
-        raise ConfigError(f"model.hidden_units {list(hidden_units)} must be positive")
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes or 1]
     depth = len(sizes) - 1
 
@@ -169,9 +162,6 @@ def build_linear_svm(
     return dataclasses.replace(scores, name="linear_svm", num_classes=2, predict=predict, output_loss=hinge)
 
 
-_RANKINGS = {ACCURACY.name: None, AVERAGE_PRECISION.name: RANKING}
-
-
 def focal_loss(gamma: float = 0.0, alpha: float | None = None) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Builds the focal loss of each example, `-alpha_t (1 - p_t)^gamma log(p_t)`: `(outputs, y) -> float32 [batch]`.
 
@@ -207,9 +197,9 @@ def build_logistic_regression(
     input_shape: Sequence[int],
     num_classes: int = 2,
     *,
-    focal_gamma: float = 0.0,
-    focal_alpha: float | None = None,
-    metric: str = ACCURACY.name,
+    focal_gamma: NotNegative = 0.0,
+    focal_alpha: Share | None = None,
+    metric: Literal["accuracy", "average_precision"] = "accuracy",
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
@@ -229,24 +219,15 @@ def build_logistic_regression(
       input_scale: multiplies them afterwards.
 
     Raises:
-      ConfigError: there are not two classes, or another argument is none that it can have.
+      ConfigError: there are not two classes.
     """
     if num_classes != 2:
         raise ConfigError(
             f"model.kind 'logistic_regression' separates 2 classes, but data.num_classes is {num_classes}"
         )
-    if not _is_number(focal_gamma) or not 0 <= focal_gamma < math.inf:
-        raise ConfigError(f"model.focal_gamma must be a number of at least 0, not {focal_gamma!r}")
-    if focal_alpha is not None and (not _is_number(focal_alpha) or not 0 < focal_alpha < 1):
-        raise ConfigError(f"model.focal_alpha must be null or between 0 and 1, not {focal_alpha!r}")
-    if metric not in _RANKINGS:
-        raise ConfigError(f"model.metric must be one of {', '.join(_RANKINGS)}, not {metric!r}")
     # Scores from zero, as outputs of two classes, are what it shares with the other linear classifier.
     scorer = build_linear_svm(input_shape, input_shift=input_shift, input_scale=input_scale)
+    ranking = RANKING if metric == RANKING.metric.name else None
     return dataclasses.replace(
-        scorer, name="logistic_regression", output_loss=focal_loss(focal_gamma, focal_alpha), ranking=_RANKINGS[metric]
+        scorer, name="logistic_regression", output_loss=focal_loss(focal_gamma, focal_alpha), ranking=ranking
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,26 +1,28 @@
 """Builds residual networks for small images (`resnet20`), with GroupNorm."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
 from tff_pdp.models import layers
 from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss, shift_and_scale
 from tff_pdp.models.layers import he_normal
+from tff_pdp.settings import Count, Finite
 
 
 def build_resnet20(
     input_shape: Sequence[int],
     num_classes: int,
-    blocks_per_stage: int = 3,
-    channels: Sequence[int] = (16, 32, 64),
+    blocks_per_stage: Count = 3,
+    channels: Annotated[Sequence[Count], Meta(min_length=1)] = (16, 32, 64),
     *,
-    group_norm_groups: int = 8,
-    input_shift: float = 0.0,
-    input_scale: float = 1.0,
+    group_norm_groups: Count = 8,
+    input_shift: Finite = 0.0,
+    input_scale: Finite = 1.0,
 ) -> Model:
     """Builds a 3x3 convolution, stages of basic residual blocks, the mean over all positions, and a dense layer.
 
@@ -45,9 +47,9 @@ def build_resnet20(
       input_scale: multiplies the sum.
 
     Raises:
-      ConfigError: a size is not positive, channels decrease, the groups do not divide them, or the input is too small.
+      ConfigError: channels decrease, the groups do not divide them, or the input is too small.
     """
-    _check(input_shape, blocks_per_stage, channels, group_norm_groups)
+    _check(input_shape, channels, group_norm_groups)
     blocks = _blocks(blocks_per_stage, channels)
 
     def init(seed: int) -> InitialWeights:
@@ -132,20 +134,14 @@ def _conv3x3(weights: Weights, name: str, x: tf.Tensor, strides: int = 1) -> tf.
     return layers.conv2d(weights, name, tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), strides)
 
 
-def _check(input_shape: Sequence[int], blocks_per_stage: int, channels: Sequence[int], group_norm_groups: int) -> None:
+def _check(input_shape: Sequence[int], channels: Sequence[int], group_norm_groups: int) -> None:
     if len(input_shape) != 3:
         raise ConfigError(f"convolutions need examples of height x width x channels, not of shape {list(input_shape)}")
-    if blocks_per_stage < 1:
-        raise ConfigError(f"model.blocks_per_stage {blocks_per_stage} must be positive")
-    if not channels or channels[0] < 1 or list(channels) != sorted(channels):
+    if list(channels) != sorted(channels):
+        raise ConfigError(f"model.channels {list(channels)} must not decrease: shortcuts can only add channels")
+    if any(size % group_norm_groups for size in channels):
         raise ConfigError(
-            f"model.channels {list(channels)} must be positive, at least one, and must not decrease: "
-            "shortcuts can only add channels"
-        )
-    if group_norm_groups < 1 or any(size % group_norm_groups for size in channels):
-        raise ConfigError(
-            f"model.group_norm_groups {group_norm_groups} must be positive and divide every one of channels "
-            f"{list(channels)}"
+            f"model.group_norm_groups {group_norm_groups} must divide every one of channels {list(channels)}"
         )
     smallest = 2 ** (len(channels) - 1)
     if min(input_shape[:2]) < smallest:
