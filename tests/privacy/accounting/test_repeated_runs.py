@@ -23,8 +23,7 @@ from tff_pdp.privacy.accounting.repeated_runs import (
     POISSON,
     NumberOfRuns,
     calibrate_repeated_runs,
-    fixed_grid_event,
-    repeated_runs_event,
+    search_event,
 )
 
 DELTA = 1e-5
@@ -33,7 +32,7 @@ SHAPES = [LOGARITHMIC, 0.5, GEOMETRIC, 2.0, 5.0, POISSON]
 
 
 def search_epsilon(run_event, mean, shape):
-    return epsilon_bounds(repeated_runs_event(run_event, NumberOfRuns(mean, shape)), DELTA).best
+    return epsilon_bounds(search_event(run_event, NumberOfRuns(mean, shape)), DELTA).best
 
 
 # An independent implementation of Papernot and Steinke's theorems 2 and 6, and of the conversion to (epsilon, delta),
@@ -117,11 +116,11 @@ def test_epsilon_anchors(silo_run_rdp, shape, mean, epsilon):
 
 
 def test_a_fixed_grid_costs_what_releasing_every_run_costs():
-    bounds = epsilon_bounds(fixed_grid_event(SILO_RUN, 10), DELTA)
+    bounds = epsilon_bounds(search_event(SILO_RUN, 10), DELTA)
     assert bounds.rdp == as_printed("6.713")
     assert bounds == epsilon_bounds(poisson_gaussian_event(0.01, 1.0, 10_000), DELTA)
     assert search_epsilon(SILO_RUN, 10, LOGARITHMIC) < bounds.best
-    assert epsilon_bounds(fixed_grid_event(SILO_RUN, 1), DELTA) == epsilon_bounds(SILO_RUN, DELTA)
+    assert epsilon_bounds(search_event(SILO_RUN, 1), DELTA) == epsilon_bounds(SILO_RUN, DELTA)
 
 
 def probability_generating_function(mean, shape):
@@ -235,7 +234,7 @@ def test_more_runs_and_larger_shapes_cost_more():
 
 
 def test_searches_compose_with_other_events():
-    search = repeated_runs_event(SILO_RUN, NumberOfRuns(5, GEOMETRIC))
+    search = search_event(SILO_RUN, NumberOfRuns(5, GEOMETRIC))
     other = poisson_gaussian_event(0.1, 5.0, 20)
     both = epsilon_bounds(dp_accounting.ComposedDpEvent([other, search]), DELTA)
     assert both == epsilon_bounds(dp_accounting.ComposedDpEvent([search, other]), DELTA)
@@ -266,10 +265,10 @@ def test_a_search_may_hold_several_events_and_own_ones():
 @pytest.mark.parametrize("inside", [dp_accounting.NonPrivateDpEvent(), dp_accounting.GaussianDpEvent(1e-4)])
 def test_a_search_among_runs_without_noise_is_not_private(inside):
     run = dp_accounting.ComposedDpEvent([SILO_RUN, dp_accounting.SelfComposedDpEvent(inside, 2)])
-    search = repeated_runs_event(run, NumberOfRuns(3, GEOMETRIC))
+    search = search_event(run, NumberOfRuns(3, GEOMETRIC))
     assert dp_events.releases_without_noise(search)
     assert epsilon_bounds(search, DELTA).best == math.inf
-    assert not dp_events.releases_without_noise(repeated_runs_event(SILO_RUN, NumberOfRuns(3, GEOMETRIC)))
+    assert not dp_events.releases_without_noise(search_event(SILO_RUN, NumberOfRuns(3, GEOMETRIC)))
 
 
 @pytest.mark.parametrize("shape", [GEOMETRIC, POISSON])
@@ -280,17 +279,17 @@ def test_runs_that_reveal_next_to_nothing(shape):
 
 
 def test_a_search_needs_the_adjacency_of_its_runs():
-    search = repeated_runs_event(SILO_RUN, NumberOfRuns(5, GEOMETRIC))
+    search = search_event(SILO_RUN, NumberOfRuns(5, GEOMETRIC))
     with pytest.raises(BudgetError, match="No accountant supports RepeatAndSelect"):
         epsilon_bounds(search, DELTA, Adjacency.REPLACE_ONE)
-    whole = repeated_runs_event(dp_accounting.GaussianDpEvent(4.0), NumberOfRuns(5, GEOMETRIC))
+    whole = search_event(dp_accounting.GaussianDpEvent(4.0), NumberOfRuns(5, GEOMETRIC))
     assert epsilon_bounds(whole, DELTA, Adjacency.REPLACE_ONE) == epsilon_bounds(whole, DELTA)
 
 
 @pytest.mark.parametrize("shape", [LOGARITHMIC, 0.5, POISSON])
 def test_ledgers_keep_searches(shape):
     run = dp_accounting.ComposedDpEvent([SILO_RUN, ExponentialMechanismDpEvent(0.1)])
-    search = repeated_runs_event(run, NumberOfRuns(5, shape))
+    search = search_event(run, NumberOfRuns(5, shape))
     ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"a": SiloBudget(5.0, DELTA)})
     ledger.append("a", search, 1, "choice of the learning rate")
     ledger.append("a", poisson_gaussian_event(0.1, 9.0, 1), 3, "statistics")
@@ -309,7 +308,7 @@ def test_calibration_covers_the_whole_search():
 
     def cost(noise):
         run = dp_accounting.ComposedDpEvent([poisson_gaussian_event(0.05, noise, 100), score])
-        return epsilon_bounds(dp_accounting.ComposedDpEvent([repeated_runs_event(run, runs), once]), DELTA).best
+        return epsilon_bounds(dp_accounting.ComposedDpEvent([search_event(run, runs), once]), DELTA).best
 
     noise = calibrate_repeated_runs(3.0, DELTA, 0.05, 100, runs, run_events=[score], fixed_events=[once])
     assert cost(noise) <= 3.0 < cost(0.999 * noise)
@@ -340,7 +339,7 @@ def test_values_out_of_range():
         _ = NumberOfRuns(5, POISSON).gamma
     for count in (0, 1.5, math.inf):
         with pytest.raises(ConfigError, match="runs is"):
-            fixed_grid_event(SILO_RUN, count)
+            search_event(SILO_RUN, count)
     runs = NumberOfRuns(5, GEOMETRIC)
     for epsilon in (1.0, math.inf):
         with pytest.raises(ConfigError, match="delta is"):

@@ -62,7 +62,6 @@ class LogUniform(Settings, tag_field="kind", tag="log_uniform"):
 
     def quantile(self, first: float, second: float) -> float:
         """Returns an epsilon from numbers that are uniform in (0, 1)."""
-        del second
         return self.low * math.exp(first * math.log(self.high / self.low))
 
 

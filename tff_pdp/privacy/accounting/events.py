@@ -304,15 +304,26 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
       ConfigError: a value is out of range.
     """
     require(0 <= sampling_rate <= 1, "sampling_rate", sampling_rate, "a probability between 0 and 1")
-    require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "zero or positive, and finite")
-    require(0 <= steps < math.inf and steps == int(steps), "steps", steps, "a whole number, zero or more")
-    if steps == 0 or sampling_rate == 0:
-        return dp_accounting.NoOpDpEvent()
-    if noise_multiplier == 0:
-        return dp_accounting.NonPrivateDpEvent()
     event = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     if sampling_rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), event)
+    return repeated(event, noise_multiplier, steps, is_empty=sampling_rate == 0)
+
+
+def repeated(
+    event: dp_accounting.DpEvent, noise_multiplier: float, steps: int, *, is_empty: bool
+) -> dp_accounting.DpEvent:
+    """Builds the event of `steps` releases of an event with this noise, of which none releases anything if `is_empty`.
+
+    Raises:
+      ConfigError: noise multiplier or steps are out of range.
+    """
+    require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "zero or positive, and finite")
+    require(0 <= steps < math.inf and steps == int(steps), "steps", steps, "a whole number, zero or more")
+    if is_empty or steps == 0:
+        return dp_accounting.NoOpDpEvent()
+    if noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
     return event if steps == 1 else dp_accounting.SelfComposedDpEvent(event, int(steps))
 
 

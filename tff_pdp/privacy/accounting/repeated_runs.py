@@ -107,34 +107,28 @@ class NumberOfRuns:
             probability *= ratio * (1 if shape is None else number - 1 + shape) / number
 
 
-def repeated_runs_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns) -> dp_accounting.DpEvent:
-    """Builds the event of a search that makes a random number of runs and releases the best of them.
+def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:
+    """Builds the event of a search that makes a random number of runs, or so many, and releases the best of them.
 
-    `epsilon_bounds` has only an RDP bound for it.
+    `epsilon_bounds` has only an RDP bound for a random number of runs.
 
-    Guarantee: covers the release of everything that `run_event` covers of the best run, and of nothing of the others.
-    Assumes: every run, whatever its hyper-parameters, is covered by `run_event`. Hyper-parameters are drawn anew for
-    each run, from a public distribution. Runs are compared by what `run_event` covers: a score on private data is one
-    of its events. The number of runs was drawn from `runs` and stays secret; after no run at all, something chosen in
-    advance is released. Anything that a run sends out before it is selected, such as updates to a server, is another
-    event.
+    Guarantee: of a random number of runs, covers the release of everything that `run_event` covers of the best run, and
+    of nothing of the others; of a fixed number, the release of every run, and so of how they compare.
+    Assumes: every run, whatever its hyper-parameters, is covered by `run_event`, its score on private data included. If
+    the number of runs is random, hyper-parameters are drawn anew for each run, from a public distribution. Runs are
+    compared by what `run_event` covers: a score on private data is one of its events. The number of runs was drawn from
+    `runs` and stays secret; after no run at all, something chosen in advance is released. Anything that a run sends out
+    before it is selected, such as updates to a server, is another event.
 
     Args:
       run_event: one run, its score included.
-      runs: distribution of their number.
-    """
-    return dp_event.RepeatAndSelectDpEvent(run_event, float(runs.mean), float(runs.shape))
-
-
-def fixed_grid_event(run_event: dp_accounting.DpEvent, runs: int) -> dp_accounting.DpEvent:
-    """Builds the event of a search over a fixed number of runs: that of releasing them all.
-
-    Guarantee: covers the release of every run, and so of the best one and of how they compare.
-    Assumes: every run is covered by `run_event`, its score on private data included.
+      runs: distribution of their number, or a fixed one.
 
     Raises:
-      ConfigError: `runs` is not a whole number of at least 1.
+      ConfigError: `runs` is neither a distribution nor a whole number of at least 1.
     """
+    if isinstance(runs, NumberOfRuns):
+        return dp_event.RepeatAndSelectDpEvent(run_event, float(runs.mean), float(runs.shape))
     require(1 <= runs < math.inf and runs == int(runs), "runs", runs, "a whole number, one or more")
     return dp_accounting.SelfComposedDpEvent(run_event, int(runs))
 
@@ -152,11 +146,6 @@ def most_runs(runs: NumberOfRuns | int) -> int:
         return math.ceil(runs.mean + 40 + 11 * math.sqrt(runs.mean))
     # Tails of a negative binomial fall by the factor 1 - gamma, in the end.
     return math.ceil(128 * max(1.0, runs.shape) / runs.gamma)
-
-
-def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:
-    """Builds `repeated_runs_event` of a random number of runs, or `fixed_grid_event` of a whole number of them."""
-    return repeated_runs_event(run_event, runs) if isinstance(runs, NumberOfRuns) else fixed_grid_event(run_event, runs)
 
 
 def calibrate_repeated_runs(

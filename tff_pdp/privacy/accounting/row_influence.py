@@ -34,7 +34,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy import special, stats
 
 from tff_pdp.privacy.accounting.accountants import Adjacency, solve_noise_multiplier
-from tff_pdp.privacy.accounting.events import CustomDpEvent, flatten_event, require
+from tff_pdp.privacy.accounting.events import CustomDpEvent, flatten_event, repeated, require
 
 # A row that differs moves the sum by up to 2 C: (2 rho)^2 / 2 in units of rho^2.
 _REPLACED = 2.0
@@ -138,12 +138,8 @@ def fixed_size_rows_event(
       ConfigError: a value is out of range.
     """
     require(num_rows >= 1 and num_rows == int(num_rows), "num_rows", num_rows, "a whole number, at least 1")
-    require(
-        0 <= batch_size <= num_rows and batch_size == int(batch_size),
-        "batch_size",
-        batch_size,
-        f"a whole number between 0 and {num_rows}, the number of rows",
-    )
+    is_size = 0 <= batch_size <= num_rows and batch_size == int(batch_size)
+    require(is_size, "batch_size", batch_size, f"a whole number between 0 and {num_rows}, the number of rows")
     changed = min(int(num_changed_rows), int(num_rows))
     event = FixedSizeRowsDpEvent(float(noise_multiplier), int(num_rows), int(batch_size), changed)
     return _repeated(event, num_changed_rows, steps, is_empty=batch_size == 0)
@@ -219,21 +215,12 @@ def _hypergeometric(num_rows: int, num_changed_rows: int, batch_size: int) -> tu
     return rows, logarithms - special.logsumexp(logarithms)
 
 
-def _repeated(event: dp_accounting.DpEvent, num_changed_rows: int, steps: int, is_empty: bool) -> dp_accounting.DpEvent:
-    noise_multiplier: float = event.noise_multiplier  # pyright: ignore[reportAttributeAccessIssue]
-    require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "zero or positive, and finite")
-    require(
-        num_changed_rows >= 0 and num_changed_rows == int(num_changed_rows),
-        "num_changed_rows",
-        num_changed_rows,
-        "a whole number, zero or more",
-    )
-    require(0 <= steps < math.inf and steps == int(steps), "steps", steps, "a whole number, zero or more")
-    if is_empty or steps == 0 or num_changed_rows == 0:
-        return dp_accounting.NoOpDpEvent()
-    if noise_multiplier == 0:
-        return dp_accounting.NonPrivateDpEvent()
-    return event if steps == 1 else dp_accounting.SelfComposedDpEvent(event, int(steps))
+def _repeated(
+    event: PoissonRowsDpEvent | FixedSizeRowsDpEvent, num_changed_rows: int, steps: int, is_empty: bool
+) -> dp_accounting.DpEvent:
+    is_count = num_changed_rows >= 0 and num_changed_rows == int(num_changed_rows)
+    require(is_count, "num_changed_rows", num_changed_rows, "a whole number, zero or more")
+    return repeated(event, event.noise_multiplier, steps, is_empty=is_empty or num_changed_rows == 0)
 
 
 # Largest x, in standard deviations: beyond it, and beyond the largest loss, losses count as infinite.

@@ -23,7 +23,7 @@ from tff_pdp.files import discard
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.accounting.repeated_runs import fixed_grid_event
+from tff_pdp.privacy.accounting.repeated_runs import search_event
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.reports.content import json_safe
@@ -94,7 +94,7 @@ def _costs(plan: PrivacyPlan, search: Search, ledger: Ledger, client_id: str) ->
     return SearchCosts(
         total=ledger.epsilon(client_id).best,
         untuned=epsilon(training),
-        fixed_grid=epsilon(*pivot, fixed_grid_event(run, len(search.candidates))),
+        fixed_grid=epsilon(*pivot, search_event(run, len(search.candidates))),
     )
 
 
