@@ -1,7 +1,7 @@
 """Gives the facts of privacy statements: the methods' claims, what each silo or all users paid, how sums are noised.
 
-`reports/statement.py` makes sentences of the facts. A silo's unit is one record or, where records are rows of a contact
-graph, a person or a pair.
+Facts are typed and frozen, as settings are; `reports/statement.py` makes sentences of them. A silo's unit is one record
+or, where records are rows of a contact graph, a person or a pair.
 """
 
 import math
@@ -20,7 +20,6 @@ GUARANTEES = CLAIMS[:2]
 
 # What makes the random bits inside of computations: `tff_pdp.privacy.mechanisms.random_bits`.
 Generator = Literal["philox", "chacha20"]
-GENERATORS: tuple[Generator, ...] = get_args(Generator)
 _PHILOX = "random bits are Philox's, which is no cryptographic generator"
 _EXAMPLES = "an example's gradient is taken not to depend, to the last bit, on the others in its batch"
 
@@ -43,11 +42,7 @@ def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
     return "formal-conditional", "; ".join(filter(None, [reason.strip().rstrip("."), others]))
 
 
-class Facts(Settings):
-    """Values of one subject, without sentences; typed and frozen, as settings are."""
-
-
-class UserCosts(Facts):
+class UserCosts(Settings):
     """What the training of one method cost every user, and how its noise compares with what there is to learn.
 
     Attributes:
@@ -76,7 +71,7 @@ class UserCosts(Facts):
         return not self.noise_multiplier and (self.num_noised > 0 or not math.isfinite(self.epsilon_spent))
 
 
-class MethodFacts(Facts):
+class MethodFacts(Settings):
     """A method, and the claim for its models.
 
     Attributes:
@@ -96,7 +91,7 @@ class MethodFacts(Facts):
     user_costs: UserCosts | None = None
 
 
-class SiloCosts(Facts):
+class SiloCosts(Settings):
     """What one silo paid, and the mechanism that was paid for.
 
     Attributes:
@@ -129,7 +124,7 @@ class SiloCosts(Facts):
     claim_reason: str
 
 
-class UserSums(Facts):
+class UserSums(Settings):
     """How users' releases are drawn, clipped, summed and noised: the same for all methods of an experiment.
 
     Attributes:
@@ -168,7 +163,7 @@ class UserSums(Facts):
         return self.sampling_rate * self.num_users
 
 
-class RunsOnRecord(Facts):
+class RunsOnRecord(Settings):
     """What all training runs on record cost together.
 
     Attributes:
@@ -188,7 +183,7 @@ class RunsOnRecord(Facts):
     taken_for_granted: tuple[str, ...] = ()
 
 
-class SearchFacts(Facts):
+class SearchFacts(Settings):
     """A private search that the ledger was charged for.
 
     Attributes:
@@ -206,7 +201,7 @@ class SearchFacts(Facts):
     mean_runs: float | None
 
 
-class TuningFacts(Facts):
+class TuningFacts(Settings):
     """What was chosen by looking at results.
 
     Attributes:
@@ -227,7 +222,7 @@ class TuningFacts(Facts):
     charged_delta: float | None = None
 
 
-class StatementFacts(Facts):
+class StatementFacts(Settings):
     """Whatever clients are.
 
     Attributes:

@@ -11,7 +11,7 @@ from tests.rounding import gamma
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, TreeNoise, UserNoise, rounds_per_epoch
-from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery
+from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery, SeededGaussianSumQuery, build_query
 from tff_pdp.settings import read_settings
 
 KINDS = [FixedClip(), AdaptiveClip(count_stddev=0.15), TreeNoise()]
@@ -21,7 +21,7 @@ SEEDS = np.array([[1, 2], [3, 4]], np.int64)
 
 
 def first_sum(noise, mechanism, records, num_values=3):
-    query = noise.build_query(num_values, mechanism, SEEDS)
+    query = build_query(noise, num_values, mechanism, SEEDS)
     state = query.initial_global_state()
     params = query.derive_sample_params(state)
     sample = query.initial_sample_state(tf.zeros([num_values]))
@@ -108,7 +108,7 @@ def test_sum_and_count_together_cost_what_one_sum_would(z, share):
 
 def test_a_query_of_an_adaptive_clip_has_both_noises_and_both_seeds():
     noise = AdaptiveClip(quantile=0.7, learning_rate=0.3, count_stddev=0.15)
-    query = noise.build_query(3, MECHANISM, SEEDS)
+    query = build_query(noise, 3, MECHANISM, SEEDS)
     assert isinstance(query, SeededAdaptiveClipSumQuery)
     state = query.initial_global_state()
     # Float64 that is stored as float32, once multiplied by the clip norm.
@@ -128,12 +128,12 @@ def test_too_little_noise_on_the_count_is_refused_with_an_amount_that_is_enough(
     with pytest.raises(BudgetError, match=r"privacy\.user_noise\.count_stddev .* give at least 0\.12$"):
         AdaptiveClip(count_stddev=share).sum_noise_multiplier(MECHANISM)
     with pytest.raises(BudgetError, match="count_stddev"):
-        AdaptiveClip(count_stddev=share).build_query(3, MECHANISM, SEEDS)
+        build_query(AdaptiveClip(count_stddev=share), 3, MECHANISM, SEEDS)
     assert math.isfinite(AdaptiveClip(count_stddev=0.12).sum_noise_multiplier(MECHANISM))
 
 
 def test_a_fixed_clip_takes_the_first_seed():
-    query = FixedClip().build_query(3, MECHANISM, SEEDS)
+    query = build_query(FixedClip(), 3, MECHANISM, SEEDS)
     assert isinstance(query, SeededGaussianSumQuery)
     state = query.initial_global_state()
     assert (float(state.l2_norm_clip), float(state.stddev)) == (0.5, 2.0)
@@ -143,7 +143,7 @@ def test_a_fixed_clip_takes_the_first_seed():
 @pytest.mark.parametrize("noise", KINDS)
 def test_the_first_seed_decides_the_noise_on_the_sum_and_the_second_that_on_the_count(noise):
     def noised(*seeds):
-        query = noise.build_query(50, MECHANISM, np.array(seeds, np.int64))
+        query = build_query(noise, 50, MECHANISM, np.array(seeds, np.int64))
         state = query.initial_global_state()
         total, state, _ = query.get_noised_result(query.initial_sample_state(tf.zeros([50])), state)
         clip_norm = float(state.sum_state.l2_norm_clip) if isinstance(noise, AdaptiveClip) else 0.5
@@ -159,7 +159,7 @@ def test_the_first_seed_decides_the_noise_on_the_sum_and_the_second_that_on_the_
 
 
 def test_a_tree_lasts_an_epoch():
-    query = TreeNoise().build_query(3, dataclasses.replace(MECHANISM, sampling_rate=0.3), SEEDS)
+    query = build_query(TreeNoise(), 3, dataclasses.replace(MECHANISM, sampling_rate=0.3), SEEDS)
     state = query.initial_global_state()
     rounds, nodes = [], []
     for _ in range(9):

@@ -43,10 +43,7 @@ class ExactDraws:
     """
 
     def __init__(self, key: bytes):
-        """Begins the stream of a key.
-
-        Args:
-          key: at least 16 bytes; another one for each purpose.
+        """Begins the stream of a key, at least 16 bytes; another one for each purpose.
 
         Raises:
           ValueError: the key is shorter.

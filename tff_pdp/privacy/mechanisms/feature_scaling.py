@@ -48,12 +48,10 @@ class Scaler(Settings):
         Raises:
           ConfigError: a constant does not suit the shape, or is out of range.
         """
-        del input_shape
         return None
 
     def moments(self, input_shape: Sequence[int]) -> MomentSettings | None:
         """Returns how silos release their features' moments; None where they do not. Arguments and errors as above."""
-        del input_shape
         return None
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
@@ -68,7 +66,6 @@ class Scaler(Settings):
         Raises:
           DataError: the statistics lack moments of this shape; or, in the paper's variant, the silo has no examples.
         """
-        del statistics
         public = self.public(x_train.shape[1:])
         assert public is not None, "known without data, or made of what the silo has released"
         return public
@@ -169,7 +166,6 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
         Source: the published code of Liu et al., "On privacy and personalization in cross-silo federated learning",
         NeurIPS 2022, which prepares each silo's data so.
         """
-        del statistics
         if not len(x_train):
             raise DataError("A silo without training examples cannot standardise its features by them.")
         x = x_train.astype(np.float64)

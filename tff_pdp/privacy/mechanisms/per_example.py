@@ -18,7 +18,6 @@ Assumes: `predict` treats each example on its own, in the order of axis 0; no ba
 """
 
 import collections
-import dataclasses
 import logging
 from typing import Any
 
@@ -117,13 +116,8 @@ def _gradients_and_norms(
 ) -> tuple[dict[str, ExampleGradients], tf.Tensor]:
     """Returns each example's gradients by weight, where there are any, and upper bounds on norms: float64 `[batch]`."""
     pull = pull or {}
-    backward = _backward_to_layers(model, weights, x, y)
-    if backward is None:
-        gradients = _by_mapping(model, weights, x, y, pull)
-        num_examples = tf.shape(y)[0]
-    else:
-        gradients = backward.gradients(pull)
-        num_examples = tf.shape(backward.losses)[0]
+    gradients, losses = _backward_to_layers(model, weights, x, y, pull) or (_by_mapping(model, weights, x, y, pull), y)
+    num_examples = tf.shape(losses)[0]
     squares = tf.add_n([of_weight.squared_norms() for of_weight in gradients.values()])
     alone = {name: Repeated(value) for name, value in pull.items() if name not in gradients}
     for of_weight in alone.values():
@@ -140,26 +134,14 @@ def _clip_factors(norms: tf.Tensor, clip_norm: tf.Tensor) -> tf.Tensor:
     return tf.where(unclipped, tf.ones([], tf.float64), clipped)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Backward:
-    """The losses `[batch]`, each use of a layer, and the cotangent of each use's output."""
+def _backward_to_layers(
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights
+) -> tuple[dict[str, ExampleGradients], tf.Tensor] | None:
+    """Runs the model forward and back to the outputs of its layers; None if they do not account for every weight.
 
-    losses: tf.Tensor
-    uses: list[Use]
-    cotangents: list[tf.Tensor]
-
-    def gradients(self, pull: Weights) -> dict[str, ExampleGradients]:
-        """Returns each example's gradients by the weights that layers use."""
-        found: dict[str, ExampleGradients] = {}
-        for use, cotangent in zip(self.uses, self.cotangents, strict=True):
-            pulls = [pull.get(name) for name in use.names]
-            own = use.layer.example_gradients(use.inputs, cotangent, *use.weights, pulls=pulls)
-            found.update(zip(use.names, own, strict=True))
-        return found
-
-
-def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> _Backward | None:
-    """Runs the model forward and back to the outputs of its layers; None if they do not account for every weight."""
+    Returns:
+      Each example's gradients by the weights that layers use, and the losses `[batch]`.
+    """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = RecordingWeights(weights, tape)
         losses = model.loss(recording, x, y)
@@ -177,7 +159,13 @@ def _backward_to_layers(model: Model, weights: Weights, x: tf.Tensor, y: tf.Tens
         return None
     outputs = [use.output for use in recording.uses]
     cotangents = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return _Backward(losses, recording.uses, [tf.convert_to_tensor(cotangent) for cotangent in cotangents])
+    cotangents = [tf.convert_to_tensor(cotangent) for cotangent in cotangents]
+    found: dict[str, ExampleGradients] = {}
+    for use, cotangent in zip(recording.uses, cotangents, strict=True):
+        pulls = [pull.get(name) for name in use.names]
+        own = use.layer.example_gradients(use.inputs, cotangent, *use.weights, pulls=pulls)
+        found.update(zip(use.names, own, strict=True))
+    return found, losses
 
 
 def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:

@@ -49,7 +49,9 @@ def draw_bits(
     """
     if generator == "chacha20":
         return chacha20.keystreams(seed[tf.newaxis], size, place)[0]
-    return _philox(*_key_and_counter(seed, place), size)
+    words = tf.bitcast(seed, tf.uint64)
+    start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
+    return _philox(words[:1], tf.stack([start, words[1]]), size)
 
 
 def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generator = "philox") -> tf.Tensor:
@@ -71,12 +73,6 @@ def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generat
         draw_block, words, fn_output_signature=tf.TensorSpec([_UNROLLED, None], tf.uint32), parallel_iterations=1
     )
     return tf.reshape(blocks, [-1, size])[:num_clients]
-
-
-def _key_and_counter(seed: tf.Tensor, place: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
-    words = tf.bitcast(seed, tf.uint64)
-    start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
-    return words[:1], tf.stack([start, words[1]])
 
 
 def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:

@@ -1,15 +1,11 @@
 """Describes the noise that a server adds to the sum of users' updates: fixed clip, adaptive clip, trees."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 from tff_pdp.errors import BudgetError
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.settings import Positive, Settings, Share
-
-if TYPE_CHECKING:
-    import tensorflow_privacy
 
 # Halves, which a count is a sum of, are whole steps of the grid for noise up to 2**17.
 _MOST_COUNT_NOISE = 1e5
@@ -39,15 +35,6 @@ class _SumNoise(Settings):
 class FixedClip(_SumNoise, tag_field="kind", tag="fixed_clip"):
     """Gaussian noise on the sum of updates that are clipped to a given norm: DP-FedAvg (McMahan et al., ICLR 2018)."""
 
-    def build_query(
-        self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
-    ) -> "tensorflow_privacy.DPQuery":
-        """Builds the query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
-        del num_values
-        from tff_pdp.privacy.mechanisms.user_queries import SeededGaussianSumQuery
-
-        return SeededGaussianSumQuery(mechanism.clip_norm, _stddev(mechanism), seeds[0], generator)
-
 
 class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     """As `FixedClip`, with a clip norm that follows a quantile of the updates' norms (Andrew et al., NeurIPS 2021).
@@ -62,29 +49,6 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     quantile: Share = 0.5
     learning_rate: Positive = 0.2
     count_stddev: Positive = 0.05
-
-    def build_query(
-        self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
-    ) -> "tensorflow_privacy.DPQuery":
-        """Builds the query of a mechanism; `seeds` are int64 `[2, 2]`, secret.
-
-        Raises:
-          BudgetError: the noise on the count is too little for the mechanism's noise multiplier.
-        """
-        del num_values
-        count_stddev = self.count_stddev * mechanism.expected_cohort
-        from tff_pdp.privacy.mechanisms.user_queries import SeededAdaptiveClipSumQuery
-
-        return SeededAdaptiveClipSumQuery(
-            mechanism.clip_norm,
-            self.sum_noise_multiplier(mechanism),
-            self.quantile,
-            self.learning_rate,
-            count_stddev if mechanism.noise_multiplier else 0.0,
-            mechanism.expected_cohort,
-            (seeds[0], seeds[1]),
-            generator,
-        )
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
         """Returns that of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
@@ -115,21 +79,6 @@ class TreeNoise(_SumNoise, tag_field="kind", tag="tree"):
     Every user takes part once in an epoch of rounds, in any order; each epoch has a tree of its own.
     """
 
-    def build_query(
-        self, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
-    ) -> "tensorflow_privacy.DPQuery":
-        """Builds the query of a mechanism; `seeds` are int64 `[2, 2]`, secret."""
-        from tff_pdp.privacy.mechanisms.user_queries import TreeSumQuery
-
-        return TreeSumQuery(
-            num_values,
-            mechanism.clip_norm,
-            _stddev(mechanism),
-            seeds[0],
-            rounds_per_epoch(mechanism.sampling_rate),
-            generator,
-        )
-
 
 UserNoise = FixedClip | AdaptiveClip | TreeNoise
 
@@ -142,8 +91,3 @@ def rounds_per_epoch(share: float) -> int:
     """
     # A hair less: a share of 1/49 need not be below its inverse's inverse.
     return -int(-(1 - 1e-9) / share // 1)
-
-
-def _stddev(mechanism: UserMechanism) -> float:
-    # Not infinity times zero.
-    return mechanism.noise_multiplier * mechanism.clip_norm if mechanism.noise_multiplier else 0.0

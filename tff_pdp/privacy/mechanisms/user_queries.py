@@ -17,8 +17,9 @@ import tensorflow_privacy
 
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_in_steps, whole_steps_within
-from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, UserMechanism
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
+from tff_pdp.privacy.mechanisms.user_noise import FixedClip, TreeNoise, UserNoise, rounds_per_epoch
 
 # More than what float64 may add to a record's norm when the record is scaled, and than what float32 takes from a noise
 # multiplier.
@@ -151,7 +152,6 @@ class _SeededCountQuery(SeededGaussianSumQuery):
     """A sum of scalars that are within the clip norm by themselves."""
 
     def initial_sample_state(self, template: Any = None) -> tf.Tensor:
-        del template
         return tf.zeros([], tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -205,13 +205,9 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
 
 class TreeState(NamedTuple):
-    """State of a `TreeSumQuery`.
+    """State of a `TreeSumQuery`: first as `SeededGaussianState`, for noise of nodes in place of sums.
 
     Attributes:
-      l2_norm_clip: float32 scalar.
-      stddev: float32 scalar, of the noise of every node.
-      seed: int64 `[2]`, secret.
-      draws: int32 scalar, how many nodes have drawn noise from the seed.
       rounds: int32 scalar, how many rounds of the present tree are done.
       left: float64 `[levels, values]` in steps, the noise of the last complete left subtree of each height.
       before: float64 `[values]` in steps, the noise of the running sum that was released last.
@@ -250,16 +246,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         rounds_per_tree: int,
         generator: Generator = "philox",
     ):
-        """Makes a query.
-
-        Args:
-          num_values: of a record.
-          l2_norm_clip: of a record, in the first state.
-          stddev: of every node's noise, in the first state.
-          seed: int64 `[2]`, secret.
-          rounds_per_tree: after which the tree starts anew.
-          generator: of the noise.
-        """
+        """As `SeededGaussianSumQuery`, for records of so many values; a tree starts anew after so many rounds."""
         super().__init__(l2_norm_clip, stddev, seed, generator)
         self._num_values, self._rounds_per_tree = num_values, rounds_per_tree
 
@@ -310,3 +297,31 @@ class TreeSumQuery(SeededGaussianSumQuery):
 # weight is 2 v / (1 + 2 v); with these weights, variances are 0.672, 0.574, 0.537, ..., with the best 0.667, 0.571,
 # 0.533, ...
 _OWN_WEIGHTS = (0.625, 0.5625, 0.5)
+
+
+def build_query(
+    noise: UserNoise, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
+) -> tensorflow_privacy.DPQuery:
+    """Builds the query of a mechanism, for records of so many values; `seeds` are int64 `[2, 2]`, secret.
+
+    Raises:
+      BudgetError: as `AdaptiveClip.sum_noise_multiplier`.
+    """
+    # Not infinity times zero.
+    stddev = mechanism.noise_multiplier * mechanism.clip_norm if mechanism.noise_multiplier else 0.0
+    match noise:
+        case FixedClip():
+            return SeededGaussianSumQuery(mechanism.clip_norm, stddev, seeds[0], generator)
+        case TreeNoise():
+            rounds = rounds_per_epoch(mechanism.sampling_rate)
+            return TreeSumQuery(num_values, mechanism.clip_norm, stddev, seeds[0], rounds, generator)
+    return SeededAdaptiveClipSumQuery(
+        mechanism.clip_norm,
+        noise.sum_noise_multiplier(mechanism),
+        noise.quantile,
+        noise.learning_rate,
+        noise.count_stddev * mechanism.expected_cohort if mechanism.noise_multiplier else 0.0,
+        mechanism.expected_cohort,
+        (seeds[0], seeds[1]),
+        generator,
+    )

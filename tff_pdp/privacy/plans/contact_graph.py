@@ -4,7 +4,6 @@ Rows are made of the graph, and one person is in several of them: node- and edge
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import dp_accounting
@@ -18,7 +17,7 @@ from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poiss
 from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings
-from tff_pdp.privacy.plans.silo_example import PlannedSilo, SiloExamplePlan, calibrated_silos, check_for_silos
+from tff_pdp.privacy.plans.silo_example import PlannedSilo, SiloExamplePlan, calibrated_silos
 from tff_pdp.settings import Positive
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class ContactGraph(PlanSettings):
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
         """Checks that a method is for silos, and selects nothing."""
-        check_for_silos(algorithm, weighting)
+        super().check(algorithm, weighting)
         if algorithm.selection_rounds:
             raise ConfigError(
                 f"algorithms.{algorithm.name} selects a cluster privately, for one row, and under privacy.kind "
@@ -89,10 +88,6 @@ class ContactGraph(PlanSettings):
                 "row_influence: its examples are independent. Set privacy.kind to silo_example, or to user"
             )
         row_influence.checked()
-
-    def budgets_of(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
-        """Returns every silo's budget by client id."""
-        return self.budgets.assign(client_ids)
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
         """Refuses new clients."""

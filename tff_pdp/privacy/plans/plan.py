@@ -83,12 +83,18 @@ class PlanSettings(Settings):
             )
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method may be trained under this plan.
+        """Checks that a method and a weighting may be trained under this plan: by default, that both are for silos.
 
         Raises:
-          ConfigError: the plan does not allow the method.
+          ConfigError: the plan does not allow one.
         """
-        del algorithm, weighting
+        if algorithm.adapt is not None:
+            raise ConfigError(
+                f"algorithms.{algorithm.name} adapts to a client's examples without noise before its model is used, "
+                "which does not protect these examples: it is for users, by privacy.kind user, or none with unit user"
+            )
+        if weighting == "paper_capped_num_examples":
+            raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people or examples of which a data set's rows are made.
@@ -115,8 +121,8 @@ class PlanSettings(Settings):
 
     def budgets_of(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
         """Returns every silo's budget by client id; empty where silos have none."""
-        del client_ids
-        return {}
+        budgets: Any = None if self.are_users else getattr(self, "budgets", None)
+        return {} if budgets is None else budgets.assign(client_ids)
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
         """Returns the budget of each new silo's fit; None where its examples are not protected by the plan.
@@ -124,7 +130,6 @@ class PlanSettings(Settings):
         Raises:
           ConfigError: a budget is missing, or out of range; or the plan allows no new clients.
         """
-        del epsilon, delta
         return None
 
 
@@ -222,7 +227,6 @@ class PrivacyPlan(abc.ABC):
           server_state: as initialized.
           seeds: int64 `[2, 2]`, secret, of this run alone.
         """
-        del seeds
         return server_state
 
     def check_redrawn(self, round_number: int) -> None:
@@ -235,7 +239,6 @@ class PrivacyPlan(abc.ABC):
 
     def round_of_nobody(self, process: Any, server_state: Any) -> Any:
         """Returns the server's state after a round without clients; `process` is a `PersonalizedProcess`."""
-        del process
         return server_state
 
     @abc.abstractmethod
@@ -256,12 +259,10 @@ class PrivacyPlan(abc.ABC):
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
         """Returns the plan's parameters of clients' gradient estimators: `[clients]` by name."""
-        del client_ids
         return {}
 
     def release_values(self, *, is_weighted: bool) -> dict[str, float]:
         """Returns the plan's parameters of clients' releases, the same of all clients, by name."""
-        del is_weighted
         return {}
 
     @abc.abstractmethod
@@ -279,7 +280,6 @@ class PrivacyPlan(abc.ABC):
 
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
         """Returns the claim for one client and its reason; claims may differ between clients."""
-        del client_id
         return self.claim, self.claim_reason
 
     def clients_without_noise(self) -> list[str]:
@@ -296,7 +296,6 @@ class PrivacyPlan(abc.ABC):
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
         """Returns epsilon of a client's selection in a round: 0 for none, infinite for an exact one."""
-        del client_id, round_number
         return 0.0
 
     @property
@@ -336,7 +335,6 @@ class PrivacyPlan(abc.ABC):
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
         """Returns facts of one client's mechanism for reports, by name; empty where all clients have the same."""
-        del client_id
         return {}
 
     @property

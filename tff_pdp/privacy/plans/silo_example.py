@@ -33,7 +33,7 @@ from tff_pdp.settings import Positive, Share
 
 if TYPE_CHECKING:
     from tff_pdp.algorithms.auto_prox.estimates import SiloParameters
-    from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+    from tff_pdp.algorithms.base import GradientEstimator
     from tff_pdp.models.base import Model
 
 # Reasons in the ledger.
@@ -83,7 +83,6 @@ class SiloExamplePlan(PrivacyPlan):
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
         """Returns every silo whose budget is not spent yet."""
-        del generator
         return np.flatnonzero([self.takes_part(client_id, round_number) for client_id in client_ids])
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
@@ -97,7 +96,6 @@ class SiloExamplePlan(PrivacyPlan):
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
         """Returns silos' numbers of examples over the mean of those that take part."""
-        del cap
         sizes = np.array([num_examples[client_id] for client_id in client_ids], np.float64)
         present = [num_examples[one] for one in num_examples if self.takes_part(one, round_number)]
         return sizes / np.mean(present) if present else sizes
@@ -231,25 +229,6 @@ class SiloSettings(PlanSettings):
     sampler: Sampler = "poisson"  # pyright: ignore[reportIncompatibleVariableOverride]
     selection_loss_bound: Positive = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method is for silos."""
-        check_for_silos(algorithm, weighting)
-
-
-def check_for_silos(algorithm: "Algorithm", weighting: str) -> None:
-    """Checks that a method and a weighting are for silos.
-
-    Raises:
-      ConfigError: one is for users.
-    """
-    if algorithm.adapt is not None:
-        raise ConfigError(
-            f"algorithms.{algorithm.name} adapts to a client's examples without noise before its model is used, which "
-            "does not protect these examples: it is for users, by privacy.kind user, or none with unit user"
-        )
-    if weighting == "paper_capped_num_examples":
-        raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
-
 
 CALIBRATIONS = {"tightest": calibrate_noise_multiplier, "paper_rdp": paper_noise_multiplier}
 
@@ -272,10 +251,6 @@ class SiloExample(SiloSettings):
     noise_multiplier: Positive | None = None
     noise_calibration: Literal["tightest", "paper_rdp"] = "tightest"
     selection_share: Share = 0.03
-
-    def budgets_of(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
-        """Returns every silo's budget by client id."""
-        return self.budgets.assign(client_ids)
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
         """Returns what each new silo may spend to be fitted, which has to be given."""

@@ -16,7 +16,6 @@ from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPla
 from tff_pdp.privacy.plans.silo_example import (
     SiloExamplePlan,
     SiloSettings,
-    check_for_silos,
     silo_mechanism,
     silo_sampling_rate,
 )
@@ -61,7 +60,7 @@ class Unprotected(SiloSettings):
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
         """Checks that a method is for the unit."""
-        (check_for_users if self.are_users else check_for_silos)(algorithm, weighting)
+        (check_for_users if self.are_users else super().check)(algorithm, weighting)
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Accepts any rows: nothing is protected."""
@@ -73,9 +72,7 @@ class Unprotected(SiloSettings):
           ConfigError: a parameter does not suit the training.
         """
         if self.users_per_round is not None:
-            plan = user_plan_without_noise(
-                training, self.users_per_round, self.num_users, self.user_noise, self.batch_size, self.generator
-            )
+            plan = user_plan_without_noise(self, training)
             # There is no norm to adapt where nothing is clipped.
             return dataclasses.replace(plan, noise=FixedClip()) if isinstance(plan.noise, AdaptiveClip) else plan
         mechanisms = {}

@@ -24,7 +24,7 @@ from tff_pdp.privacy.accounting.accountants import (
 )
 from tff_pdp.privacy.accounting.budgets import OneForAll, SiloBudget
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
-from tff_pdp.privacy.facts import Generator, UserCosts, UserSums, generator_condition
+from tff_pdp.privacy.facts import UserCosts, UserSums, generator_condition
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
 from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, UserMechanism
@@ -132,7 +132,6 @@ class UserPlan(PrivacyPlan):
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
         """Returns users' numbers of examples over the cap, and at most one."""
-        del round_number
         return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
 
     def planned_epsilon(self) -> float:
@@ -175,7 +174,6 @@ class UserPlan(PrivacyPlan):
 
     def scope_of(self, client_id: str) -> str:
         """Returns all users together: a release is about any of them."""
-        del client_id
         return USERS
 
     def cohort(
@@ -198,33 +196,37 @@ class UserPlan(PrivacyPlan):
 
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
         """Counts every round's sum or, with trees, every epoch's."""
+        if not isinstance(self.noise, TreeNoise):
+            return Counter({event: self.rounds for event, _, _ in self.charges(scope, 1)})
         counts: Counter[dp_accounting.DpEvent] = Counter()
-        for round_number in range(1, self.rounds + 1) if isinstance(self.noise, TreeNoise) else ():
+        for round_number in range(1, self.rounds + 1):
             counts.update({event: count for event, count, _ in self.charges(scope, round_number)})
-        if self.num_released and not isinstance(self.noise, TreeNoise):
-            counts[self._round_event()] = self.rounds
         return counts
 
     def charges(self, scope: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
         """Lists one noised sum; with trees all of an epoch's, before its first round."""
-        del scope
         if not self.num_released:
             return []
+        noise_multiplier, sampling_rate = self.mechanism.noise_multiplier, self.mechanism.sampling_rate
         if not isinstance(self.noise, TreeNoise):
-            return [(self._round_event(), 1, UPDATES)]
-        length = rounds_per_epoch(self.mechanism.sampling_rate)
+            return [(poisson_gaussian_event(sampling_rate, noise_multiplier, 1), 1, UPDATES)]
+        length = rounds_per_epoch(sampling_rate)
         if (round_number - 1) % length:
             return []
+        # One tree's noised running sums, over so many rounds that no user takes part in twice.
         steps = min(length, self.rounds - round_number + 1)
-        return [(tree_event(self.mechanism.noise_multiplier, steps), 1, UPDATES)]
+        event = dp_event.SingleEpochTreeAggregationDpEvent(float(noise_multiplier), int(steps))
+        return [(event if noise_multiplier else dp_accounting.NonPrivateDpEvent(), 1, UPDATES)]
 
     def build_query(self, seeds: Any) -> "tensorflow_privacy.DPQuery":
         """Builds the query of the server's sums, with the state they start from; `seeds` are int64 `[2, 2]`, secret."""
+        from tff_pdp.privacy.mechanisms.user_queries import build_query
+
         mechanism = self.mechanism
         if self.noise_on_own_support:
             # Shares of the noise arrive in the records, which are clipped already.
             mechanism = dataclasses.replace(mechanism, clip_norm=math.inf, noise_multiplier=0.0)
-        return self.noise.build_query(self.num_released, mechanism, seeds, self.generator)
+        return build_query(self.noise, self.num_released, mechanism, seeds, self.generator)
 
     @property
     def noise_share(self) -> float:
@@ -255,16 +257,6 @@ class UserPlan(PrivacyPlan):
             f"rate and rounds it takes some {users:,} users to bring that down to {MOST_NOISE_TO_SIGNAL:g}; or share "
             "fewer values, plan fewer rounds, or raise epsilon."
         )
-
-    def _round_event(self) -> dp_accounting.DpEvent:
-        return poisson_gaussian_event(self.mechanism.sampling_rate, self.mechanism.noise_multiplier, 1)
-
-
-def tree_event(noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
-    """Builds the event of one tree's noised running sums, over so many rounds that no user takes part in twice."""
-    if noise_multiplier == 0:
-        return dp_accounting.NonPrivateDpEvent()
-    return dp_event.SingleEpochTreeAggregationDpEvent(float(noise_multiplier), int(steps))
 
 
 def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
@@ -308,9 +300,7 @@ class User(PlanSettings):
           ConfigError: a parameter is out of range, or training releases what a user-level plan does not cover.
           BudgetError: the budget cannot be met.
         """
-        plan = user_plan_without_noise(
-            training, self.users_per_round, self.num_users, self.user_noise, self.batch_size, self.generator
-        )
+        plan = user_plan_without_noise(self, training)
         budget = self.budgets.assign([USERS])[USERS]
         if budget.delta >= 1 / plan.num_users:
             raise ConfigError(
@@ -353,15 +343,12 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
         )
 
 
-def user_plan_without_noise(
-    training: PlannedTraining,
-    users_per_round: float,
-    num_users: int | None,
-    noise: UserNoise,
-    batch_size: int,
-    generator: Generator,
-) -> UserPlan:
+def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPlan:
     """Builds the cohorts of a user-level plan, without clip and noise.
+
+    Args:
+      settings: those of `User` that tell cohorts and kind of noise.
+      training: what users release, and how often.
 
     Raises:
       ConfigError: a parameter does not suit the training.
@@ -370,15 +357,17 @@ def user_plan_without_noise(
         raise ConfigError("tuning.search is for privacy.kind silo_example")
     if any(training.fixed_events.values()):
         raise ConfigError("privacy.feature_scaling may release nothing of single users: use a public form")
-    population = len(training.num_examples) if num_users is None else num_users
-    if users_per_round > population:
+    noise: UserNoise = settings.user_noise
+    population = len(training.num_examples) if settings.num_users is None else settings.num_users
+    if settings.users_per_round > population:
         raise ConfigError(
-            f"privacy.users_per_round must be at most {population}, the number of users, not {users_per_round!r}"
+            f"privacy.users_per_round must be at most {population}, the number of users, not "
+            f"{settings.users_per_round!r}"
         )
     if not isinstance(noise, FixedClip) and (training.noise_on_own_support or training.total_weight is not None):
         raise ConfigError("privacy.user_noise: a paper's variant clips before the server sees it; use kind fixed_clip")
     # Cohorts are drawn with the float64 that is accounted for.
-    sampling_rate = users_per_round / population
+    sampling_rate = settings.users_per_round / population
     is_tree = isinstance(noise, TreeNoise)
     weight = population if training.total_weight is None else training.total_weight
     if is_tree:
@@ -391,15 +380,15 @@ def user_plan_without_noise(
         claim_reason="privacy is switched off: no clipping, no noise",
         budgets={},
         rounds=training.rounds,
-        batch_size=batch_size,
+        batch_size=settings.batch_size,
         mechanism=UserMechanism(math.inf, 0.0, sampling_rate, weight * sampling_rate),
         noise=noise,
         num_users=population,
-        is_constant=num_users is not None,
+        is_constant=settings.num_users is not None,
         num_released=training.num_released,
         num_noised=training.num_released if training.num_noised is None else training.num_noised,
         noise_on_own_support=training.noise_on_own_support,
-        generator=generator,
+        generator=settings.generator,
     )
 
 
