@@ -264,12 +264,7 @@ def merge(weights: Weights, *parts: Weights) -> Weights:
 
 
 def put_in_place(weights: Weights, place: tf.Tensor) -> Weights:
-    """Weights with a first axis of places: themselves in their own, zeros in the others.
-
-    Args:
-      weights: by name.
-      place: float32 `[places]`, one-hot.
-    """
+    """Weights with a first axis of places: themselves in their own, which is one-hot float32 `[places]`, and zeros."""
     return map_weights(lambda value: tf.reshape(place, [-1] + [1] * value.shape.rank) * value[tf.newaxis], weights)
 
 

@@ -101,13 +101,7 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
 
 
 def clusters(num_clusters: int, init_stddev: float, selection_rounds: int) -> dict[str, Any]:
-    """The fields of an `Algorithm` that say what its server does, what is released to it, and when clients select.
-
-    Args:
-      num_clusters: how many clusters.
-      init_stddev: how far the clusters' first models lie apart.
-      selection_rounds: how many rounds clients select their cluster in.
-    """
+    """The fields of an `Algorithm` that say what its server does, what is released to it, and when clients select."""
     return {
         "released": {"movement": "sum", "members": "sum"},
         "data_passes": 1,

@@ -51,24 +51,11 @@ class Hook:
         return {}
 
     def hparams(self, state: Mapping[str, Any], places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Returns the hyper-parameters of a round, `[clients]` by name, of the clients in these places.
-
-        Args:
-          state: the memory.
-          places: int64, of the clients that take part.
-        """
-        del state, places
+        """Returns a round's hyper-parameters, `[clients]` by name, of the memory and of the clients' places, int64."""
         return {}
 
     def after(self, state: Mapping[str, Any], before: Observed, after: Observed) -> Mapping[str, Any]:
-        """Returns the memory after a round.
-
-        Args:
-          state: the memory before.
-          before: the state of training before the round.
-          after: the state of training after the round.
-        """
-        del before, after
+        """Returns the memory after a round, by the memory and training before the round, and training after it."""
         return state
 
 
@@ -138,11 +125,7 @@ class HParam:
         return {"anyOf": [numbers, {"const": AUTO}]} if self.is_auto else numbers
 
     def check(self, key: str, value: Any) -> None:
-        """Checks a value as a configuration gives it.
-
-        Args:
-          key: where it stands, for the message.
-          value: as given.
+        """Checks a value as a configuration gives it; the key says in messages where that stands.
 
         Raises:
           ConfigError: the value has the wrong type or is out of range.
@@ -199,13 +182,7 @@ def read_epochs(value: Any) -> int | None:
 
 
 def count_gradients(hparams: Mapping[str, HParam], values: Mapping[str, Any], *, in_adapt: bool = False) -> Any:
-    """How many gradients all steps take together.
-
-    Args:
-      hparams: of an algorithm.
-      values: of the hyper-parameters, as numbers, arrays or tensors.
-      in_adapt: count those of an adaptation in place of those of a round.
-    """
+    """How many gradients all steps of a round, or of an adaptation, take; values are numbers, arrays or tensors."""
     steps = {name: one for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt}
     factors = {factor for one in steps.values() for factor in one.factors}
     return sum(

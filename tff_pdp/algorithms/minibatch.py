@@ -34,7 +34,6 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
     def draw(
         mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
     ) -> Minibatches:
-        del mechanism, max_examples
         steps_per_epoch = tf.maximum((num_examples + batch_size - 1) // batch_size, 1)
         # Rounds that are shorter than an epoch must not always see the same examples.
         first = tf.math.floormod(seeds[:, 0], tf.cast(steps_per_epoch, tf.int64))
@@ -56,7 +55,6 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         pull: Weights | None = None,
         trainable: Sequence[str] | None = None,
     ) -> Weights:
-        del mechanism
         names = list(weights if trainable is None else trainable)
         watched = [tf.convert_to_tensor(weights[name]) for name in names]
         indices, filled = draws.indices[index], draws.filled[index]

@@ -35,7 +35,7 @@ def build_partial_sharing(
     hparams: Mapping[str, HParam],
     train: Train,
     optimizer: ServerOptimizer,
-    release: Callable[[Weights, Weights], Weights] | None = None,
+    release: Callable[[Weights, Weights], Weights] = lambda body, trained: map_weights(tf.subtract, trained, body),
     receive: Callable[[Weights, Weights], Weights] = lambda body, update: update,
 ) -> Algorithm:
     """Builds a method of a shared body. Server state: weights, optimizer. Client state: its head. Released: the body's
@@ -67,7 +67,7 @@ def build_partial_sharing(
         start = merge(broadcast["weights"], client_state["head"])
         trained = train(start, data, grad_fn, hparams)
         own, body = split(trained, head)
-        update = (release or body_difference)(split(start, head)[1], body)
+        update = release(split(start, head)[1], body)
         return ClientResult(state={"head": own}, released={"update": update})
 
     def server_update(state, aggregates):
@@ -102,15 +102,9 @@ def tune_head(
     head: Sequence[str],
     steps: str,
 ) -> Weights:
-    """The weights with their head trained, and the body as it is.
+    """The weights with their head trained, and the body as it is; asks for the first gradients.
 
-    Args:
-      weights: where to start.
-      data: the client's examples.
-      grad_fn: gradient of the data term; asked for the first gradients.
-      hparams: with `head_learning_rate`.
-      head: names of the head's weights.
-      steps: name of the hyper-parameter that says how many steps.
+    The hyper-parameters have `head_learning_rate`, and under the name `steps` the number of steps.
     """
     trajectory = Trajectory(weights, trainable=head)
     return local_sgd(trajectory, data, grad_fn, hparams["head_learning_rate"], hparams[steps])
@@ -150,8 +144,3 @@ def head_then_body(
         return local_sgd(trajectory, data, grad_fn, hparams["learning_rate"], hparams["local_steps"], first)
 
     return train
-
-
-def body_difference(start: Weights, trained: Weights) -> Weights:
-    """How far training has moved the body."""
-    return map_weights(tf.subtract, trained, start)

@@ -103,9 +103,6 @@ class ClientValues(collections.abc.Sequence):
     def _to_python(self) -> Callable[[Iterator[Any]], Any]:
         return structures.build_container(self.member_type)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(self._size))
-
     def columns(self) -> Any:
         """Returns all members at once: NumPy arrays with a first axis of clients, in the structure of a member.
 

@@ -63,9 +63,7 @@ def build_client_work(
 
 def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> client state`, for an algorithm that adapts."""
-    adapt = algorithm.adapt
-    if adapt is None:
-        raise ValueError(f"{algorithm.name} does not adapt")
+    adapt: Any = algorithm.adapt
 
     def work(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
         return plain(adapt(message, state, own.data, grad_fn, own.hparams))
@@ -77,7 +75,6 @@ def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Call
 
 
 def _select_nothing(message: Any, data: Any, params: Any) -> tf.Tensor:
-    del message, params
     return tf.fill(tf.shape(data["num_examples"]), NOTHING)
 
 
@@ -139,9 +136,7 @@ def build_public_work(algorithm: Algorithm, *, is_weighted: bool = False) -> Cal
 
     With `is_weighted`, a client's scalars count `params["weight"]` times.
     """
-    public_values = algorithm.public_values
-    if public_values is None:
-        raise ValueError(f"{algorithm.name} has no public scalars")
+    public_values: Any = algorithm.public_values
 
     def work(params: Any) -> Any:
         steps = {name: LocalSteps(params["hparams"][name], params["hparams"][name]) for name in algorithm.step_hparams}
@@ -249,7 +244,6 @@ def dry_round(
     nothing = ClientData(tf.zeros([0, *model.input_shape]), labels, tf.constant(0))
 
     def same_everywhere(current, data, index, scale, pull=None, trainable=None):
-        del data, index, pull
         size = 0.0 if client is None else scale * (1.0 + client)
         return map_weights(lambda value: tf.zeros_like(value) + size, split(current, trainable or current)[0])
 

@@ -112,7 +112,6 @@ class _HeadReconstruction(_tff.ReconstructionModel):
         )
 
     def forward_pass(self, batch_input, training=True):
-        del training
         weights = collections.OrderedDict((name, variable.read_value()) for name, variable in self._variables.items())
         return _tff.ReconstructionBatchOutput(
             predictions=self._model.predict(weights, batch_input["x"]),
@@ -136,11 +135,9 @@ class _NoisedMeanFactory(_tff.UnweightedAggregationFactory):
 
 def _without_metrics(finalizers: Any, unfinalized_type: Any) -> _tff.Computation:
     """Returns nothing in place of clients' summed metrics, which no noise hides."""
-    del finalizers
 
     @_tff.federated_computation(_tff.at_clients(unfinalized_type))
     def nothing(metrics):
-        del metrics
         return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
 
     return nothing

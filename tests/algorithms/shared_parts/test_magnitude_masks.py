@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import split
-from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import apply_masks, magnitude_masks, mask_size, masked_names
+from tff_pdp.algorithms.base import map_weights, split
+from tff_pdp.algorithms.shared_parts.dp_pfed_dsu import magnitude_masks, mask_size, masked_names
 from tff_pdp.models.convolutional import build_cnn
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.models.resnet import build_resnet20
@@ -114,7 +114,7 @@ def test_the_last_four_layers_of_a_models_body(model, expected):
 
 def test_a_masked_body_is_zero_where_the_mask_is():
     body = collections.OrderedDict(kernel=tf.constant([1.0, -2.0]), bias=tf.constant([3.0]))
-    masked = apply_masks(body, {"bias": tf.constant([1.0]), "kernel": tf.constant([0.0, 1.0])})
+    masked = map_weights(tf.multiply, body, {"bias": tf.constant([1.0]), "kernel": tf.constant([0.0, 1.0])})
     assert list(masked) == ["kernel", "bias"]
     np.testing.assert_array_equal(masked["kernel"], [0, -2])
     np.testing.assert_array_equal(masked["bias"], [3])

@@ -165,13 +165,7 @@ def observe(
 
 
 def refresh(state: State, parameters: SiloParameters, round_number: int) -> dict[str, Any]:
-    """Returns the state with new lambdas and an empty window.
-
-    Args:
-      state: after `round_number` rounds have been observed.
-      parameters: of all silos.
-      round_number: rounds run so far, one for which `is_refresh_round` is true.
-    """
+    """Returns the state with new lambdas and an empty window, after rounds for which `is_refresh_round` is true."""
     num_silos, num_weights = state["window"]["pull"].shape
     noise = noise_of_pull(state, parameters, num_weights)
     if round_number <= _NEAR_FED_AVG * parameters.rounds:

@@ -52,7 +52,6 @@ def build_dp_fed_avg_ft(
         return {"weights": weights, "optimizer": moments}
 
     def adapt(broadcast, client_state, data, grad_fn, hparams):
-        del client_state
         return {"head": split(tune_head(broadcast["weights"], data, grad_fn, hparams, head, "adapt_steps"), head)[0]}
 
     return Algorithm(

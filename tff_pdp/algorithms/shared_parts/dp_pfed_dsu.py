@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from tff_pdp.algorithms.base import Algorithm, Claims, map_weights, merge, split
 from tff_pdp.algorithms.local_sgd import View
-from tff_pdp.algorithms.partial_sharing import HEAD_THEN_BODY, body_difference, build_partial_sharing, head_then_body
+from tff_pdp.algorithms.partial_sharing import HEAD_THEN_BODY, build_partial_sharing, head_then_body
 from tff_pdp.algorithms.server_optimizer import Momentum, OptimizerKind, build_server_optimizer
 from tff_pdp.models.base import Weights
 from tff_pdp.settings import Count, NotNegative, Positive
@@ -51,11 +51,6 @@ def magnitude_masks(body: Weights, names: Sequence[str], sparsity: float) -> Wei
         return tf.cast(tf.abs(value) >= smallest, tf.float32)
 
     return {name: mask(name, tf.convert_to_tensor(value)) for name, value in body.items()}
-
-
-def apply_masks(body: Weights, masks: Weights) -> Weights:
-    """The body with zeros where a mask is zero."""
-    return map_weights(tf.multiply, body, masks)
 
 
 def mask_size(masks: Weights) -> int:
@@ -128,15 +123,15 @@ def build_dp_pfed_dsu(
 
         def apply(weights: Weights) -> Weights:
             body = split(weights, head)[1]
-            return merge(weights, apply_masks(body, masks(body)))
+            return merge(weights, map_weights(tf.multiply, body, masks(body)))
 
         def spread(gradient: Weights, weights: Weights) -> Weights:
             if mask_gradient == "straight_through":
                 return gradient
-            return apply_masks(gradient, masks(split(weights, head)[1]))
+            return map_weights(tf.multiply, gradient, masks(split(weights, head)[1]))
 
         def penalty(body: Weights) -> Weights:
-            return _norm_gradient(apply_masks(body_difference(start, body), masks(body)))
+            return _norm_gradient(map_weights(tf.multiply, map_weights(tf.subtract, body, start), masks(body)))
 
         view = View(apply, spread, trainable=list(start))
         return {"view": view, "penalty": penalty if norm_weight else None}
@@ -149,14 +144,14 @@ def build_dp_pfed_dsu(
         return map_weights(lambda value: 0.5 * norm_weight * sign * value / (norm + _SMALLEST_NORM), moved)
 
     def release(start: Weights, trained: Weights) -> Weights:
-        moved = body_difference(start, trained)
+        moved = map_weights(tf.subtract, trained, start)
         if mask_source == "client":
             return moved
-        return apply_masks(moved, masks_of(start if mask_source == "server" else trained))
+        return map_weights(tf.multiply, moved, masks_of(start if mask_source == "server" else trained))
 
     def receive(body: Weights, update: Weights) -> Weights:
         # Noise outside the mask says nothing of anyone: this is post-processing.
-        return apply_masks(update, masks_of(body)) if mask_source == "server" else update
+        return map_weights(tf.multiply, update, masks_of(body)) if mask_source == "server" else update
 
     algorithm = build_partial_sharing(
         name="dp_pfed_dsu",

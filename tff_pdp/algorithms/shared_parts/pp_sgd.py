@@ -49,7 +49,6 @@ def build_pp_sgd(
             return with_own(shared, {name: joint[_OWN + name] for name in head})
 
         def for_both(gradient: Weights, joint: Weights) -> Weights:
-            del joint
             own = {_OWN + name: hparams["personal_rate"] * gradient[name] for name in head}
             return collections.OrderedDict({**gradient, **own})
 

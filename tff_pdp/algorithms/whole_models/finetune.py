@@ -17,7 +17,6 @@ def build_local_only() -> Algorithm:
     """Builds local training. Server state: the initial weights, never updated. Client state: the client's weights."""
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        del broadcast
         weights = local_sgd(client_state["weights"], data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
         return ClientResult(state={"weights": weights}, released={})
 

@@ -23,7 +23,6 @@ def build_pfedme(*, server_rate: Positive = 1.0) -> Algorithm:
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
-        del client_state
         outer, inner, pull = hparams["local_steps"], hparams["inner_steps"], hparams["prox_weight"]
 
         def step(index, shared, own):

@@ -61,20 +61,7 @@ class Lanes:
 Mode = Literal["loop", "vectorized"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrangement:
-    """Which clients are computed together.
-
-    Attributes:
-      mode: how they are computed.
-      lanes: for each lane the clients of its calls in turn, int64 `[clients]` each; empty where there are no clients.
-    """
-
-    mode: Mode
-    lanes: list[list[np.ndarray]]
-
-
-def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> Arrangement:
+def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[np.ndarray]]:
     """Decides which clients are computed together, and arranges all values like this.
 
     Args:
@@ -82,11 +69,14 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
       mode: how clients are computed.
       clients_per_call: the most clients computed at a time.
 
+    Returns:
+      For each lane the clients of its calls in turn, int64 `[clients]` each; empty where there are no clients.
+
     Raises:
       CannotStack: the mode stacks clients, and a value holds a data set.
     """
     if not own:
-        return Arrangement(mode, [])
+        return []
     if mode == "loop":
         for values in own.values():
             values.separate()
@@ -96,7 +86,7 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
         chunks, most_lanes = _stack_by_shapes(own, clients_per_call), 1
     # Which lane a chunk is in is fixed, and so is the order of all sums: a repeated round has the same bits.
     num_lanes = min(most_lanes, len(chunks))
-    return Arrangement(mode, [chunks[lane::num_lanes] for lane in range(num_lanes)])
+    return [chunks[lane::num_lanes] for lane in range(num_lanes)]
 
 
 def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> list[np.ndarray]:
@@ -111,19 +101,6 @@ def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> 
     for values in own.values():
         values.arrange(chunks)
     return chunks
-
-
-@dataclasses.dataclass(frozen=True)
-class LaneOutcome:
-    """Results of the clients of one lane.
-
-    Attributes:
-      groups: the clients' new values by name.
-      sums: leaves of the lane's own sums.
-    """
-
-    groups: dict[str, list[ClientGroup]]
-    sums: Leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +121,11 @@ class ClientWork:
     shared: Leaves
     clients: Mapping[str, ClientValues]
 
-    def run(self, chunks: Sequence[np.ndarray], sums: Leaves) -> LaneOutcome:
+    def run(self, chunks: Sequence[np.ndarray], sums: Leaves) -> tuple[dict[str, list[ClientGroup]], Leaves]:
         """Computes chunks of clients in turn, and adds them to sums.
+
+        Returns:
+          The clients' new values by name, and the sums.
 
         Raises:
           CannotStack: the mode stacks clients, and their results have different shapes.
@@ -160,7 +140,7 @@ class ClientWork:
                 leaves = tuple(itertools.islice(results, count))
                 groups[name].append(ClientGroup(chunk, leaves, self.mode == "vectorized"))
             sums = list(results)
-        return LaneOutcome(groups, sums)
+        return groups, sums
 
     def _leaves(self, name: str, chunk: np.ndarray) -> Sequence[tf.Tensor]:
         values = self.clients[name]

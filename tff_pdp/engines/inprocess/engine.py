@@ -126,7 +126,8 @@ class InProcessEngine(_tff.SyncContext):
 
     def _choose_mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode | None:
         """Chooses how clients are computed from now on; None where this call cannot tell."""
-        if not program.has_clients or not own or not len(next(iter(own.values()))):
+        have_work = any(level.clients or level.aggregations for level in program.program.levels)
+        if not have_work or not own or not len(next(iter(own.values()))):
             return None
         # A fingerprint takes reading all graphs, which few engines have a use for.
         if self.choices and program.fingerprint in self.choices:

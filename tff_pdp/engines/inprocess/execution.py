@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.engines.inprocess.clients import Arrangement, ClientWork, Lanes, Mode, arrange
+from tff_pdp.engines.inprocess.clients import ClientWork, Lanes, Mode, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
@@ -53,11 +53,6 @@ class LoadedProgram:
     def fingerprint(self) -> str:
         """The computation's name across processes."""
         return fingerprint(self.program)
-
-    @property
-    def has_clients(self) -> bool:
-        """Whether clients do any work of their own."""
-        return any(level.clients or level.aggregations for level in self.program.levels)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
         """Divides the arguments of a call into leaves at the server and values of clients, by name.
@@ -101,14 +96,14 @@ class LoadedProgram:
         # The caller's objects may be in use by other calls, which arrange them in another way meanwhile.
         server, clients = dict(shared), {name: values.copy() for name, values in own.items()}
         num_clients = len(next(iter(own.values()))) if own else 0
-        arrangement = arrange(clients, mode, clients_per_call)
+        lanes = arrange(clients, mode, clients_per_call)
         for name, values in own.items():  # The next call finds them arranged.
             values.keep_like(clients[name])
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
             sums = self._run_server(number, server, sums, num_clients)
             if level.clients or level.aggregations:
-                results, sums = self._run_clients(number, server, clients, sums, arrangement)
+                results, sums = self._run_clients(number, server, clients, sums, mode, lanes)
                 clients.update(results)
         return self._result(server, clients)
 
@@ -158,18 +153,19 @@ class LoadedProgram:
         server: Mapping[str, Leaves],
         clients: Mapping[str, ClientValues],
         sums: Leaves,
-        arrangement: Arrangement,
+        mode: Mode,
+        lanes: list[list[np.ndarray]],
     ) -> tuple[dict[str, ClientValues], Leaves]:
-        if not arrangement.lanes:
+        if not lanes:
             needed = self._needed_after_clients(number)
             names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
             return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
-        step = self._client_step(number, arrangement.mode)
+        step = self._client_step(number, mode)
         shared = [leaf for name in step.inputs for leaf in server[name]]
-        work = ClientWork(step, arrangement.mode, self._wiring.types, shared, clients)
-        outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in arrangement.lanes])
-        merged = functools.reduce(functools.partial(self._merge, number), (outcome.sums for outcome in outcomes))
-        groups = {name: [group for outcome in outcomes for group in outcome.groups[name]] for name in step.outputs}
+        work = ClientWork(step, mode, self._wiring.types, shared, clients)
+        outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in lanes])
+        merged = functools.reduce(functools.partial(self._merge, number), (of_lane for _, of_lane in outcomes))
+        groups = {name: [group for of_lane, _ in outcomes for group in of_lane[name]] for name in step.outputs}
         return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, merged
 
     def _merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:

@@ -17,7 +17,6 @@ from tff_pdp.errors import EngineError
 Leaves = list[tf.Tensor]
 
 _CPU_ONLY = re.compile(r"Dataset|Iterator|Table|^(Parse|Decode|Encode|String|Regex|Lookup|As?String)")
-_STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
 _REFERENCE_VARIABLES = {"AutoReloadVariable", "Variable", "VariableV2"}
 _TABLES = {
     "HashTableV2": "AnonymousHashTable",
@@ -61,11 +60,6 @@ class Graph:
         _register(graph_def.library.function)
         self.graph_def = graph_def
         self.operations = frozenset(node.op for node in _all_nodes(graph_def))
-
-    @property
-    def has_state(self) -> bool:
-        """Whether it keeps variables, tables or data sets, which cannot be shared by clients that run in one call."""
-        return any(_STATE.search(operation) for operation in self.operations)
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> Leaves:
         """Imports the graph into the current one and returns its outputs."""

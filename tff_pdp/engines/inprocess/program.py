@@ -59,11 +59,6 @@ class Statement:
         return function.uri if isinstance(function, _tff.Intrinsic) else None
 
     @property
-    def is_aggregation(self) -> bool:
-        """Whether it combines one value per client into one at the server."""
-        return self.uri in AGGREGATIONS
-
-    @property
     def varies(self) -> bool:
         """Whether every client has its own value; what is the same for all of them is computed once, at the server."""
         return self.uri in ON_CLIENTS and not self.value.type_signature.all_equal
@@ -184,10 +179,11 @@ def _levels(statements: list[Statement]) -> list[Level]:
     levels: Mapping[int, tuple[list[Statement], list[Statement], list[Statement]]] = {0: ([], [], [])}
     for statement in statements:
         level = max((available.get(name, 0) for name in statement.uses), default=0)
-        available[statement.name] = level + 1 if statement.is_aggregation else level
+        is_aggregation = statement.uri in AGGREGATIONS
+        available[statement.name] = level + 1 if is_aggregation else level
         server, clients, aggregations = levels.setdefault(level, ([], [], []))
         levels.setdefault(available[statement.name], ([], [], []))
-        if statement.is_aggregation:
+        if is_aggregation:
             aggregations.append(statement)
         elif statement.varies:
             clients.append(statement)

@@ -15,6 +15,8 @@ from tff_pdp.processes.vectorizable import StackedRule, find_rule, map_stack
 _HARMLESS = re.compile(
     r"Partitioned(Call)?|^(If|While|Case)$|Assert|Print|VarHandle|Variable|Table|Dataset|Iterator|NoOp"
 )
+# Operations of graphs whose variables, tables or data sets clients that run in one call cannot share.
+_STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _differs_by_call(graph: Graph) -> bool:
 def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor) -> list[Column]:
     if "Timestamp" in graph.operations:
         raise CannotStack("it reads the clock, and clients of a stack might read the same")
-    if graph.has_state:
+    if any(map(_STATE.search, graph.operations)):
         raise CannotStack("it keeps variables, tables or data sets")
     if graph.graph_def.library.function:
         raise CannotStack("it has control flow, and no form of its own for stacks")
