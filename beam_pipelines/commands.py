@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 
 from msgspec.structs import replace
 
-from beam_pipelines.contact_graph.job import ContactGraphOptions, run_contact_graph_job
+from beam_pipelines.contact_graph.job import run_contact_graph_job
+from beam_pipelines.contact_graph.rows import ContactGraphOptions
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
 from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak

@@ -11,12 +11,7 @@ from msgspec import Meta
 
 from beam_pipelines.records import UserRecord
 from beam_pipelines.rules import ExampleRule, SplitRule
-from tff_pdp.data.manifest import (
-    DEAD_LETTER_FOLDER,
-    SPLITS,
-    FeatureSpec,
-    Manifest,
-)
+from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SPLITS, FeatureSpec, Manifest
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings, read_settings, to_plain
 

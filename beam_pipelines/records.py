@@ -137,10 +137,6 @@ class DeadLetter:
     raw: str
     num_examples: int = 1
 
-    def to_json(self) -> str:
-        """Writes one line of a dead-letter file."""
-        return json.dumps(dataclasses.asdict(self))
-
 
 def raw_excerpt(value: Any) -> str:
     """Returns the first characters of a value as JSON, for a dead letter."""

@@ -48,11 +48,7 @@ class SplitRule:
     by_user: bool = False
 
     def divide(
-        self,
-        client: str,
-        ids: np.ndarray,
-        is_test: np.ndarray | None = None,
-        is_validation: np.ndarray | None = None,
+        self, client: str, ids: np.ndarray, is_test: np.ndarray | None = None, is_validation: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
         """Returns the places of each split's examples, in the order of their ids: int64 by split.
 
@@ -65,7 +61,8 @@ class SplitRule:
         everyone = np.argsort(ids, kind="stable")
         if self.by_user:
             nobody = everyone[:0]
-            own = self._split_at(keyed_hash(self.seed, "split", client.encode()), self._fractions())
+            shares = (self.test_fraction, self.validation_fraction)
+            own = self._split_at(keyed_hash(self.seed, "split", client.encode()), shares)
             return {split: everyone if split == own else nobody for split in SPLITS}
         names = np.full(len(ids), "", "<U10")
         for split, stated in (("validation", is_validation), ("test", is_test)):
@@ -73,15 +70,14 @@ class SplitRule:
                 names[stated] = split
         rest = everyone[names[everyone] == ""]
         hashes = [keyed_hash(self.seed, "split", name) for name in ids[rest].tolist()]
-        shares = self._fractions(is_test is not None, is_validation is not None)
+        shares = (
+            self.test_fraction if is_test is None else 0.0,
+            self.validation_fraction if is_validation is None else 0.0,
+        )
         names[rest] = (
             self._names_by_rank(hashes, shares) if self.exact else [self._split_at(number, shares) for number in hashes]
         )
         return {split: everyone[names[everyone] == split] for split in SPLITS}
-
-    def _fractions(self, states_test: bool = False, states_validation: bool = False) -> tuple[float, float]:
-        """Returns the shares for test and validation, 0 for a split that the source states."""
-        return 0.0 if states_test else self.test_fraction, 0.0 if states_validation else self.validation_fraction
 
     def _split_at(self, number: int, shares: tuple[float, float]) -> str:
         position = number / 2**64
@@ -91,18 +87,13 @@ class SplitRule:
 
     def _names_by_rank(self, hashes: list[int], shares: tuple[float, float]) -> list[str]:
         """Returns the split of each example by the rank of its hash; ties are broken by the order of the ids."""
-        first = _share_of(shares[0], len(hashes))
-        second = first + _share_of(shares[1], len(hashes))
+        # As decimals: in binary, 0.07 * 100 is a little more than 7, and would be rounded up to 8.
+        first, more = (math.ceil(fractions.Fraction(str(share)) * len(hashes)) for share in shares)
         names = ["train"] * len(hashes)
         for rank, place in enumerate(sorted(range(len(hashes)), key=lambda place: (hashes[place], place))):
-            if rank < second:
+            if rank < first + more:
                 names[place] = "test" if rank < first else "validation"
         return names
-
-
-def _share_of(fraction: float, count: int) -> int:
-    # As decimals: in binary, 0.07 * 100 is a little more than 7, and would be rounded up to 8.
-    return math.ceil(fractions.Fraction(str(fraction)) * count)
 
 
 _LARGEST = float(np.finfo(np.float32).max)

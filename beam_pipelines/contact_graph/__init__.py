@@ -7,7 +7,7 @@ people: everybody as arrays, their rules and features
 row_steps: rows counted, made unique, exchanged
 people_stages: tables to people
 sampling: which contacts fill a row
-rows: the features of a row
+rows: settings, and the features of a row
 contact_stages: contacts to rows
 job: the job
 """

@@ -81,7 +81,7 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
         # Not data, but leftovers of other tools (`_SUCCESS`, `.part-0.csv.crc`).
         files = [path for path in files_in(paths[0]) if path.name[0] != "_"]
     for path in files:
-        _places(path, table, tuple(columns))
+        _places(path, table, columns)
         if path.suffix == ".csv" and not _ends_its_last_line(path):
             _LOGGER.warning("%s: its last line has no end: was the file cut?", path)
     return tuple(files)
@@ -117,19 +117,22 @@ def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
     Raises:
       DataError: the file is damaged, or a column of a Parquet file has a type that cannot hold its values.
     """
-    schema = _schema(chunk, columns)
+    known = TABLES[chunk.table]
+    # A column outside of the challenge's schema is a name of something.
+    schema = pyarrow.schema(
+        [(name, plain_type(known.field(name).type) if name in known.names else pyarrow.string()) for name in columns]
+    )
+    places, header = _places(chunk.path, chunk.table, columns)
     try:
         if chunk.path.suffix == ".parquet":
             file = pyarrow.parquet.ParquetFile(chunk.path)
-            groups = list(range(chunk.start, chunk.stop))
-            found = _places(chunk.path, chunk.table, tuple(columns))
-            for batch in file.iter_batches(1 << 20, groups, columns=[name for _, name in found]):
-                table = pyarrow.Table.from_batches([batch]).select([name for _, name in found])
-                table = table.rename_columns(list(columns))
+            groups, names = list(range(chunk.start, chunk.stop)), [header[place] for place in places]
+            for batch in file.iter_batches(1 << 20, groups, columns=names):
+                table = pyarrow.Table.from_batches([batch]).select(names).rename_columns(list(columns))
                 yield _without_bad_rows(chunk, table.cast(schema, safe=True), table, [])
         else:
             for block in _text_blocks(chunk):
-                yield _parse(chunk, block, schema)
+                yield _parse(chunk, block, schema, places, len(header))
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{chunk.path}: cannot be read as table {chunk.table}: {error}") from error
 
@@ -150,46 +153,30 @@ def read_table(folder: Path, table: str, columns: Sequence[str]) -> Iterator[Map
             yield rows.columns
 
 
-def _schema(chunk: Chunk, columns: Sequence[str]) -> pyarrow.Schema:
-    known = TABLES[chunk.table]
-    # A column outside of the challenge's schema is a name of something.
-    return pyarrow.schema(
-        [(name, plain_type(known.field(name).type) if name in known.names else pyarrow.string()) for name in columns]
-    )
-
-
-def _places(path: Path, table: str, columns: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Finds the place and the name of columns in a file."""
+def _places(path: Path, table: str, columns: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Finds the places of columns in a file, and the names of all that the file has."""
     try:
         header = _header(path)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as table {table}: {error}") from error
     # An index column, which pandas writes without a name, is no column of the table.
-    named = [(place, name) for place, name in enumerate(header) if name and not name.startswith("Unnamed")]
-    by_name = {name: (place, name) for place, name in named}
+    named = [place for place, name in enumerate(header) if name and not name.startswith("Unnamed")]
+    by_name = {header[place]: place for place in named}
     # A column in another one's place, but under a name of its own, is not that one.
     by_place = {
         wanted: place
         for wanted, place in zip(_BY_PLACE.get(table, ()), named, strict=False)
-        if place[1] not in TABLES[table].names
+        if header[place] not in TABLES[table].names
     }
     found = {name: by_name.get(name, by_place.get(name)) for name in columns}
     missing = [name for name, place in found.items() if place is None]
     if missing:
         raise DataError(f"{path}: no column {', '.join(missing)} in it; it has {', '.join(header)}")
-    return [place for place in found.values() if place is not None]
+    return [place for place in found.values() if place is not None], header
 
 
 def _header(path: Path) -> list[str]:
     """Returns the names of the columns of a file."""
-    status = path.stat()
-    return _header_in(path, status.st_ino, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4096)
-def _header_in(path: Path, *version: int) -> list[str]:
-    """Reads the names, which are kept for the many chunks and blocks of a file."""
-    del version
     if path.suffix == ".parquet":
         return pyarrow.parquet.read_schema(path).names
     with _open_text(path) as file:
@@ -222,9 +209,11 @@ def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
             yield block
 
 
-def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
+def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema, places: Sequence[int], num_columns: int) -> InputRows:
     """Parses text as rows: at once where all values have the right types, otherwise value by value."""
     letters: list[DeadLetter] = []
+    names = [f"f{place}" for place in range(num_columns)]
+    wanted = [names[place] for place in places]
 
     def skip(row: pyarrow.csv.InvalidRow) -> str:
         letters.append(_letter(chunk, Reason.ROW_LENGTH, row.text))
@@ -232,17 +221,13 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
 
     def read(types: pyarrow.Schema) -> pyarrow.Table:
         letters.clear()
-        places = _places(chunk.path, chunk.table, tuple(schema.names))
-        names = [f"f{place}" for place in range(len(_header(chunk.path)))]
         table = pyarrow.csv.read_csv(
             io.BytesIO(block),
             pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
             pyarrow.csv.ParseOptions(invalid_row_handler=skip),
             pyarrow.csv.ConvertOptions(
-                include_columns=[names[place] for place, _ in places],
-                column_types={
-                    names[place]: types.field(name).type for (place, _), name in zip(places, types.names, strict=True)
-                },
+                include_columns=wanted,
+                column_types=dict(zip(wanted, types.types, strict=True)),
                 # Not Arrow's own list, by which a region called NA has no name.
                 null_values=[""],
                 strings_can_be_null=True,
@@ -259,7 +244,11 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema) -> InputRows:
             pass
     stored = read(pyarrow.schema([(name, pyarrow.binary()) for name in schema.names]))
     shown = pyarrow.table({name: _decoded(stored[name]) for name in schema.names})
-    texts = {name: _if_utf_8(shown[name], stored[name]) for name in schema.names}
+    texts = {
+        # Null where the bytes are not UTF-8.
+        name: _COMPUTE.if_else(_COMPUTE.equal(texts.cast(pyarrow.binary()), stored[name]), texts, None)
+        for name, texts in zip(schema.names, shown.columns, strict=True)
+    }
     bad = sum(column.null_count - shown[name].null_count for name, column in texts.items())
     if bad > max(1, _MOST_OF_ANOTHER_ENCODING * len(shown)):
         raise pyarrow.ArrowInvalid(f"{bad} values are not UTF-8: the file seems to have another encoding")
@@ -274,11 +263,6 @@ def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     except pyarrow.ArrowInvalid:
         texts = [value and value.decode("utf-8", "replace") for value in values.to_pylist()]
         return pyarrow.chunked_array([texts], pyarrow.string())
-
-
-def _if_utf_8(texts: pyarrow.ChunkedArray, stored: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Returns the texts, null where their bytes are not the stored ones."""
-    return _COMPUTE.if_else(_COMPUTE.equal(texts.cast(pyarrow.binary()), stored), texts, None)
 
 
 def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:

@@ -4,95 +4,26 @@ Clients are silos: regions, wards, school classes. The manifest has the number o
 plans.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
 import pyarrow.parquet
-from msgspec import Meta
 from tqdm import tqdm
 
 from beam_pipelines.contact_graph.contact_stages import CONTACT_COLUMNS, contact_stages
-from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.input_tables import chunks_of, find_table
 from beam_pipelines.contact_graph.people_stages import people_stages
-from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, RowLayout, RowRules
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, ContactGraphOptions, RowRules
 from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
-from beam_pipelines.options import JobOptions, Summary
+from beam_pipelines.options import Summary
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
-from tff_pdp.settings import Count, CountOrZero, Settings
 
 # For each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
 # The size of a contact whose ids have seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
-
-
-class RowSettings(Settings):
-    """Says how people become rows.
-
-    Attributes:
-      degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
-      silo_by: who belongs to which silo: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`, the
-        cell of a grid that a person's home lies in. Contacts between silos are left out.
-      num_slots: S, how many contacts a row looks at; 0 for rows of people alone.
-      layout: `slots`, a block of numbers for each contact; `summary`, their mean; or `exposure`, ten numbers; see
-        `beam_pipelines.contact_graph.rows`.
-      num_days: how many days were observed, from day 0.
-      window_days: how many days of history a row has.
-      prediction_days: the label of a row is whether the person falls ill in so many days after its history. In tests,
-        whose history ends with the last day, table `target` says so.
-      num_windows: rows for each person in training or validation, each of another time. More rows are more influence.
-    """
-
-    degree_bound: DegreeBound
-    silo_by: Annotated[str, Meta(pattern=r"^((person|household)\.\w+|residence_grid\.\d+(\.\d+)?)$")] = "person.region"
-    num_slots: CountOrZero = 20
-    layout: Literal["slots", "summary", "exposure"] = "slots"
-    num_days: Annotated[int, Meta(ge=2, lt=2**15 - 1)] = 57
-    window_days: Count = 21
-    prediction_days: Count = 7
-    num_windows: Count = 1
-
-    def __post_init__(self):
-        kind, _, size = self.silo_by.partition(".")
-        if kind == "residence_grid" and not float(size) > 0:
-            raise ValueError("silo_by: cells must have more than 0 degrees")
-        if self.window_days + self.prediction_days > self.num_days:
-            raise ValueError("num_days must leave room for window_days and prediction_days")
-
-    @property
-    def num_values(self) -> int:
-        """Returns how many numbers a row has."""
-        return RowLayout(self.layout, self.num_slots, self.window_days).size
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ContactGraphOptions(JobOptions):
-    """The rows to make of a contact graph.
-
-    Attributes:
-      rows: how people become rows.
-      validation_fraction: expected share of people whose rows are for validation.
-      min_people_per_silo: smaller silos are dropped.
-      num_shards: number of shard files; 0 chooses it by the number of contacts. A task holds the contacts of
-        one shard in memory.
-    """
-
-    rows: RowSettings
-    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    min_people_per_silo: Count = 10
-    num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
-
-    def parameters(self) -> dict[str, Any]:
-        """Returns those of any job, and those of rows among them."""
-        own = super().parameters()
-        return {
-            name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])
-        }
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
@@ -112,22 +43,13 @@ def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
     names = sorted(str(path.relative_to(folder)) for path in (*files, *about))
     sources = tuple(FileRecord.of(folder, name) for name in tqdm(names, desc="hash sources", unit="file"))
     contacts = tables.pop("population_network")
-    layout = RowLayout(
-        options.rows.layout, options.rows.num_slots, options.rows.window_days, read_observed_days(folder)
-    )
+    layout = options.rows.layout_of(read_observed_days(folder))
     rules = RowRules(
+        options=options,
         columns=columns,
         has_households=bool(tables["household"]),
-        silo_by=options.rows.silo_by,
-        degree_bound=options.rows.degree_bound,
-        validation_fraction=options.validation_fraction,
-        min_people=options.min_people_per_silo,
-        num_days=options.rows.num_days,
-        prediction_days=options.rows.prediction_days,
-        num_windows=options.rows.num_windows,
         layout=layout,
         features=FeatureSpec.of((layout.size,), NUM_CLASSES, x_dtype="uint8"),
-        seed=options.seed,
         num_shards=options.num_shards or _enough_shards(contacts),
     )
     people_chunks = [chunk for table, paths in tables.items() for chunk in chunks_of(table, paths)]

@@ -155,11 +155,7 @@ def person_features(
         to_bytes(household_size / LARGEST_HOUSEHOLD),
     )
     return np.concatenate(
-        [
-            np.stack(columns, axis=1),
-            to_bytes(seconds_by_activity > 0),
-            to_bytes(seconds_by_activity / SECONDS_PER_DAY),
-        ],
+        [np.stack(columns, axis=1), to_bytes(seconds_by_activity > 0), to_bytes(seconds_by_activity / SECONDS_PER_DAY)],
         axis=1,
     )
 

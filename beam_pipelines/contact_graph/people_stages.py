@@ -1,11 +1,11 @@
 """Makes `People` of the tables about people, in stages: read, join to households and places, describe, order."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from beam_pipelines.contact_graph.input_tables import Chunk, InputRows, read_chunk
+from beam_pipelines.contact_graph.input_tables import Chunk, read_chunk
 from beam_pipelines.contact_graph.people import (
     NEVER,
     PERSON_FEATURES,
@@ -17,18 +17,18 @@ from beam_pipelines.contact_graph.people import (
 from beam_pipelines.contact_graph.row_steps import (
     Columns,
     as_ids,
+    chosen_rows,
     count_read_rows,
     drop_rows,
     find_places,
     gather,
-    partition_of,
-    scatter,
+    rows_of_people,
+    scatter_by_id,
     unique_rows,
 )
 from beam_pipelines.contact_graph.rows import RowRules
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FEMALE, HOME, MALE, UNKNOWN_SEX
-from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read, count_rows
-from beam_pipelines.dataset.shards import DeadLetterFile
+from beam_pipelines.dataset.accounting import KEPT, READ, count_users
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.keyed_hash import keyed_uint64
 from beam_pipelines.records import Reason
@@ -36,303 +36,218 @@ from tff_pdp.data.manifest import SPLITS
 
 # In years: nobody has been older.
 _OLDEST_SOUND = 150
-
 ORDER = "order_people"
-
-
-@dataclasses.dataclass(frozen=True)
-class OrderPeople:
-    """Everybody -> `People` in the staging folder, for all tasks to look into."""
-
-    rules: RowRules
-
-    def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
-        """Writes everybody, counted and checked."""
-        rows = gather(
-            context,
-            "people",
-            {"pid": np.int64, "silo": np.int64, "group": np.int64, "infected": np.int16, "recovered": np.int16}
-            | {"target": np.int8}
-            | dict.fromkeys(PERSON_FEATURES, np.uint8),
-        )
-        names = self._silo_names(context)
-        ids, silo = np.unique(rows["silo"], return_inverse=True)
-        # Sorted by name, as clients are everywhere.
-        by_name = sorted(ids.tolist(), key=lambda number: names[number])
-        rank = {number: place for place, number in enumerate(by_name)}
-        silo = np.array([rank[number] for number in ids.tolist()], np.int64)[silo]
-        sizes = np.bincount(silo, minlength=len(ids))
-        is_large = sizes >= self.rules.min_people
-        self._count(silo, is_large, rows["target"], context)
-        keep = is_large[silo]
-        silo = (np.cumsum(is_large) - 1)[silo[keep]].astype(np.int32)
-        rows = {name: values[keep] for name, values in rows.items()}
-        split = self._splits(rows["pid"])
-        order = np.lexsort((rows["pid"], split, silo))
-        _, group, group_sizes = np.unique(rows["group"], return_inverse=True, return_counts=True)
-        self.rules.degree_bound.check_groups(group_sizes)
-        People(
-            silos=tuple(names[number] for number, large in zip(by_name, is_large.tolist(), strict=True) if large),
-            pid=rows["pid"][order],
-            silo=silo[order],
-            split=split[order],
-            group=group[order].astype(np.int32),
-            features=np.stack([rows[name] for name in PERSON_FEATURES], axis=1)[order],
-            infected=rows["infected"][order],
-            recovered=rows["recovered"][order],
-            target=rows["target"][order],
-        ).save(context.folder)
-        return ()
-
-    def _silo_names(self, context: TaskContext) -> dict[int, str]:
-        rows = gather(context, SILO_NAMES, {"id": np.int64, "name": object})
-        return dict(zip(rows["id"].tolist(), rows["name"].tolist(), strict=True))
-
-    def _count(self, silo: np.ndarray, is_large: np.ndarray, target: np.ndarray, context: TaskContext) -> None:
-        """Counts silos, people, and the rows that they should have; those of large silos are kept when written."""
-        is_lost = ~is_large[silo]
-        num_lost = int(is_lost.sum())
-        rows = len(silo) * self.rules.num_windows + int((target >= 0).sum())
-        lost_rows = num_lost * self.rules.num_windows + int((target[is_lost] >= 0).sum())
-        count_read(context, users=len(is_large), examples=rows)
-        count_kept(context, users=int(is_large.sum()), examples=0)
-        count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=int((~is_large).sum()), examples=lost_rows)
-        count_rows(context, "person", "kept", len(silo) - num_lost)
-        count_rows(context, "person", Reason.TOO_FEW_EXAMPLES, num_lost)
-
-    def _splits(self, pids: np.ndarray) -> np.ndarray:
-        limit = np.uint64(self.rules.validation_fraction * 2.0**64)
-        is_validation = keyed_uint64(self.rules.seed, "split", pids) < limit
-        return np.where(is_validation, SPLITS.index("validation"), SPLITS.index("train")).astype(np.int8)
-
-
-READ, JOIN, DESCRIBE = "read_people", "join_people", "describe_people"
-_KEY = {"person": "hid", "household": "hid", "residence_locations": "rlid"}
+# Tables whose rows are not joined by the id of a person.
+_KEYS = {"person": "hid", "household": "hid", "residence_locations": "rlid"}
 _MEMBER = {"pid": np.int64, "age": np.int32, "sex": np.int8, "hh_size": np.int32, "silo": np.int64, "group": np.int64}
+_PERSON = {"pid": np.int64, "silo": np.int64, "group": np.int64, "infected": np.int16, "recovered": np.int16}
+_PERSON |= {"target": np.int8} | dict.fromkeys(PERSON_FEATURES, np.uint8)
 
 
 def people_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
     """Builds the stages; the last one writes `People` into the staging folder."""
     tables = ("person", "household", "residence_locations", "homes", "activities", "states", "target")
+    read, join, describe, order = (
+        functools.partial(work, rules) for work in (_read_people, _join_people, _describe_people, _order_people)
+    )
     return (
-        Stage(READ, tuple(chunks), _ReadPeople(rules), gives=tables),
+        Stage("read_people", tuple(chunks), read, gives=tables),
         partition_stage(
-            JOIN,
-            rules.num_shards,
-            _JoinPeople(rules),
-            takes=("person", "household", "residence_locations", "homes"),
-            gives=("members", "cells", SILO_NAMES),
+            "join_people", rules.num_shards, join, takes=tables[:4], gives=("members", "cells", SILO_NAMES)
         ),
         partition_stage(
-            DESCRIBE,
-            rules.num_shards,
-            _DescribePeople(rules),
-            takes=("members", "cells", "activities", "states", "target"),
-            gives=("people",),
+            "describe_people", rules.num_shards, describe, takes=("members", "cells", *tables[4:]), gives=("people",)
         ),
-        partition_stage(ORDER, 1, OrderPeople(rules), takes=("people", SILO_NAMES)),
+        partition_stage(ORDER, 1, order, takes=("people", SILO_NAMES)),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _ReadPeople:
+def _read_people(rules: RowRules, task: Chunk, context: TaskContext) -> Iterator[Piece]:
     """A chunk of a table about people -> its rows, to the partition of the id they are joined by."""
-
-    rules: RowRules
-
-    def __call__(self, task: Chunk, context: TaskContext) -> Iterator[Piece]:
-        with DeadLetterFile(context.folder, READ, context.number) as letters:
-            for rows in read_chunk(task, self.rules.columns[task.table]):
-                count_read_rows(context, task.table, rows, letters)
-                yield from self._scatter(task.table, rows, context)
-
-    def _scatter(self, table: str, rows: InputRows, context: TaskContext) -> Iterator[Piece]:
-        columns, num_partitions = rows.columns, self.rules.num_shards
-        if table in _KEY:
-            yield from scatter(table, partition_of(columns[_KEY[table]], num_partitions), num_partitions, columns)
-            return
-        by_person = partition_of(columns["pid"], num_partitions)
-        if table == "activity_location_assignment":
-            chosen = {name: columns[name] for name in ("pid", "activity_type", "duration")}
-            yield from scatter("activities", by_person, num_partitions, chosen)
-            if self.rules.grid_degrees is not None:
-                is_home = columns["activity_type"] == HOME
-                homes = {name: columns[name][is_home] for name in ("pid", "lid")}
-                count_rows(context, "homes", "read", len(homes["pid"]))
-                yield from scatter("homes", partition_of(homes["lid"], num_partitions), num_partitions, homes)
-        elif table == "disease_outcome_training":
-            # Rows of state S add nothing to the first day in another state.
-            is_telling = columns["state"] > 0
-            count_rows(context, table, "kept", int(len(is_telling) - is_telling.sum()))
-            telling = {name: values[is_telling] for name, values in columns.items()}
-            yield from scatter("states", by_person[is_telling], num_partitions, telling)
-        else:
-            yield from scatter("target", by_person, num_partitions, columns)
+    for rows in read_chunk(task, rules.columns[task.table]):
+        count_read_rows(context, task.table, rows)
+        yield from _scatter(task.table, rows.columns, rules, context)
 
 
-@dataclasses.dataclass(frozen=True)
-class _JoinPeople:
+def _scatter(table: str, columns: Columns, rules: RowRules, context: TaskContext) -> Iterator[Piece]:
+    if table == "activity_location_assignment":
+        chosen = {name: columns[name] for name in ("pid", "activity_type", "duration")}
+        yield from scatter_by_id("activities", "pid", rules.num_shards, chosen)
+        if rules.grid_degrees is not None:
+            homes = chosen_rows({name: columns[name] for name in ("pid", "lid")}, columns["activity_type"] == HOME)
+            context.count("homes", READ, len(homes["pid"]))
+            yield from scatter_by_id("homes", "lid", rules.num_shards, homes)
+    elif table == "disease_outcome_training":
+        # Rows of state S add nothing to the first day in another state.
+        is_telling = columns["state"] > 0
+        context.count(table, KEPT, len(is_telling) - is_telling.sum())
+        yield from scatter_by_id("states", "pid", rules.num_shards, chosen_rows(columns, is_telling))
+    else:
+        yield from scatter_by_id(table, _KEYS.get(table, "pid"), rules.num_shards, columns)
+
+
+def _join_people(rules: RowRules, task: int, context: TaskContext) -> Iterator[Piece]:
     """People with their households, and homes with their places -> the data of each person, by its id."""
-
-    rules: RowRules
-
-    def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
-        num_partitions = self.rules.num_shards
-        person = gather(context, "person", dict.fromkeys(self.rules.columns["person"], np.int64))
-        with DeadLetterFile(context.folder, JOIN, task) as letters:
-            household = self._households(context, letters)
-            members, names = self._members(person, household, context, letters)
-            yield from scatter("members", partition_of(members["pid"], num_partitions), num_partitions, members)
-            side = self.rules.grid_degrees
-            if side is not None:
-                cells, names = self._cells(side, context, letters)
-                yield from scatter("cells", partition_of(cells["pid"], num_partitions), num_partitions, cells)
-            yield from scatter(SILO_NAMES, np.zeros(len(names["id"]), np.int64), 1, names)
-
-    def _households(self, context: TaskContext, letters: DeadLetterFile) -> dict[str, np.ndarray]:
-        columns = self.rules.columns.get("household", ("hid",))
-        rows = gather(context, "household", dict.fromkeys(columns, np.int64))
-        household = unique_rows("household", "hid", rows, context, letters)
-        count_rows(context, "household", "kept", len(household["hid"]))
-        return household
-
-    def _members(
-        self, person: Columns, household: Columns, context: TaskContext, letters: DeadLetterFile
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        is_sound = (person["age"] >= 0) & (person["age"] <= _OLDEST_SOUND)
-        is_sound &= np.isin(person["sex"], (UNKNOWN_SEX, MALE, FEMALE))
-        if not is_sound.all():
-            drop_rows("person", Reason.AGE_OR_SEX_RANGE, person["pid"][~is_sound], context, letters)
-            person = {name: values[is_sound] for name, values in person.items()}
-        places, is_known = find_places(household["hid"], person["hid"])
-        if self.rules.has_households and not is_known.all():
-            drop_rows("person", Reason.UNKNOWN_PLACE, person["pid"][~is_known], context, letters)
-            person = {name: values[is_known] for name, values in person.items()}
-            places = places[is_known]
-        size = len(person["pid"])
-        sizes = household["hh_size"][places] if self.rules.has_households else np.zeros(size, np.int32)
-        silo, names = as_ids(self._column(self.rules.silo_by, person, household, places))
-        group, _ = as_ids(self._column(self.rules.degree_bound.group_column, person, household, places))
-        known = {name: person[name] for name in ("pid", "age", "sex")}
-        return {**known, "hh_size": sizes.astype(np.int32), "silo": silo, "group": group}, names
-
-    def _column(self, name: str | None, person: Columns, household: Columns, places: np.ndarray) -> np.ndarray:
-        table, _, column = (name or "").partition(".")
-        if table == "person":
-            return person[column]
-        return household[column][places] if table == "household" else np.zeros(len(places), np.int64)
-
-    def _cells(
-        self, side: float, context: TaskContext, letters: DeadLetterFile
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Returns the cell of the grid that each home lies in, and the names of cells."""
-        homes = gather(context, "homes", {"pid": np.int64, "lid": np.int64})
-        names = ("rlid", "longitude", "latitude")
-        rows = gather(context, "residence_locations", dict.fromkeys(names, np.float64))
-        residence = unique_rows("residence_locations", "rlid", rows, context, letters)
-        count_rows(context, "residence_locations", "kept", len(residence["rlid"]))
-        places, is_known = find_places(residence["rlid"].astype(np.int64), homes["lid"])
-        # People without another home are left out later; homes in known places are counted where they arrive.
-        count_rows(context, "homes", "kept", int(len(is_known) - is_known.sum()))
-        south, west = (np.floor(residence[axis] / side).astype(np.int64) for axis in ("latitude", "longitude"))
-        texts = [f"cell_{row}_{column}" for row, column in zip(south.tolist(), west.tolist(), strict=True)]
-        cell, names = as_ids(np.array(texts, object))
-        return {"pid": homes["pid"][is_known], "cell": cell[places[is_known]]}, names
+    rows = gather(context, "household", dict.fromkeys(rules.columns["household"], np.int64))
+    household = unique_rows("household", "hid", rows, context)
+    context.count("household", KEPT, len(household["hid"]))
+    members, names = _members(household, rules, context)
+    yield from scatter_by_id("members", "pid", rules.num_shards, members)
+    if rules.grid_degrees is not None:
+        cells, names = _cells(rules.grid_degrees, context)
+        yield from scatter_by_id("cells", "pid", rules.num_shards, cells)
+    yield from scatter_by_id(SILO_NAMES, "id", 1, names)
 
 
-@dataclasses.dataclass(frozen=True)
-class _DescribePeople:
+def _members(household: Columns, rules: RowRules, context: TaskContext) -> tuple[Columns, Columns]:
+    person = gather(context, "person", dict.fromkeys(rules.columns["person"], np.int64))
+    is_sound = (person["age"] >= 0) & (person["age"] <= _OLDEST_SOUND)
+    is_sound &= np.isin(person["sex"], (UNKNOWN_SEX, MALE, FEMALE))
+    drop_rows("person", Reason.AGE_OR_SEX_RANGE, person["pid"][~is_sound], context)
+    person = chosen_rows(person, is_sound)
+    places, is_known = find_places(household["hid"], person["hid"])
+    sizes = np.zeros(len(places), np.int32)
+    if rules.has_households:
+        drop_rows("person", Reason.UNKNOWN_PLACE, person["pid"][~is_known], context)
+        person, places = chosen_rows(person, is_known), places[is_known]
+        sizes = household["hh_size"][places].astype(np.int32)
+    silo, names = as_ids(_column(rules.options.rows.silo_by, person, household, places))
+    group, _ = as_ids(_column(rules.options.rows.degree_bound.group_column, person, household, places))
+    known = {name: person[name] for name in ("pid", "age", "sex")}
+    return {**known, "hh_size": sizes, "silo": silo, "group": group}, names
+
+
+def _column(name: str | None, person: Columns, household: Columns, places: np.ndarray) -> np.ndarray:
+    table, _, column = (name or "").partition(".")
+    if table == "person":
+        return person[column]
+    return household[column][places] if table == "household" else np.zeros(len(places), np.int64)
+
+
+def _cells(side: float, context: TaskContext) -> tuple[Columns, Columns]:
+    """Returns the cell of the grid that each home lies in, and the names of cells."""
+    homes = gather(context, "homes", {"pid": np.int64, "lid": np.int64})
+    names = ("rlid", "longitude", "latitude")
+    rows = gather(context, "residence_locations", dict.fromkeys(names, np.float64))
+    residence = unique_rows("residence_locations", "rlid", rows, context)
+    context.count("residence_locations", KEPT, len(residence["rlid"]))
+    places, is_known = find_places(residence["rlid"].astype(np.int64), homes["lid"])
+    # People without another home are left out later; homes in known places are counted where they arrive.
+    context.count("homes", KEPT, len(is_known) - is_known.sum())
+    south, west = (np.floor(residence[axis] / side).astype(np.int64) for axis in ("latitude", "longitude"))
+    texts = [f"cell_{row}_{column}" for row, column in zip(south.tolist(), west.tolist(), strict=True)]
+    cell, names = as_ids(np.array(texts, object))
+    return {"pid": homes["pid"][is_known], "cell": cell[places[is_known]]}, names
+
+
+def _describe_people(rules: RowRules, task: int, context: TaskContext) -> Iterator[Piece]:
     """All data of the people of one partition -> rows of `People`, in no order yet."""
+    members = unique_rows("person", "pid", gather(context, "members", _MEMBER), context)
+    if rules.grid_degrees is not None:
+        members = _with_cells(members, context)
+    infected, recovered, is_sound = _states(members["pid"], rules, context)
+    features = _features(members, context)
+    columns = {
+        "pid": members["pid"],
+        "silo": members["silo"],
+        "group": members["group"],
+        "infected": infected,
+        "recovered": recovered,
+        "target": _target(members["pid"], context),
+        **{name: features[:, place] for place, name in enumerate(PERSON_FEATURES)},
+    }
+    yield from scatter_by_id("people", "pid", 1, chosen_rows(columns, is_sound))
 
-    rules: RowRules
 
-    def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
-        with DeadLetterFile(context.folder, DESCRIBE, task) as letters:
-            members = unique_rows("person", "pid", gather(context, "members", _MEMBER), context, letters)
-            if self.rules.grid_degrees is not None:
-                members = self._with_cells(members, context, letters)
-            infected, recovered, is_sound = self._states(members["pid"], context, letters)
-            target = self._target(members["pid"], context, letters)
-            features = self._features(members, context, letters)
-        columns = {
-            "pid": members["pid"],
-            "silo": members["silo"],
-            "group": members["group"],
-            "infected": infected,
-            "recovered": recovered,
-            "target": target,
-            **{name: features[:, place] for place, name in enumerate(PERSON_FEATURES)},
-        }
-        chosen = {name: np.ascontiguousarray(values[is_sound]) for name, values in columns.items()}
-        yield from scatter("people", np.zeros(int(is_sound.sum()), np.int64), 1, chosen)
+def _with_cells(members: Columns, context: TaskContext) -> Columns:
+    cells = gather(context, "cells", {"pid": np.int64, "cell": np.int64})
+    context.count("homes", KEPT, len(cells["pid"]))
+    # Someone with two homes is counted where the first of them, by number, is.
+    order = np.lexsort((cells["cell"], cells["pid"]))
+    ids, first = np.unique(cells["pid"][order], return_index=True)
+    places, is_known = find_places(ids, members["pid"])
+    drop_rows("person", Reason.UNKNOWN_PLACE, members["pid"][~is_known], context)
+    silo = cells["cell"][order][first][places[is_known]]
+    return {**chosen_rows(members, is_known), "silo": silo}
 
-    def _with_cells(
-        self, members: dict[str, np.ndarray], context: TaskContext, letters: DeadLetterFile
-    ) -> dict[str, np.ndarray]:
-        cells = gather(context, "cells", {"pid": np.int64, "cell": np.int64})
-        count_rows(context, "homes", "kept", len(cells["pid"]))
-        # Someone with two homes is counted where the first of them, by number, is.
-        order = np.lexsort((cells["cell"], cells["pid"]))
-        ids, first = np.unique(cells["pid"][order], return_index=True)
-        places, is_known = find_places(ids, members["pid"])
-        drop_rows("person", Reason.UNKNOWN_PLACE, members["pid"][~is_known], context, letters)
-        silo = cells["cell"][order][first][places[is_known]]
-        return {**{name: values[is_known] for name, values in members.items()}, "silo": silo}
 
-    def _states(
-        self, pids: np.ndarray, context: TaskContext, letters: DeadLetterFile
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the first days in states I and R, and whether a person's days go from one to the other."""
-        table = "disease_outcome_training"
-        rows = gather(context, "states", {"pid": np.int64, "day": np.int32, "state": np.int8})
-        places, is_known = find_places(pids, rows["pid"])
-        is_sound_day = (rows["day"] >= 0) & (rows["day"] < self.rules.num_days)
-        drop_rows(table, Reason.UNKNOWN_PERSON, rows["pid"][~is_known], context, letters)
-        drop_rows(table, Reason.TIME_RANGE, rows["pid"][is_known & ~is_sound_day], context, letters)
-        used = is_known & is_sound_day
-        infected, recovered = (np.full(len(pids), NEVER, np.int32) for _ in range(2))
-        last_infected = np.full(len(pids), -1, np.int32)
-        for state, first in ((1, infected), (2, recovered)):
-            chosen = used & (rows["state"] == state)
-            np.minimum.at(first, places[chosen], rows["day"][chosen])
-        is_ill = used & (rows["state"] == 1)
-        np.maximum.at(last_infected, places[is_ill], rows["day"][is_ill])
-        is_sound = last_infected < recovered
-        drop_rows("person", Reason.CONTRADICTORY_STATES, pids[~is_sound], context, letters)
-        count_rows(context, table, "kept", int(used.sum()))
-        return infected.astype(np.int16), recovered.astype(np.int16), is_sound
+def _states(pids: np.ndarray, rules: RowRules, context: TaskContext) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the first days in states I and R, and whether a person's days go from one to the other."""
+    rows = gather(context, "states", {"pid": np.int64, "day": np.int32, "state": np.int8})
+    is_sound_day = (rows["day"] >= 0) & (rows["day"] < rules.options.rows.num_days)
+    table = "disease_outcome_training"
+    rows, places = rows_of_people(table, rows, pids, is_sound_day, Reason.TIME_RANGE, context)
+    infected, recovered = (np.full(len(pids), NEVER, np.int32) for _ in range(2))
+    last_infected = np.full(len(pids), -1, np.int32)
+    is_ill, is_well = rows["state"] == 1, rows["state"] == 2
+    np.minimum.at(infected, places[is_ill], rows["day"][is_ill])
+    np.maximum.at(last_infected, places[is_ill], rows["day"][is_ill])
+    np.minimum.at(recovered, places[is_well], rows["day"][is_well])
+    is_sound = last_infected < recovered
+    drop_rows("person", Reason.CONTRADICTORY_STATES, pids[~is_sound], context)
+    return infected.astype(np.int16), recovered.astype(np.int16), is_sound
 
-    def _target(self, pids: np.ndarray, context: TaskContext, letters: DeadLetterFile) -> np.ndarray:
-        rows = unique_rows(
-            "target", "pid", gather(context, "target", {"pid": np.int64, "infected": np.int8}), context, letters
-        )
-        places, is_known = find_places(pids, rows["pid"])
-        is_label = (rows["infected"] == 0) | (rows["infected"] == 1)
-        drop_rows("target", Reason.UNKNOWN_PERSON, rows["pid"][~is_known], context, letters)
-        drop_rows("target", Reason.LABEL_RANGE, rows["pid"][is_known & ~is_label], context, letters)
-        used = is_known & is_label
-        count_rows(context, "target", "kept", int(used.sum()))
-        target = np.full(len(pids), -1, np.int8)
-        target[places[used]] = rows["infected"][used]
-        return target
 
-    def _features(self, members: Mapping[str, np.ndarray], context: TaskContext, letters: DeadLetterFile) -> np.ndarray:
-        table = "activity_location_assignment"
-        rows = gather(context, "activities", {"pid": np.int64, "activity_type": np.int8, "duration": np.int32})
-        places, is_known = find_places(members["pid"], rows["pid"])
-        is_sound = (
-            (rows["activity_type"] >= 1)
-            & (rows["activity_type"] <= len(ACTIVITY_NAMES))
-            & (rows["duration"] >= 0)
-            & (rows["duration"] <= SECONDS_PER_DAY)
-        )
-        drop_rows(table, Reason.UNKNOWN_PERSON, rows["pid"][~is_known], context, letters)
-        drop_rows(table, Reason.TIME_RANGE, rows["pid"][is_known & ~is_sound], context, letters)
-        used = is_known & is_sound
-        count_rows(context, table, "kept", int(used.sum()))
-        cells = places[used] * len(ACTIVITY_NAMES) + rows["activity_type"][used] - 1
-        size = len(members["pid"]) * len(ACTIVITY_NAMES)
-        seconds = np.bincount(cells, weights=rows["duration"][used], minlength=size)
-        return person_features(
-            members["age"], members["sex"], members["hh_size"], seconds.reshape(-1, len(ACTIVITY_NAMES))
-        )
+def _target(pids: np.ndarray, context: TaskContext) -> np.ndarray:
+    rows = gather(context, "target", {"pid": np.int64, "infected": np.int8})
+    rows = unique_rows("target", "pid", rows, context)
+    is_label = (rows["infected"] == 0) | (rows["infected"] == 1)
+    rows, places = rows_of_people("target", rows, pids, is_label, Reason.LABEL_RANGE, context)
+    target = np.full(len(pids), -1, np.int8)
+    target[places] = rows["infected"]
+    return target
+
+
+def _features(members: Columns, context: TaskContext) -> np.ndarray:
+    rows = gather(context, "activities", {"pid": np.int64, "activity_type": np.int8, "duration": np.int32})
+    is_sound = (rows["activity_type"] >= 1) & (rows["activity_type"] <= len(ACTIVITY_NAMES))
+    is_sound &= (rows["duration"] >= 0) & (rows["duration"] <= SECONDS_PER_DAY)
+    table = "activity_location_assignment"
+    rows, places = rows_of_people(table, rows, members["pid"], is_sound, Reason.TIME_RANGE, context)
+    cells = places * len(ACTIVITY_NAMES) + rows["activity_type"] - 1
+    size = len(members["pid"]) * len(ACTIVITY_NAMES)
+    seconds = np.bincount(cells, weights=rows["duration"], minlength=size).reshape(-1, len(ACTIVITY_NAMES))
+    return person_features(members["age"], members["sex"], members["hh_size"], seconds)
+
+
+def _order_people(rules: RowRules, task: int, context: TaskContext) -> Iterable[Piece]:
+    """Everybody -> `People` in the staging folder, counted and checked, for all tasks to look into."""
+    options = rules.options
+    rows, named = gather(context, "people", _PERSON), gather(context, SILO_NAMES, {"id": np.int64, "name": object})
+    names = dict(zip(named["id"].tolist(), named["name"].tolist(), strict=True))
+    ids, silo = np.unique(rows["silo"], return_inverse=True)
+    # Sorted by name, as clients are everywhere.
+    by_name = sorted(ids.tolist(), key=lambda number: names[number])
+    rank = {number: place for place, number in enumerate(by_name)}
+    silo = np.array([rank[number] for number in ids.tolist()], np.int64)[silo]
+    is_large = np.bincount(silo, minlength=len(ids)) >= options.min_people_per_silo
+    _count(silo, is_large, rows["target"], options.rows.num_windows, context)
+    keep = is_large[silo]
+    silo, rows = (np.cumsum(is_large) - 1)[silo[keep]].astype(np.int32), chosen_rows(rows, keep)
+    is_validation = keyed_uint64(options.seed, "split", rows["pid"]) < np.uint64(options.validation_fraction * 2.0**64)
+    split = np.where(is_validation, SPLITS.index("validation"), SPLITS.index("train")).astype(np.int8)
+    order = np.lexsort((rows["pid"], split, silo))
+    _, group, group_sizes = np.unique(rows["group"], return_inverse=True, return_counts=True)
+    options.rows.degree_bound.check_groups(group_sizes)
+    People(
+        silos=tuple(names[number] for number, large in zip(by_name, is_large.tolist(), strict=True) if large),
+        silo=silo[order],
+        split=split[order],
+        group=group[order].astype(np.int32),
+        features=np.stack([rows[name] for name in PERSON_FEATURES], axis=1)[order],
+        **{name: rows[name][order] for name in ("pid", "infected", "recovered", "target")},
+    ).save(context.folder)
+    return ()
+
+
+def _count(silo: np.ndarray, is_large: np.ndarray, target: np.ndarray, num_windows: int, context: TaskContext) -> None:
+    """Counts silos, people, and the rows that they should have; those of large silos are kept when written."""
+    is_lost = ~is_large[silo]
+    num_lost = int(is_lost.sum())
+    rows = len(silo) * num_windows + int((target >= 0).sum())
+    lost_rows = num_lost * num_windows + int((target[is_lost] >= 0).sum())
+    count_users(context, READ, users=len(is_large), examples=rows)
+    count_users(context, KEPT, users=int(is_large.sum()), examples=0)
+    count_users(context, Reason.TOO_FEW_EXAMPLES, users=int((~is_large).sum()), examples=lost_rows)
+    context.count("person", KEPT, len(silo) - num_lost)
+    context.count("person", Reason.TOO_FEW_EXAMPLES, num_lost)

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow
 
 from beam_pipelines.contact_graph.input_tables import InputRows
-from beam_pipelines.dataset.accounting import count_rows
-from beam_pipelines.dataset.shards import DeadLetterFile
+from beam_pipelines.dataset.accounting import KEPT, READ
 from beam_pipelines.engine.stages import Piece, TaskContext
 from beam_pipelines.keyed_hash import keyed_uint64
 from beam_pipelines.records import DeadLetter, Reason
@@ -16,9 +15,15 @@ from beam_pipelines.records import DeadLetter, Reason
 Columns = Mapping[str, np.ndarray]
 
 
-def partition_of(ids: np.ndarray, num_partitions: int) -> np.ndarray:
-    """Assigns ids to partitions evenly: int64 `[n]`."""
-    return (keyed_uint64(0, "partition", ids) % np.uint64(num_partitions)).astype(np.int64)
+def chosen_rows(columns: Columns, chosen: np.ndarray) -> Columns:
+    """Returns some rows: `chosen` are bool `[n]`, or their places."""
+    return {name: values[chosen] for name, values in columns.items()}
+
+
+def scatter_by_id(table: str, key: str, num_partitions: int, columns: Columns) -> Iterator[Piece]:
+    """Divides rows into pieces by the ids in a column, which are assigned to partitions evenly."""
+    partitions = (keyed_uint64(0, "partition", columns[key]) % np.uint64(num_partitions)).astype(np.int64)
+    return scatter(table, partitions, num_partitions, columns)
 
 
 def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Columns) -> Iterator[Piece]:
@@ -35,7 +40,7 @@ def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Co
         start = end
 
 
-def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> dict[str, np.ndarray]:
+def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> Columns:
     """Joins the pieces of a task's table to arrays; empty arrays of these types where there are none."""
     batches = context.tables.get(table)
     if not batches:
@@ -48,20 +53,17 @@ def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> 
 _MOST_LETTERS = 1000
 
 
-def count_read_rows(context: TaskContext, table: str, rows: InputRows, letters: DeadLetterFile) -> None:
+def count_read_rows(context: TaskContext, table: str, rows: InputRows) -> None:
     """Counts rows of a chunk as read, and keeps unreadable ones aside."""
-    count_rows(context, table, "read", len(rows) + len(rows.letters))
-    letters.add_all(rows.letters)
+    context.count(table, READ, len(rows) + len(rows.letters))
+    context.letters.extend(rows.letters)
     for letter in rows.letters:
-        count_rows(context, table, letter.reason, 1)
+        context.count(table, letter.reason)
 
 
-def unique_rows(
-    table: str, key: str, rows: Mapping[str, np.ndarray], context: TaskContext, letters: DeadLetterFile
-) -> dict[str, np.ndarray]:
+def unique_rows(table: str, key: str, rows: Columns, context: TaskContext) -> Columns:
     """Makes rows unique and sorted by id: identical rows become one, differing ones are all left out."""
-    order = np.argsort(rows[key], kind="stable")
-    ordered = {name: values[order] for name, values in rows.items()}
+    ordered = chosen_rows(rows, np.argsort(rows[key], kind="stable"))
     ids = ordered[key]
     is_repeat = np.zeros(len(ids), bool)
     is_repeat[1:] = ids[1:] == ids[:-1]
@@ -71,11 +73,9 @@ def unique_rows(
     for values in ordered.values():
         differs[1:] |= is_repeat[1:] & (values[1:] != values[:-1])
     conflicting = np.isin(ids, ids[differs])
-    drop_rows(table, Reason.CONFLICTING_ROWS, ids[conflicting], context, letters)
-    identical = is_repeat & ~conflicting
-    count_rows(context, table, Reason.IDENTICAL_ROW, int(identical.sum()))
-    keep = ~(conflicting | is_repeat)
-    return {name: values[keep] for name, values in ordered.items()}
+    drop_rows(table, Reason.CONFLICTING_ROWS, ids[conflicting], context)
+    context.count(table, Reason.IDENTICAL_ROW, (is_repeat & ~conflicting).sum())
+    return chosen_rows(ordered, ~(conflicting | is_repeat))
 
 
 def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,14 +86,29 @@ def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nda
     return places, ids[places] == wanted
 
 
-def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext, letters: DeadLetterFile) -> None:
+def rows_of_people(
+    table: str, rows: Columns, pids: np.ndarray, is_sound: np.ndarray, reason: Reason, context: TaskContext
+) -> tuple[Columns, np.ndarray]:
+    """Keeps the sound rows of known people, and finds the places of these people in sorted ids; counts all rows.
+
+    Rows of others are left out, and those that are not sound for a reason: `is_sound` is bool `[rows]`.
+    """
+    places, is_known = find_places(pids, rows["pid"])
+    used = is_known & is_sound
+    drop_rows(table, Reason.UNKNOWN_PERSON, rows["pid"][~is_known], context)
+    drop_rows(table, reason, rows["pid"][is_known & ~is_sound], context)
+    context.count(table, KEPT, used.sum())
+    return chosen_rows(rows, used), places[used]
+
+
+def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext) -> None:
     """Counts rows as left out and keeps the ids of the first of them aside."""
-    count_rows(context, table, reason, len(ids))
-    for identifier in ids[:_MOST_LETTERS].tolist():
-        letters.add(DeadLetter(table, str(identifier), None, reason, ""))
+    context.count(table, reason, len(ids))
+    first = ids[:_MOST_LETTERS].tolist()
+    context.letters.extend(DeadLetter(table, str(identifier), None, reason, "") for identifier in first)
 
 
-def as_ids(values: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def as_ids(values: np.ndarray) -> tuple[np.ndarray, Columns]:
     """Numbers the values of any column by their hashes, and returns the texts that the numbers stand for."""
     encoded = pyarrow.array(values).dictionary_encode()
     texts = [str(value) for value in encoded.dictionary.to_pylist()]

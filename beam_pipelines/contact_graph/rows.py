@@ -1,4 +1,4 @@
-"""Builds the features of rows, from which the model learns: numbers between 0 and 1, stored as bytes.
+"""Says how people become rows, and builds their features, from which the model learns: from 0 to 1, stored as bytes.
 
 A row looks at the days before the start of its window. The layout `slots` has a block for each sampled contact, as in
 the winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3). `summary` has the mean of these
@@ -9,14 +9,18 @@ more of them is left by noise on gradients.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from beam_pipelines.contact_graph.degree import DegreeBound
 from beam_pipelines.contact_graph.people import PERSON_FEATURES, SECONDS_PER_DAY, People, to_bytes
 from beam_pipelines.contact_graph.sampling import Pairs
 from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES
+from beam_pipelines.options import JobOptions
 from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.settings import Count, CountOrZero, Settings
 
 NUM_CLASSES = 2
 # The source of such rows in manifests.
@@ -24,12 +28,7 @@ SOURCE = "contact_graph"
 MOST_CONTACTS = 20
 # The ranges overlap on purpose: nearly equal numbers share a weight's noise between them.
 _LATELY = (1, 2, 3, 5, 7)
-_EDGE_FEATURES = (
-    "hours",
-    "number_of_contacts",
-    "start",
-    *(f"at_{name}" for name in ACTIVITY_NAMES),
-)
+_EDGE_FEATURES = ("hours", "number_of_contacts", "start", *(f"at_{name}" for name in ACTIVITY_NAMES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,44 +76,93 @@ class RowLayout:
         return len(self.names)
 
 
+class RowSettings(Settings):
+    """Says how people become rows.
+
+    Attributes:
+      degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
+      silo_by: who belongs to which silo: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`, the
+        cell of a grid that a person's home lies in. Contacts between silos are left out.
+      num_slots: S, how many contacts a row looks at; 0 for rows of people alone.
+      layout: `slots`, a block of numbers for each contact; `summary`, their mean; or `exposure`, ten numbers; see
+        `beam_pipelines.contact_graph.rows`.
+      num_days: how many days were observed, from day 0.
+      window_days: how many days of history a row has.
+      prediction_days: the label of a row is whether the person falls ill in so many days after its history. In tests,
+        whose history ends with the last day, table `target` says so.
+      num_windows: rows for each person in training or validation, each of another time. More rows are more influence.
+    """
+
+    degree_bound: DegreeBound
+    silo_by: Annotated[str, Meta(pattern=r"^((person|household)\.\w+|residence_grid\.\d+(\.\d+)?)$")] = "person.region"
+    num_slots: CountOrZero = 20
+    layout: Literal["slots", "summary", "exposure"] = "slots"
+    num_days: Annotated[int, Meta(ge=2, lt=2**15 - 1)] = 57
+    window_days: Count = 21
+    prediction_days: Count = 7
+    num_windows: Count = 1
+
+    def __post_init__(self):
+        kind, _, size = self.silo_by.partition(".")
+        if kind == "residence_grid" and not float(size) > 0:
+            raise ValueError("silo_by: cells must have more than 0 degrees")
+        if self.window_days + self.prediction_days > self.num_days:
+            raise ValueError("num_days must leave room for window_days and prediction_days")
+
+    def layout_of(self, observed_days: int = 1) -> RowLayout:
+        """Returns the numbers of a row, where durations of contacts are totals of so many days."""
+        return RowLayout(self.layout, self.num_slots, self.window_days, observed_days)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContactGraphOptions(JobOptions):
+    """The rows to make of a contact graph.
+
+    Attributes:
+      rows: how people become rows.
+      validation_fraction: expected share of people whose rows are for validation.
+      min_people_per_silo: smaller silos are dropped.
+      num_shards: number of shard files; 0 chooses it by the number of contacts. A task holds the contacts of
+        one shard in memory.
+    """
+
+    rows: RowSettings
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    min_people_per_silo: Count = 10
+    num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns those of any job, and those of rows among them."""
+        own = super().parameters()
+        return {
+            name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])
+        }
+
+
 @dataclasses.dataclass(frozen=True)
 class RowRules:
     """Rules for people, their silos and their rows, which every stage of the job has.
 
     Attributes:
+      options: of the job.
       columns: by table, the columns that are read.
       has_households: whether there is a table of them.
-      silo_by: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`.
-      degree_bound: checked; may leave contacts out, and may name groups.
-      validation_fraction: expected share of people whose rows are for validation.
-      min_people: silos with fewer people are dropped.
-      num_days: how many days were observed, from day 0.
-      prediction_days: the label is whether somebody falls ill in so many days.
-      num_windows: how many rows each person has for training or validation.
       layout: of a row.
       features: of the examples written.
-      seed: keys the split, windows and sampling.
       num_shards: of the dataset, and partitions of people.
     """
 
+    options: ContactGraphOptions
     columns: Mapping[str, tuple[str, ...]]
     has_households: bool
-    silo_by: str
-    degree_bound: DegreeBound
-    validation_fraction: float
-    min_people: int
-    num_days: int
-    prediction_days: int
-    num_windows: int
     layout: RowLayout
     features: FeatureSpec
-    seed: int
     num_shards: int
 
     @property
     def grid_degrees(self) -> float | None:
         """Returns the side of a cell of the grid that silos are made by, if they are."""
-        kind, _, size = self.silo_by.partition(".")
+        kind, _, size = self.options.rows.silo_by.partition(".")
         return float(size) if kind == "residence_grid" else None
 
 
@@ -240,7 +288,6 @@ class _History:
 def _sums(values: np.ndarray, owners: np.ndarray, num_owners: int) -> np.ndarray:
     """Adds up the rows of each owner, for sorted owners: float64 `[owners, ...]`."""
     total = np.zeros((num_owners, values.shape[1]))
-    if len(owners):
-        first = np.flatnonzero(np.diff(owners, prepend=-1))
-        total[owners[first]] = np.add.reduceat(values, first, axis=0, dtype=np.float64)
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    total[owners[first]] = np.add.reduceat(values, first, axis=0, dtype=np.float64)
     return total

@@ -57,13 +57,8 @@ def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
     key = contacts.owner * num_people + contacts.other
     order = np.argsort(key)
     key = key[order]
-    is_first = np.ones(len(key), bool)
-    is_first[1:] = key[1:] != key[:-1]
-    first = np.flatnonzero(is_first)
+    first = np.flatnonzero(np.diff(key, prepend=-1))
     owner, other = key[first] // num_people, key[first] % num_people
-    if not len(first):
-        empty = np.zeros(0, np.int64)
-        return Pairs(owner, other, empty, empty, empty, empty, empty.astype(np.uint8))
     flags = np.left_shift(np.uint8(1), (contacts.activity[order] - 1).astype(np.uint8))
     return Pairs(
         owner,
@@ -103,14 +98,7 @@ def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, i
     return Pairs(*(values[chosen] for values in pairs))._replace(slot=ranks[ranks < num_slots])
 
 
-def degrees_of(pairs: Pairs, num_owners: int) -> np.ndarray:
-    """Counts the people each owner has met: int64 `[owners]`."""
-    return np.bincount(pairs.owner, minlength=num_owners)
-
-
 def _ranks(owners: np.ndarray) -> np.ndarray:
     """Returns the rank of each row among those of its owner, for sorted owners."""
-    is_first = np.ones(len(owners), bool)
-    is_first[1:] = owners[1:] != owners[:-1]
-    first = np.flatnonzero(is_first)
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
     return np.arange(len(owners)) - np.repeat(first, np.diff(first, append=len(owners)))

@@ -14,27 +14,13 @@ from beam_pipelines.records import Reason
 from tff_pdp.data.manifest import RecordCounts, Tally
 
 USERS, EXAMPLES = "users", "examples"
-_READ, _KEPT = "read", "kept"
+READ, KEPT = "read", "kept"
 
 
-def count_read(context: TaskContext, users: int, examples: int) -> None:
-    """Counts users and examples as read."""
-    _count(context, _READ, users, examples)
-
-
-def count_kept(context: TaskContext, users: int, examples: int) -> None:
-    """Counts clients and examples as kept."""
-    _count(context, _KEPT, users, examples)
-
-
-def count_dropped(context: TaskContext, reason: Reason, users: int, examples: int) -> None:
-    """Counts users and examples as left out."""
-    _count(context, reason, users, examples)
-
-
-def count_rows(context: TaskContext, table: str, what: Reason | str, rows: int) -> None:
-    """Counts rows of a table as `read`, `kept`, or left out for a reason."""
-    context.count(f"{table}/{what}", rows)
+def count_users(context: TaskContext, what: str, users: int, examples: int) -> None:
+    """Counts users (or clients) and their examples as `READ`, `KEPT`, or left out for a reason."""
+    context.count(USERS, what, users)
+    context.count(EXAMPLES, what, examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,22 +32,19 @@ class Counts:
     @property
     def read(self) -> Tally:
         """Returns the numbers of users and examples read."""
-        return self._tally(lambda counts: counts.read)
+        return Tally(self._of(USERS).read, self._of(EXAMPLES).read)
 
     @property
     def kept(self) -> Tally:
         """Returns the numbers of clients and examples kept."""
-        return self._tally(lambda counts: counts.kept)
+        return Tally(self._of(USERS).kept, self._of(EXAMPLES).kept)
 
     @property
     def dropped(self) -> dict[str, Tally]:
         """Returns the numbers of users and examples left out, by reason."""
-        reasons = {reason for kind in (USERS, EXAMPLES) for reason in self._of(kind).dropped}
-        return {
-            reason.value: self._tally(lambda counts, reason=reason: counts.dropped.get(reason, 0))
-            for reason in Reason
-            if reason in reasons
-        }
+        users, examples = self._of(USERS).dropped, self._of(EXAMPLES).dropped
+        reasons = [reason.value for reason in Reason if reason in users or reason in examples]
+        return {reason: Tally(users.get(reason, 0), examples.get(reason, 0)) for reason in reasons}
 
     @property
     def rows(self) -> dict[str, RecordCounts]:
@@ -87,9 +70,6 @@ class Counts:
         by_reason = sorted(self._of(kind).dropped.items(), key=lambda item: (-item[1], item[0]))
         return ", ".join(f"{reason}: {number} rows" for reason, number in by_reason)
 
-    def _tally(self, pick) -> Tally:
-        return Tally(pick(self._of(USERS)), pick(self._of(EXAMPLES)))
-
     def _of(self, kind: str) -> RecordCounts:
         return self.records.get(kind, RecordCounts())
 
@@ -103,13 +83,8 @@ def add_up(counts: Mapping[str, int]) -> Counts:
     records = {}
     for kind, numbers in sorted(by_kind.items()):
         dropped = {reason.value: numbers[reason] for reason in Reason if numbers[reason]}
-        found = RecordCounts(numbers[_READ], numbers[_KEPT], dropped)
+        found = RecordCounts(numbers[READ], numbers[KEPT], dropped)
         if found.read != found.kept + sum(dropped.values()) or sum(numbers.values()) != 2 * found.read:
             raise RuntimeError(f"{kind} were lost or counted twice: {dict(numbers)}")
         records[kind] = found
     return Counts(records)
-
-
-def _count(context: TaskContext, what: Reason | str, users: int, examples: int) -> None:
-    context.count(f"{USERS}/{what}", users)
-    context.count(f"{EXAMPLES}/{what}", examples)

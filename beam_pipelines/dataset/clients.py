@@ -1,6 +1,7 @@
 """Runs the job for any raw data: users in, a client dataset out (`tff_pdp.data.manifest` describes its folder)."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -12,9 +13,9 @@ import numpy as np
 import pyarrow
 from tqdm import tqdm
 
-from beam_pipelines.dataset.accounting import count_dropped, count_kept, count_read
+from beam_pipelines.dataset.accounting import KEPT, READ, USERS, count_users
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job
-from beam_pipelines.dataset.shards import DeadLetterFile, Extent, write_shard
+from beam_pipelines.dataset.staging import Extent, write_shard
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.options import ClientDatasetOptions, ClientRules, RawData, Summary
 from beam_pipelines.records import DeadLetter, Reason, UserRecord, raw_excerpt
@@ -23,7 +24,6 @@ from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
-USERS = "users"
 # A task keeps so many bytes of examples before it hands them on.
 _PIECE_BYTES = 64 << 20
 
@@ -104,13 +104,12 @@ def _judge_user(user: UserRecord, rule: ExampleRule) -> _UserRow:
     return _UserRow(user.client, user.source, user.fingerprint(), user.num_examples, letters, x, y, *stated)
 
 
-def _to_batch(rows: list[_UserRow]) -> pyarrow.RecordBatch:
-    """Packs rows as a batch of `_ROWS`."""
-    columns = zip(*map(_values, rows), strict=True)
-    return pyarrow.record_batch(
-        [pyarrow.array(values, field.type) for values, field in zip(columns, _ROWS, strict=True)],
-        schema=_ROWS,
-    )
+def _packed(row: _UserRow) -> dict[str, Any]:
+    """Packs a row as values of `_ROWS`."""
+    letters = json.dumps([dataclasses.asdict(letter) for letter in row.letters])
+    arrays = {name: getattr(row, name) for name in _ROWS.names[5:]}
+    packed = {name: None if array is None else array.tobytes() for name, array in arrays.items()}
+    return row._asdict() | packed | {"letters": letters}
 
 
 def _rows_of(batch: pyarrow.RecordBatch, rule: ExampleRule) -> Iterator[_UserRow]:
@@ -132,22 +131,17 @@ def _rows_of(batch: pyarrow.RecordBatch, rule: ExampleRule) -> Iterator[_UserRow
         )
 
 
-def _values(row: _UserRow) -> tuple:
-    letters = "[" + ",".join(letter.to_json() for letter in row.letters) + "]"
-    stated = (None if one is None else one.tobytes() for one in (row.is_test, row.is_validation))
-    fixed = (row.client, row.source, row.fingerprint, row.num_examples, letters)
-    return (*fixed, row.x.tobytes(), row.y.tobytes(), *stated)
-
-
 def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
     """Builds the stages of a client-dataset job."""
     if raw.user_stages is not None:
         first = tuple(raw.user_stages(rules))
     elif raw.read_users is not None:
-        first = (Stage("read_users", raw.units, _ReadUsers(raw.folder, raw.read_users, rules), gives=(USERS,)),)
+        read = functools.partial(_read_users, raw.folder, raw.read_users, rules)
+        first = (Stage("read_users", raw.units, read, gives=(USERS,)),)
     else:
         raise ValueError("raw data need read_users or user_stages")
-    return (*first, partition_stage("write_shards", rules.num_shards, _WriteShard(rules), takes=(USERS,)))
+    write = functools.partial(_write_shard, rules)
+    return (*first, partition_stage("write_shards", rules.num_shards, write, takes=(USERS,)))
 
 
 def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskContext) -> Iterator[Piece]:
@@ -156,8 +150,9 @@ def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskCo
     size = 0
     for user in users:
         row = _judge_user(user, rules.examples)
-        count_read(context, users=1, examples=row.num_examples)
-        waiting.setdefault(shard_of(row.client, rules.num_shards, rules.splits.seed), []).append(row)
+        count_users(context, READ, users=1, examples=row.num_examples)
+        shard = keyed_hash(rules.splits.seed, "shard", row.client.encode()) % rules.num_shards
+        waiting.setdefault(shard, []).append(row)
         size += row.x.nbytes
         if size > _PIECE_BYTES:
             yield from _pieces(waiting)
@@ -165,88 +160,70 @@ def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskCo
     yield from _pieces(waiting)
 
 
-def shard_of(client: str, num_shards: int, seed: int) -> int:
-    """Chooses the shard of a client by the hash of its name."""
-    return keyed_hash(seed, "shard", client.encode()) % num_shards
-
-
-@dataclasses.dataclass(frozen=True)
-class _ReadUsers:
+def _read_users(
+    folder: Path, read: Callable[[Path], Iterable[UserRecord]], rules: ClientRules, task: str, context: TaskContext
+) -> Iterator[Piece]:
     """A unit of the raw data -> every copy of every user in it, to the shard that the user will be in."""
-
-    folder: Path
-    read_users: Callable[[Path], Iterable[UserRecord]]
-    rules: ClientRules
-
-    def __call__(self, task: str, context: TaskContext) -> Iterator[Piece]:
-        return user_pieces(self.read_users(self.folder / task), self.rules, context)
+    return user_pieces(read(folder / task), rules, context)
 
 
-@dataclasses.dataclass(frozen=True)
-class _WriteShard:
+def _write_shard(rules: ClientRules, task: int, context: TaskContext) -> Iterable[Piece]:
     """All copies of the users of one shard -> its file, and dead letters."""
+    copies: dict[str, list[_UserRow]] = {}
+    for batch in context.tables.get(USERS, []):
+        for row in _rows_of(batch, rules.examples):
+            copies.setdefault(row.client, []).append(row)
+    write_shard(context.folder, task, rules.num_shards, _extents(copies, rules, context))
+    return ()
 
-    rules: ClientRules
 
-    def __call__(self, task: int, context: TaskContext) -> Iterable[Piece]:
-        copies: dict[str, list[_UserRow]] = {}
-        for batch in context.tables.get(USERS, []):
-            for row in _rows_of(batch, self.rules.examples):
-                copies.setdefault(row.client, []).append(row)
-        with DeadLetterFile(context.folder, "write_shards", task) as letters:
-            extents = self._extents(copies, context, letters)
-            write_shard(context.folder, task, self.rules.num_shards, extents)
-        return ()
+def _extents(copies: dict[str, list[_UserRow]], rules: ClientRules, context: TaskContext) -> Iterator[Extent]:
+    for client in sorted(copies):
+        row = _one_copy(copies.pop(client), context)
+        if row is None:
+            continue
+        context.letters.extend(row.letters)
+        for letter in row.letters:
+            count_users(context, letter.reason, users=int(letter.example is None), examples=letter.num_examples)
+        if row.is_usable:
+            yield from _divide(row, rules, context)
 
-    def _extents(
-        self, copies: dict[str, list[_UserRow]], context: TaskContext, letters: DeadLetterFile
-    ) -> Iterator[Extent]:
-        for client in sorted(copies):
-            row = _one_copy(copies.pop(client), context, letters)
-            if row is None:
-                continue
-            letters.add_all(row.letters)
-            for letter in row.letters:
-                is_user = letter.example is None
-                count_dropped(context, letter.reason, users=int(is_user), examples=letter.num_examples)
-            if row.is_usable:
-                yield from self._divide(row, context)
 
-    def _divide(self, row: _UserRow, context: TaskContext) -> Iterator[Extent]:
-        size = len(row.y)
-        if size < self.rules.min_examples:
-            count_dropped(context, Reason.TOO_FEW_EXAMPLES, users=1, examples=size)
-            return
-        ids = _example_ids(row.x, row.y)
-        splits = self.rules.splits.divide(row.client, ids, row.is_test, row.is_validation)
-        if not len(splits["train"]) and not (self.rules.splits.by_user or row.is_held_out):
-            count_dropped(context, Reason.EMPTY_TRAIN_SPLIT, users=1, examples=size)
-            return
-        count_kept(context, users=1, examples=size)
-        for split, chosen in sorted(splits.items()):
-            if len(chosen):
-                records = encode_examples(self.rules.features, row.x[chosen], row.y[chosen], ids[chosen])
-                yield Extent(row.client, split, records, len(chosen))
+def _divide(row: _UserRow, rules: ClientRules, context: TaskContext) -> Iterator[Extent]:
+    size = len(row.y)
+    if size < rules.min_examples:
+        count_users(context, Reason.TOO_FEW_EXAMPLES, users=1, examples=size)
+        return
+    ids = _example_ids(row.x, row.y)
+    splits = rules.splits.divide(row.client, ids, row.is_test, row.is_validation)
+    if not len(splits["train"]) and not (rules.splits.by_user or row.is_held_out):
+        count_users(context, Reason.EMPTY_TRAIN_SPLIT, users=1, examples=size)
+        return
+    count_users(context, KEPT, users=1, examples=size)
+    for split, chosen in sorted(splits.items()):
+        if len(chosen):
+            records = encode_examples(rules.features, row.x[chosen], row.y[chosen], ids[chosen])
+            yield Extent(row.client, split, records, len(chosen))
 
 
 def _pieces(waiting: dict[int, list[_UserRow]]) -> Iterator[Piece]:
     for shard, rows in sorted(waiting.items()):
-        yield Piece(USERS, shard, _to_batch(rows))
+        yield Piece(USERS, shard, pyarrow.RecordBatch.from_pylist(list(map(_packed, rows)), _ROWS))
 
 
-def _one_copy(copies: list[_UserRow], context: TaskContext, letters: DeadLetterFile) -> _UserRow | None:
+def _one_copy(copies: list[_UserRow], context: TaskContext) -> _UserRow | None:
     """Returns one of several identical copies of a user; None where they differ, which makes all dead letters."""
     # Sorted, so that the kept copy does not depend on the order in which files were read.
     first, *others = sorted(copies, key=lambda copy: copy.source)
     if any(copy.fingerprint != first.fingerprint for copy in others):
         sources = str([copy.source for copy in (first, *others)])
+        reason = Reason.CONFLICTING_USER
         for copy in copies:
-            count_dropped(context, Reason.CONFLICTING_USER, users=1, examples=copy.num_examples)
-            reason = Reason.CONFLICTING_USER
-            letters.add(DeadLetter(copy.source, copy.client, None, reason, sources[:200], copy.num_examples))
+            count_users(context, reason, users=1, examples=copy.num_examples)
+            context.letters.append(DeadLetter(copy.source, copy.client, None, reason, sources[:200], copy.num_examples))
         return None
     for copy in others:
-        count_dropped(context, Reason.IDENTICAL_USER, users=1, examples=copy.num_examples)
+        count_users(context, Reason.IDENTICAL_USER, users=1, examples=copy.num_examples)
     return first
 
 

@@ -12,8 +12,14 @@ import pyarrow
 
 import tff_pdp
 from beam_pipelines.dataset.accounting import EXAMPLES, Counts, add_up
-from beam_pipelines.dataset.shards import shard_name, write_index
-from beam_pipelines.dataset.staging import is_half_published, keep_dead_letters, publish, staging_folder
+from beam_pipelines.dataset.staging import (
+    is_half_published,
+    keep_dead_letters,
+    publish,
+    shard_name,
+    staging_folder,
+    write_index,
+)
 from beam_pipelines.engine.stages import Stage
 from beam_pipelines.options import JobOptions, Summary
 from tff_pdp.data.manifest import (
@@ -70,7 +76,7 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
         the output is in the way. Nothing is written under the output's name then.
     """
     # Starts Beam, which describing a job does not need.
-    from beam_pipelines.engine.run import Engine, run_stages
+    from beam_pipelines.engine.run import run_stages
 
     output = Path(options.output).absolute()
     config_hash = job.config_hash()
@@ -83,8 +89,8 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
         finished = _finished_dataset(output, config_hash, options.overwrite)
         if finished is not None:
             return _skipped(output, finished)
-        engine = Engine(options.runner, tuple(options.pipeline_args), is_staged)
-        counts = add_up(run_stages(job.stages, engine, staging))
+        flags = [f"--runner={options.runner}", *options.pipeline_args]
+        counts = add_up(run_stages(job.stages, staging, is_staged=is_staged, flags=flags))
         _check_quality(options, counts, staging, output)
         manifest = _describe(job, options.seed, config_hash, counts, staging)
         manifest.save(staging)

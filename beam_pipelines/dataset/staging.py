@@ -1,14 +1,21 @@
-"""Manages the folder a job works in before its output has a name: the leftovers of a killed job never look complete."""
+"""Manages the folder a job works in before its output has a name: the leftovers of a killed job never look complete.
+
+Its files are byte-deterministic: shards, and their index.
+"""
 
 import contextlib
+import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
+
 from beam_pipelines.engine.tasks import REPORT_FOLDER
-from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER, SUCCESS_FILE, mark_finished
+from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, INDEX_FILE, SHARD_FOLDER, SUCCESS_FILE, mark_finished
 from tff_pdp.errors import DataError, UserError
-from tff_pdp.files import is_attempt, naming, sync
+from tff_pdp.files import atomic_file, is_attempt, naming, sync, write_atomically
 from tff_pdp.lock import only_writer
 
 # Index rows of one shard each, until there is one index.
@@ -123,3 +130,59 @@ def _clear_unless(staging: Path, resume_key: str) -> None:
             path.write_text(key)
     for name in (*_PUBLISHED_FOLDERS, INDEX_FOLDER, REPORT_FOLDER):
         (staging / name).mkdir(exist_ok=True)
+
+
+_INDEX_SCHEMA = pyarrow.schema(
+    [
+        ("client_id", pyarrow.string()),
+        ("split", pyarrow.string()),
+        ("shard", pyarrow.int32()),
+        ("offset", pyarrow.int64()),
+        ("nbytes", pyarrow.int64()),
+        ("num_examples", pyarrow.int64()),
+    ]
+)
+
+
+def shard_name(shard: int, num_shards: int) -> str:
+    """Returns the name of a shard file, relative to the dataset."""
+    return f"{SHARD_FOLDER}/part-{shard:05d}-of-{num_shards:05d}.tfrecord"
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """Examples of one client and split as framed TFRecords, to be appended to a shard."""
+
+    client: str
+    split: str
+    records: bytes
+    num_examples: int
+
+
+def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Extent]) -> None:
+    """Writes a shard as its extents, sorted by client and split, are made, and the index of where they lie."""
+    rows, offset = [], 0
+    with atomic_file(staging / shard_name(shard, num_shards)) as file:
+        for extent in extents:
+            file.write(extent.records)
+            size = len(extent.records)
+            values = (extent.client, extent.split, shard, offset, size, extent.num_examples)
+            rows.append(dict(zip(_INDEX_SCHEMA.names, values, strict=True)))
+            offset += size
+    index = pyarrow.Table.from_pylist(rows, schema=_INDEX_SCHEMA)
+    _write_rows(staging / INDEX_FOLDER / f"{shard:05d}.parquet", index)
+
+
+def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
+    """Joins the indices of all shards to one, sorted by client, split and shard."""
+    parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
+    order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
+    index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()
+    _write_rows(staging / INDEX_FILE, index)
+    return index
+
+
+def _write_rows(path: Path, table: pyarrow.Table) -> None:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink)
+    write_atomically(path, [sink.getvalue().to_pybytes()])

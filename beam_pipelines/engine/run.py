@@ -6,7 +6,6 @@ partition whatever the size of the input; and a job that was killed goes on with
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import re
@@ -22,49 +21,34 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import AsIter, PCollection, TaggedOutput
 from tqdm import tqdm
 
-from beam_pipelines.engine.stages import Origin, Stage, decode_pieces, encode_piece, read_pieces, write_pieces
+from beam_pipelines.engine.stages import Stage, decode_pieces, encode_piece, read_pieces, write_pieces
 from beam_pipelines.engine.tasks import TaskRun, count_done, end_with, is_done, read_reports
 from tff_pdp.errors import DataError, sentence_for_user
 
 
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """Where stages are run.
-
-    Attributes:
-      runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
-      pipeline_args: further Beam flags, e.g. `("--direct_num_workers=2", ...)`.
-      is_staged: whether stages are pipelines of their own with files between them; otherwise all are one pipeline, and
-        the runner carries pieces between them.
-    """
-
-    runner: str = "FnApiRunner"
-    pipeline_args: tuple[str, ...] = ()
-    is_staged: bool = True
-
-
-def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter[str]:
+def run_stages(stages: Sequence[Stage], folder: Path, *, is_staged: bool, flags: list[str]) -> Counter[str]:
     """Runs stages and returns the sums of their tasks' counts.
 
     Args:
       stages: each takes tables of, and comes after, earlier ones.
-      engine: where they are run.
       folder: the staging folder, which every worker sees under this name. Staged tasks that have ended there are not
         run again.
+      is_staged: whether stages are pipelines of their own with files between them; otherwise all are one pipeline, and
+        the runner carries pieces between them.
+      flags: of Beam, `--runner=...` among them.
 
     Raises:
       DataError: a task found input that the job cannot use.
     """
-    names = [f"--runner={engine.runner}", *engine.pipeline_args]
-    if engine.is_staged:
+    if is_staged:
         for place, stage in enumerate(stages):
-            pipeline = beam.Pipeline(options=PipelineOptions(names))
+            pipeline = beam.Pipeline(options=PipelineOptions(flags))
             if _add_stage(pipeline, stages, place, folder):
                 _run(pipeline, [stage], folder)
             _check_errors([stage], folder)
             _remove_used_pieces(stages, place, folder)
     else:
-        pipeline = beam.Pipeline(options=PipelineOptions(names))
+        pipeline = beam.Pipeline(options=PipelineOptions(flags))
         _add_stages(pipeline, stages, folder)
         _run(pipeline, stages, folder)
         _check_errors(stages, folder)
@@ -77,7 +61,7 @@ def run_stages(stages: Sequence[Stage], engine: Engine, folder: Path) -> Counter
 
 def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
     try:
-        with _progress_bar(stages, folder), _quiet_about_disks():
+        with _progress_bar(stages, folder):
             pipeline.run().wait_until_finish()
     except Exception as error:
         # In one pipeline, later stages trip over the missing work of a stage that an error of the input has ended.
@@ -92,21 +76,6 @@ def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None
             raise RuntimeError(f"the runner says it is done, but {left} tasks of stage {stage.name} have not been run")
 
 
-@contextlib.contextmanager
-def _quiet_about_disks() -> Iterator[None]:
-    """Keeps the tracebacks of a full disk, of which one line says all, out of the log of Beam's worker."""
-    logger = logging.getLogger("apache_beam.runners.common")
-
-    def says_more(record: logging.LogRecord) -> bool:
-        return _refused_by_disk(record.getMessage(), Path()) is None
-
-    logger.addFilter(says_more)
-    try:
-        yield
-    finally:
-        logger.removeFilter(says_more)
-
-
 def _refused_by_disk(text: str, folder: Path) -> OSError | None:
     """Reads the error of a worker that found no room out of a runner's text; None for all others."""
     found = re.findall(r"\[Errno (\d+)\] [^\n:\[]*(?:: '([^'\n]+)')?", text)
@@ -115,6 +84,12 @@ def _refused_by_disk(text: str, folder: Path) -> OSError | None:
     number, path = int(found[-1][0]), found[-1][1]
     refused = OSError(number, os.strerror(number), path or str(folder))
     return refused if sentence_for_user(refused) else None
+
+
+# The tracebacks of a full disk, of which one line says all, are kept out of the log of Beam's worker.
+logging.getLogger("apache_beam.runners.common").addFilter(
+    lambda record: _refused_by_disk(record.getMessage(), Path()) is None
+)
 
 
 def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
@@ -181,8 +156,8 @@ def _add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) 
         outputs = tasks | stage.name >> beam.ParDo(run, *waits).with_outputs(*stage.gives, main=_DONE)
         done[stage.name] = outputs[_DONE]
         for table in stage.gives:
-            typed = outputs[table] | f"{stage.name}/{table}" >> beam.Map(_same).with_output_types(tuple[int, bytes])
-            given.setdefault(table, []).append(typed)
+            keyed = beam.Map(lambda keyed: keyed).with_output_types(tuple[int, bytes])
+            given.setdefault(table, []).append(outputs[table] | f"{stage.name}/{table}" >> keyed)
 
 
 class _OfJob(beam.DoFn):
@@ -207,18 +182,13 @@ class _RunTask(_OfJob):
 
     def process(self, element: tuple[int, Iterable[bytes]], *after: Any) -> Iterator[Any]:
         """Runs one task, once the stages in `after` are done."""
-        del after
         number, encoded = element
         run = TaskRun(self._stage, number, decode_pieces(encoded), self._folder)
         for order, piece in enumerate(run.pieces()):
-            content = encode_piece(piece, Origin(self._place, number, order)).to_pybytes()
+            content = encode_piece(piece, self._place, number, order).to_pybytes()
             yield TaggedOutput(piece.table, (piece.partition, content))
         run.report()
         yield number
-
-
-def _same(keyed: tuple[int, bytes]) -> tuple[int, bytes]:
-    return keyed
 
 
 PIECE_FOLDER = ".pieces"

@@ -7,17 +7,17 @@ number of pieces as int64.
 """
 
 import dataclasses
-import enum
 import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
 
+from beam_pipelines.records import DeadLetter
 from tff_pdp.files import atomic_file, read_at
 
 
@@ -40,17 +40,19 @@ class TaskContext:
       tables: by name, the batches that earlier stages gave to this task's partition, sorted by stage, task and order of
         making: the same whatever the engine did in between.
       counts: of records read, kept and dropped, for `beam_pipelines.dataset.accounting`.
+      letters: dead letters, written into the job's folder of them once the task has ended well.
     """
 
     number: int
     folder: Path
     tables: Mapping[str, list[pyarrow.RecordBatch]]
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    letters: list[DeadLetter] = dataclasses.field(default_factory=list)
 
-    def count(self, what: str | enum.StrEnum, number: int = 1) -> None:
-        """Adds to a count."""
+    def count(self, record: str, what: str, number: int = 1) -> None:
+        """Counts records of a kind, such as rows of a table, as `read`, `kept`, or left out for a reason."""
         if number:
-            self.counts[str(what)] += int(number)
+            self.counts[f"{record}/{what}"] += int(number)
 
 
 Work = Callable[[Any, TaskContext], Iterable[Piece]]
@@ -86,16 +88,8 @@ def partition_stage(name: str, num_partitions: int, work: Work, takes: tuple[str
 _TABLE, _ORIGIN = b"table", b"origin"
 
 
-class Origin(NamedTuple):
-    """Where a piece was made, which decides its place among those of a partition."""
-
-    stage: int
-    task: int
-    order: int
-
-
-def encode_piece(piece: Piece, origin: Origin) -> pyarrow.Buffer:
-    """Packs a piece as bytes."""
+def encode_piece(piece: Piece, *origin: int) -> pyarrow.Buffer:
+    """Packs a piece as bytes; stage, task and order decide its place among those of a partition."""
     metadata = {_TABLE: piece.table.encode(), _ORIGIN: ".".join(map(str, origin))}
     batch = piece.batch.replace_schema_metadata(metadata)
     sink = pyarrow.BufferOutputStream()
@@ -106,13 +100,13 @@ def encode_piece(piece: Piece, origin: Origin) -> pyarrow.Buffer:
 
 def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatch]]:
     """Unpacks batches by table, in the order of their origins. Empty bytes stand for nothing."""
-    found: list[tuple[Origin, str, pyarrow.RecordBatch]] = []
+    found: list[tuple[list[int], str, pyarrow.RecordBatch]] = []
     for content in encoded:
         if content:
             with pyarrow.ipc.open_stream(pyarrow.py_buffer(content)) as stream:
                 batch = stream.read_next_batch()
             metadata = batch.schema.metadata
-            origin = Origin(*map(int, metadata[_ORIGIN].split(b".")))
+            origin = [int(number) for number in metadata[_ORIGIN].split(b".")]
             found.append((origin, metadata[_TABLE].decode(), batch.replace_schema_metadata()))
     tables: dict[str, list[pyarrow.RecordBatch]] = {}
     for _, table, batch in sorted(found, key=lambda item: item[0]):
@@ -127,7 +121,7 @@ def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, giv
     # Only for the stages that follow, of which a power cut leaves none either.
     with atomic_file(path, is_durable=False) as file:
         for order, piece in enumerate(pieces):
-            encoded = encode_piece(piece, Origin(stage, task, order))
+            encoded = encode_piece(piece, stage, task, order)
             file.write(encoded)
             contents.append((gives.index(piece.table), piece.partition, offset, encoded.size))
             offset += encoded.size
@@ -153,7 +147,6 @@ def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[b
 @functools.lru_cache(maxsize=8192)
 def _contents(path: Path, *version: int) -> np.ndarray:
     """Reads a file's table of contents, which is kept: many tasks of a stage look into the same files."""
-    del version
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(size - 8)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow
 
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext
+from tff_pdp.data.manifest import DEAD_LETTER_FOLDER
 from tff_pdp.errors import UserError
 from tff_pdp.files import write_atomically
 
@@ -27,15 +28,8 @@ _GENERATIONS = 3
 class TaskReport:
     """How a task ended: its counts of records, and the error for which the job cannot go on, or empty."""
 
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    error: str = ""
-
-    def write(self, folder: Path, stage: str, task: int) -> None:
-        """Writes the report into a job's staging folder."""
-        path = _path(folder, stage, task)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A second run of the same task writes the same.
-        write_atomically(path, [json.dumps({"counts": dict(self.counts), "error": self.error}).encode()])
+    counts: Mapping[str, int]
+    error: str
 
 
 def is_done(folder: Path, stage: str, task: int) -> bool:
@@ -84,9 +78,16 @@ class TaskRun:
             self._error = str(error)
 
     def report(self) -> None:
-        """Writes the report of the task."""
-        report = TaskReport(self._context.counts, self._error)
-        report.write(self._context.folder, self._stage.name, self._context.number)
+        """Writes the dead letters of the task, unless an error has ended it, and then its report."""
+        context, stage = self._context, self._stage.name
+        lines = sorted(json.dumps(dataclasses.asdict(letter)) for letter in context.letters)
+        # A second run of the same task writes the same.
+        if lines and not self._error:
+            path = context.folder / DEAD_LETTER_FOLDER / f"{stage}-{context.number:05d}.jsonl"
+            write_atomically(path, (f"{line}\n".encode() for line in lines))
+        path = _path(context.folder, stage, context.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, [json.dumps(dataclasses.asdict(TaskReport(dict(context.counts), self._error))).encode()])
 
 
 def end_with(job: int) -> None:

@@ -52,10 +52,6 @@ class Contacts:
         members = group.astype(np.int32)
         return self.seconds @ members + self.seconds.T @ members
 
-    def mean_seconds(self) -> float:
-        """Returns the seconds that a person spends with others, one by one; the mean of all people."""
-        return 2.0 * float(self.seconds.data.sum(dtype=np.int64)) / max(len(self.pids), 1)
-
 
 def read_contacts(folder: Path) -> Contacts:
     """Reads the tables person and population_network; 12 bytes a contact row while reading, 20 at the end of it.
@@ -274,7 +270,9 @@ def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
     """Returns infections an hour of contact, as given or by the reproduction number; 0 where nobody meets."""
     if options.transmission_rate is not None:
         return options.transmission_rate
-    hours = contacts.mean_seconds() / _SECONDS_PER_HOUR / contacts.observed_days
+    # Each contact is one of both people.
+    mean_seconds = 2.0 * float(contacts.seconds.data.sum(dtype=np.int64)) / max(len(contacts.pids), 1)
+    hours = mean_seconds / _SECONDS_PER_HOUR / contacts.observed_days
     return options.reproduction_number / (hours * options.infectious_days) if hours else 0.0
 
 

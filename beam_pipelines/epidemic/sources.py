@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beam_pipelines.contact_graph.degree import DegreeBound
-from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
-from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE
+from beam_pipelines.contact_graph.job import run_contact_graph_job
+from beam_pipelines.contact_graph.rows import NUM_CLASSES, SOURCE, ContactGraphOptions, RowSettings
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.socio_patterns import ImportOptions, import_contacts
@@ -63,8 +63,7 @@ class ContactGraph(SourceSettings):
         Raises:
           ConfigError: the shape or the number of classes does not fit.
         """
-        del workspace
-        self.check_features((self.rows.num_values,), NUM_CLASSES)
+        self.check_features((self.rows.layout_of().size,), NUM_CLASSES)
         return People(Path(self.input), self.rows)
 
 
@@ -108,7 +107,7 @@ class SimulatedOutbreak(SourceSettings):
           ConfigError: the shape or the number of classes does not fit.
           DataError: a file is missing or malformed.
         """
-        self.check_features((self.rows.num_values,), NUM_CLASSES)
+        self.check_features((self.rows.layout_of().size,), NUM_CLASSES)
         workspace.mkdir(parents=True, exist_ok=True)
         options = self._population_options()
         if isinstance(options, PopulationOptions):

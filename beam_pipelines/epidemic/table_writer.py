@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,9 +10,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from beam_pipelines.contact_graph.tables import FORMATS, TABLES, paths_of, plain_type
+from beam_pipelines.contact_graph.tables import TABLES, paths_of, plain_type
 from beam_pipelines.dataset.staging import remove
-from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.errors import DataError
 from tff_pdp.files import naming
 from tff_pdp.settings import Count
 
@@ -31,12 +30,6 @@ class TableFormat:
 
     format: Literal["parquet", "csv", "csv.gz"] = "parquet"
     rows_per_file: Count | None = None
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ConfigError(f"format {self.format!r}: must be one of {', '.join(FORMATS)}")
-        if self.rows_per_file is not None and self.rows_per_file < 1:
-            raise ConfigError(f"rows_per_file {self.rows_per_file}: must be at least 1")
 
 
 class TableWriter:
@@ -90,11 +83,9 @@ class TableWriter:
                 with naming(self._path):
                     self._flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         try:
-            if error is None:
+            if kind is None:
                 with naming(self._path):
                     self._flush(is_last=True)
                 for path in self._existing:

@@ -1,7 +1,6 @@
 """Kinds of raw data: a reader each, and the settings that an experiment has for it.
 
 images: labelled images; single image files
-silo_arrays: silos in one `.npz`
 partition: pooled examples divided; digits divided, for the demo
 leaf: LEAF JSON, whole or split
 silo_files: `.mat`, `.json`, `.npz`; arrays that another kind has written

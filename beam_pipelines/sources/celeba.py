@@ -20,7 +20,7 @@ from msgspec import Meta
 from beam_pipelines.options import RawData, SourceSettings, part_names, split_part
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.images import hash_images, read_image
-from beam_pipelines.sources.leaf import leaf_raw_data, read_users
+from beam_pipelines.sources.leaf import SIDES, leaf_raw_data, read_users
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, CountOrZero, Name
 
@@ -156,11 +156,13 @@ class Celeba(SourceSettings):
 
     def build(self, workspace: Path) -> RawData:
         """Describes the folder; errors as of `SourceSettings.build`."""
-        del workspace
         self.check_features(self.input_shape, CELEBA_CLASSES)
         folder = Path(self.input)
-        is_leaf = folder.is_dir() and not (folder / IDENTITY_FILE).exists() and _has_leaf_files(folder)
-        raw, images = _leaf_form(folder, self) if is_leaf else _text_form(folder, self)
+        leaf = [*folder.glob("*.json*"), *(folder / side for side in SIDES if (folder / side).is_dir())]
+        raw = _leaf_form(folder, self) if leaf and not (folder / IDENTITY_FILE).exists() else _text_form(folder, self)
+        assert raw.read_users
+        users = [user for unit in raw.units for user in raw.read_users(folder / unit)]
+        images = [name for user in users if isinstance(user.x, list) for name in user.x if _is_name(name)]
         jpegs = _image_folder(folder, self.images)
         count = max(1, math.ceil(len(images) / _IMAGES_PER_TASK / len(raw.units)))
         parameters = {
@@ -171,95 +173,61 @@ class Celeba(SourceSettings):
         }
         return dataclasses.replace(
             raw,
-            read_users=CelebaReader(_reader(raw), jpegs, self.input_shape),
+            read_users=functools.partial(_read_part, raw.read_users, jpegs, self.input_shape),
             parts=tuple(part for unit in raw.units for part in part_names(unit, count)),
             parameters=parameters,
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class CelebaReader:
-    """Reads the people of a part of the raw data, one person at a time: path -> UserRecords, not judged.
-
-    Attributes:
-      read_people: path of a file -> people whose examples are names of images.
-      images: the folder of JPEGs.
-      shape: height, width and channels of the pixels that take the names' place.
-    """
-
-    read_people: Callable[[Path], Iterable[UserRecord]]
-    images: Path
-    shape: tuple[int, ...]
-
-    def __call__(self, path: Path) -> Iterator[UserRecord]:
-        """Reads the people; raises DataError as `read_people`."""
-        file, part, parts = split_part(path)
-        for place, user in enumerate(self.read_people(file)):
-            if place % parts == part:
-                x = [self._pixels(name) for name in user.x] if isinstance(user.x, list) else user.x
-                yield dataclasses.replace(user, x=x)
-
-    def _pixels(self, name: Any) -> Any:
-        # Anything but a plain name of a file is reported as it is, and never looked for elsewhere.
-        if not _is_name(name):
-            return name
-        return read_image(self.images, name, file_format="JPEG", shape=self.shape, resampling="BOX")
+def _read_part(
+    read_people: Callable[[Path], Iterable[UserRecord]], images: Path, shape: tuple[int, ...], path: Path
+) -> Iterator[UserRecord]:
+    """Reads the people of a part of a file, one person at a time, with pixels in place of names; raises DataError."""
+    read = functools.partial(read_image, images, file_format="JPEG", shape=shape, resampling="BOX")
+    file, part, parts = split_part(path)
+    for place, user in enumerate(read_people(file)):
+        if place % parts == part:
+            # Anything but a plain name of a file is reported as it is, and never looked for elsewhere.
+            x = [read(name) if _is_name(name) else name for name in user.x] if isinstance(user.x, list) else user.x
+            yield dataclasses.replace(user, x=x)
 
 
-@dataclasses.dataclass(frozen=True)
-class PeopleReader:
-    """Reads `identity_CelebA.txt` and the files beside it: path -> people whose examples are names of images.
-
-    Attributes:
-      attribute: the label is 1 for images with it, otherwise 0.
-      uses_partition: whether `list_eval_partition.txt` names the images for validation and test.
-    """
-
-    attribute: str
-    uses_partition: bool
-
-    def __call__(self, path: Path) -> list[UserRecord]:
-        """Reads all people, and keeps those of the last folder, as several tasks read parts of it; raises DataError."""
-        files = [path.with_name(name).stat() for name in _texts(self.uses_partition)]
-        return _read_people(path.parent, self, tuple((file.st_ino, file.st_mtime_ns) for file in files))
-
-
-def _text_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
-    """Describes the original files: raw data whose examples are names of images, and these names."""
-    uses_partition = options.split == "by_image_partition"
-    people = read_people(folder, options.attribute)
-    if uses_partition:
-        read_partitions(folder / PARTITION_FILE, people)
-    raw = RawData(
-        source="celeba",
-        folder=folder,
-        files=_texts(uses_partition),
-        parts=(IDENTITY_FILE,),
-        read_users=PeopleReader(options.attribute, uses_partition),
+def _text_form(folder: Path, options: Celeba) -> RawData:
+    """Describes the original files: raw data whose examples are names of images."""
+    by_partition = options.split == "by_image_partition"
+    files = (IDENTITY_FILE, ATTRIBUTE_FILE, *([PARTITION_FILE] if by_partition else []))
+    return RawData(
+        "celeba",
+        folder,
+        files,
+        functools.partial(_read_texts, files, options.attribute),
         are_images=True,
-        has_test_examples=uses_partition,
-        has_validation_examples=uses_partition,
+        has_test_examples=by_partition,
+        has_validation_examples=by_partition,
+        parts=(IDENTITY_FILE,),
     )
-    return raw, [image for ones in people.values() for image, _ in ones]
 
 
-def _leaf_form(folder: Path, options: Celeba) -> tuple[RawData, list[str]]:
+def _leaf_form(folder: Path, options: Celeba) -> RawData:
     """Describes LEAF's JSON, in the same way."""
     if (options.attribute, options.split) != (CELEBA_ATTRIBUTE, "random"):
         raise ConfigError(
             f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, whose labels are "
             f"{CELEBA_ATTRIBUTE} and whose split is its own; for others, take the folder with {IDENTITY_FILE}"
         )
-    raw = leaf_raw_data("celeba", folder, read_users)
-    users = [user for unit in raw.units for user in _reader(raw)(folder / unit)]
-    return raw, [name for user in users if isinstance(user.x, list) for name in user.x if _is_name(name)]
+    return leaf_raw_data("celeba", folder, read_users)
+
+
+def _read_texts(files: tuple[str, ...], attribute: str, path: Path) -> list[UserRecord]:
+    """Reads all people, and keeps those of the last folder, as several tasks read parts of it; raises DataError."""
+    found = [path.with_name(name).stat() for name in files if path.with_name(name).exists()]
+    return _read_users(path.parent, files, attribute, *((file.st_ino, file.st_mtime_ns) for file in found))
 
 
 @functools.lru_cache(maxsize=1)
-def _read_people(folder: Path, reader: PeopleReader, versions: tuple) -> list[UserRecord]:
-    del versions
-    people = read_people(folder, reader.attribute)
-    partitions = read_partitions(folder / PARTITION_FILE, people) if reader.uses_partition else None
+def _read_users(folder: Path, files: tuple[str, ...], attribute: str, *versions: tuple[int, int]) -> list[UserRecord]:
+    people = read_people(folder, attribute)
+    partitions = read_partitions(folder / PARTITION_FILE, people) if PARTITION_FILE in files else None
     users = []
     for person, images in people.items():
         names, labels = [name for name, _ in images], [label for _, label in images]
@@ -283,20 +251,6 @@ def _image_folder(folder: Path, stated: str | None) -> Path:
         f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
         "elsewhere"
     )
-
-
-def _has_leaf_files(folder: Path) -> bool:
-    return any(folder.glob("*.json*")) or any((folder / side).is_dir() for side in ("train", "test"))
-
-
-def _reader(raw: RawData) -> Callable[[Path], Iterable[UserRecord]]:
-    if raw.read_users is None:
-        raise ValueError(f"{raw.source}: needs read_users")
-    return raw.read_users
-
-
-def _texts(uses_partition: bool) -> tuple[str, ...]:
-    return (IDENTITY_FILE, ATTRIBUTE_FILE, *([PARTITION_FILE] if uses_partition else []))
 
 
 def _is_name(name: Any) -> bool:

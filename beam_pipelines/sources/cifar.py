@@ -31,29 +31,13 @@ class _Format:
     archive: str
     tfds_name: str
     num_classes: int
-    train: re.Pattern[str]
-    test: re.Pattern[str]
+    train: str
+    test: str
     labels: bytes
 
 
-_CIFAR10 = _Format(
-    title="CIFAR-10",
-    archive="cifar-10-python.tar.gz",
-    tfds_name="cifar10",
-    num_classes=10,
-    train=re.compile(r"data_batch_\d+"),
-    test=re.compile(r"test_batch"),
-    labels=b"labels",
-)
-_CIFAR100 = _Format(
-    title="CIFAR-100",
-    archive="cifar-100-python.tar.gz",
-    tfds_name="cifar100",
-    num_classes=100,
-    train=re.compile(r"train"),
-    test=re.compile(r"test"),
-    labels=b"fine_labels",
-)
+_CIFAR10 = _Format("CIFAR-10", "cifar-10-python.tar.gz", "cifar10", 10, r"data_batch_\d+", r"test_batch", b"labels")
+_CIFAR100 = _Format("CIFAR-100", "cifar-100-python.tar.gz", "cifar100", 100, r"train", r"test", b"fine_labels")
 
 
 def read_cifar10(source: str) -> ImageDataset:
@@ -83,9 +67,9 @@ def _read(source: str, form: _Format) -> ImageDataset:
     batches, origin = _batches_of_archive(path, form) if path.is_file() else _batches_of_folder(path, form)
     sides: list[Images] = []
     for pattern in (form.train, form.test):
-        names = [name for name in sorted(batches) if pattern.fullmatch(name)]
+        names = [name for name in sorted(batches) if re.fullmatch(pattern, name)]
         if not names:
-            raise DataError(f"{path}: no {pattern.pattern} in it; data.input takes the python version of {form.title}")
+            raise DataError(f"{path}: no {pattern} in it; data.input takes the python version of {form.title}")
         parsed = [_parse_batch(f"{path}: {name}", batches[name], form) for name in names]
         sides.append(Images(np.concatenate([part.x for part in parsed]), np.concatenate([part.y for part in parsed])))
     train, test = sides
@@ -109,7 +93,7 @@ def _batches_of_folder(folder: Path, form: _Format) -> tuple[dict[str, bytes], l
 
 
 def _is_batch(name: str, form: _Format) -> bool:
-    return bool(form.train.fullmatch(name) or form.test.fullmatch(name))
+    return bool(re.fullmatch(f"{form.train}|{form.test}", name))
 
 
 def _parse_batch(place: str, content: bytes, form: _Format) -> Images:

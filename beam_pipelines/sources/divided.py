@@ -36,8 +36,7 @@ from beam_pipelines.sources.partition import (
     partition_by_shares,
     uniform_partition,
 )
-from beam_pipelines.sources.silo_arrays import SiloArrays
-from beam_pipelines.sources.silo_files import array_images
+from beam_pipelines.sources.silo_files import SiloArrays, array_images
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Fraction, Positive, Settings, to_plain
 
@@ -143,31 +142,22 @@ class PartitionedImages(SourceSettings):
         dataset = _POOLED_IMAGES[self.images](self.input)
         self.check_features(shrunken_shape(dataset.train.x.shape[1:], self.shrink), dataset.num_classes)
         clients = partitioned_images(dataset, self.partition, self.shrink, self.seed)
-        given = to_plain(self.partition)
-        options = {name: given.get(name) for name in ("num_clients", "classes_per_client", "concentration")}
-        parameters = {
-            "images": self.images,
-            "partition": given["kind"],
-            **options,
-            "shrink": self.shrink,
-            "origin": dataset.origin,
-        }
-        return array_images(
-            "partitioned_images", workspace, clients, self.num_classes, parameters, has_test_examples=True
-        )
+        given = dict.fromkeys(("num_clients", "classes_per_client", "concentration")) | to_plain(self.partition)
+        parameters = {"images": self.images, "partition": given.pop("kind"), **given, "shrink": self.shrink}
+        parameters["origin"] = dataset.origin
+        return array_images("partitioned_images", workspace, clients, self.num_classes, parameters)
 
 
 def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int, seed: int) -> Iterator[SiloArrays]:
     """Makes the clients `silo_000`, ..., one at a time; the same arguments give the same clients.
 
     Returns:
-      The clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`; images of the test side are
-      test examples.
+      Clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`; images of the test side are test
+      examples.
 
     Raises:
-      ConfigError: the images cannot be divided among so many clients, or cannot be shrunk.
+      ConfigError: the images cannot be divided among so many clients.
     """
-    shrunken_shape(dataset.train.x.shape[1:], shrink)
     num_clients = partition.num_clients
     if num_clients > len(dataset.train.y):
         raise ConfigError(
@@ -178,14 +168,12 @@ def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int,
     sides = list(zip((dataset.train.y, dataset.test.y), streams, strict=True))
     train_parts, test_parts = partition.divide(sides, dataset.num_classes, shares_stream)
     width = max(3, len(str(num_clients - 1)))
-
-    def clients() -> Iterator[SiloArrays]:
-        for client, (train_part, test_part) in enumerate(zip(train_parts, test_parts, strict=True)):
-            # The name decides a client's random numbers in training: changed, it would change published results.
-            name = f"silo_{client:0{width}d}"
-            yield _silo(name, dataset.train[train_part], dataset.test[test_part], lambda x: shrunk(x, shrink))
-
-    return clients()
+    # The name decides a client's random numbers in training: changed, it would change published results.
+    names = (f"silo_{client:0{width}d}" for client in range(num_clients))
+    return (
+        _silo(name, dataset.train[train_part], dataset.test[test_part], lambda x: shrunk(x, shrink))
+        for name, train_part, test_part in zip(names, train_parts, test_parts, strict=True)
+    )
 
 
 def _silo(name: str, train: Images, test: Images, change: Callable[[np.ndarray], np.ndarray]) -> SiloArrays:
@@ -236,13 +224,9 @@ class RotatedMnist(SourceSettings):
         mnist = read_mnist(Path(self.input))
         self.check_features(shrunken_shape(mnist.train.x.shape[1:], self.shrink), mnist.num_classes)
         groups, silos = rotated_mnist(mnist.train, mnist.test, self)
-        options = {name: getattr(self, name) for name in _ROTATIONS}
-        parameters = {**options, "rotation_groups": groups, "origin": mnist.origin}
-        return array_images("rotated_mnist", workspace, silos, self.num_classes, parameters, has_test_examples=True)
-
-
-# Parameters of rotated images in a manifest.
-_ROTATIONS = ("num_silos", "num_rotations", "mask_fraction", "train_per_silo", "test_per_silo", "shrink")
+        own = {name: getattr(self, name) for name in RotatedMnist.__annotations__}
+        parameters = {**own, "rotation_groups": groups, "origin": mnist.origin}
+        return array_images("rotated_mnist", workspace, silos, self.num_classes, parameters)
 
 
 def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[dict[str, int], Iterator[SiloArrays]]:
@@ -253,11 +237,9 @@ def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[d
       the silos, made one at a time: x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`.
 
     Raises:
-      ConfigError: there are too few images, or images of their shape cannot be rotated or shrunk.
+      ConfigError: there are too few images, or images of their shape cannot be rotated.
     """
     (height, width), seed = train.x.shape[1:3], options.seed
-    # Judged here: the silos are made one by one, later.
-    shrunken_shape(train.x.shape[1:], options.shrink)
     if options.num_rotations > 1 and height != width:
         raise ConfigError(f"data: images of {height} x {width} pixels cannot be rotated by 90 degrees")
     train_parts = _divide_rotations(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])

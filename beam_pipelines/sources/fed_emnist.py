@@ -14,7 +14,7 @@ and `/examples/<client>/label`, int32 `[n]`.
 """
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 import lzma
 import shutil
@@ -69,67 +69,42 @@ def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class FedEmnistReader:
-    """Reads every writer of a database, of these splits, one at a time: `path -> UserRecords`, not judged."""
+def read_database(train_split: str, test_split: str, path: Path) -> Iterator[UserRecord]:
+    """Reads every writer of a database, of these splits, one at a time, not judged.
 
-    train_split: str
-    test_split: str
+    Raises:
+      DataError: the file is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the writer.
+    """
+    place = str(path)
+    splits = (train_split, test_split)
+    with _opened_database(path) as database:
+        query = "SELECT client_id, SUM(num_examples) FROM client_metadata WHERE split_name IN (?, ?) GROUP BY client_id"
+        counts = dict(database.execute(query, splits))
+        # Numbers of rows are sorted, not examples, which takes little memory even without an index.
+        query = "SELECT client_id, split_name, rowid FROM examples WHERE split_name IN (?, ?) ORDER BY client_id, rowid"
+        rows = database.execute(query, splits)
+        try:
+            for client, group in itertools.groupby(rows, key=lambda row: row[0]):
+                if not isinstance(client, str):
+                    raise DataError(f"{path}: client_id {client!r} in 'examples' is not a text")
+                sides, numbers = zip(*((split, rowid) for _, split, rowid in group), strict=True)
+                x, y = zip(*(_example(path, database, client, rowid) for rowid in numbers), strict=True)
+                is_test = [side == test_split for side in sides]
+                yield UserRecord(client, path.name, list(x), list(y), counts.pop(client, None), is_test=is_test)
+                place = f"{path}: after client {client!r}"
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{place}: {error}; the file is damaged, get it again") from error
+    for client, count in counts.items():
+        yield UserRecord(client, path.name, x=None, y=None, num_samples=count)
 
-    def __call__(self, path: Path) -> Iterator[UserRecord]:
-        """Reads a database.
 
-        Raises:
-          DataError: the file is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the
-            writer.
-        """
-        place = str(path)
-        splits = (self.train_split, self.test_split)
-        with _opened_database(path) as database:
-            counts = dict(
-                database.execute(
-                    "SELECT client_id, SUM(num_examples) FROM client_metadata WHERE split_name IN (?, ?) "
-                    "GROUP BY client_id",
-                    splits,
-                )
-            )
-            # Numbers of rows are sorted, not examples, which takes little memory even without an index.
-            rows = database.execute(
-                "SELECT client_id, split_name, rowid FROM examples WHERE split_name IN (?, ?) "
-                "ORDER BY client_id, rowid",
-                splits,
-            )
-            try:
-                for client, group in itertools.groupby(rows, key=lambda row: row[0]):
-                    yield self._user(path, database, client, list(group), counts.pop(client, None))
-                    place = f"{path}: after client {client!r}"
-            except sqlite3.DatabaseError as error:
-                raise DataError(f"{place}: {error}; the file is damaged, get it again") from error
-        for client, count in counts.items():
-            yield UserRecord(client, path.name, x=None, y=None, num_samples=count)
-
-    def _user(
-        self,
-        path: Path,
-        database: sqlite3.Connection,
-        client: str,
-        rows: list[tuple[str, str, int]],
-        num_samples: int | None,
-    ) -> UserRecord:
-        if not isinstance(client, str):
-            raise DataError(f"{path}: client_id {client!r} in 'examples' is not a text")
-        x, y = [], []
-        for _, _, rowid in rows:
-            query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
-            (content,) = database.execute(query, (rowid,)).fetchone()
-            try:
-                pixels, label = _parse(content)
-            except ValueError as error:
-                raise DataError(f"{path}: client {client!r}, row {rowid} of 'examples': {error}") from error
-            x.append(pixels)
-            y.append(label)
-        is_test = [split == self.test_split for _, split, _ in rows]
-        return UserRecord(client, path.name, x, y, num_samples, is_test=is_test)
+def _example(path: Path, database: sqlite3.Connection, client: str, rowid: int) -> tuple[np.ndarray, int]:
+    query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
+    (content,) = database.execute(query, (rowid,)).fetchone()
+    try:
+        return _parse(content)
+    except ValueError as error:
+        raise DataError(f"{path}: client {client!r}, row {rowid} of 'examples': {error}") from error
 
 
 def decompress_database(path: Path, workspace: Path) -> Path:
@@ -285,12 +260,13 @@ class FedEmnist(SourceSettings):
         if path.suffix == ".lzma":
             path = decompress_database(path, workspace)
         splits = find_splits(path, self.num_classes)
+        read, parameters = functools.partial(read_database, *splits), {"splits": list(splits)}
         return RawData(
             "fed_emnist",
             path.parent,
             (path.name,),
-            FedEmnistReader(*splits),
+            read,
             are_images=True,
             has_test_examples=True,
-            parameters={"splits": list(splits)},
+            parameters=parameters,
         )

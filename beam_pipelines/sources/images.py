@@ -60,10 +60,7 @@ def hash_images(folder: Path, names: Iterable[str]) -> str:
     everyone = list(names)
     batches = [everyone[start : start + _FILES_PER_BATCH] for start in range(0, len(everyone), _FILES_PER_BATCH)]
     digest = hashlib.sha256()
-    with (
-        ThreadPoolExecutor(_READERS) as readers,
-        tqdm(desc="hash images", total=len(everyone), unit="image") as bar,
-    ):
+    with ThreadPoolExecutor(_READERS) as readers, tqdm(desc="hash images", total=len(everyone), unit="image") as bar:
         for lines in readers.map(lambda batch: [f"{name} {_hash_file(folder / name)}\n" for name in batch], batches):
             digest.update("".join(lines).encode())
             bar.update(len(lines))
@@ -122,11 +119,9 @@ def shrunken_shape(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     """Returns the shape `(height, width, channels)` that images have after `shrunk`.
 
     Raises:
-      ConfigError: the factor is below 1, or does not divide the height or the width.
+      ConfigError: the factor, of at least 1, does not divide the height or the width.
     """
     height, width, channels = shape
-    if factor < 1:
-        raise ConfigError(f"data.shrink must be at least 1; got {factor}")
     if height % factor or width % factor:
         raise ConfigError(f"data.shrink {factor} does not divide images of {height} x {width} pixels")
     return height // factor, width // factor, channels

@@ -9,7 +9,7 @@ LEAF divided users (`-t user`), each user is in one of the folders alone.
 Source: `data/utils/split_data.py` of Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
 """
 
-import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -38,7 +38,6 @@ class Leaf(SourceSettings):
 
     def build(self, workspace: Path) -> RawData:
         """Describes the folder; raises DataError as `list_sources`."""
-        del workspace
         return leaf_raw_data("leaf", Path(self.input), read_users)
 
 
@@ -49,9 +48,8 @@ def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[Use
     if not train:
         return RawData(source, folder, files, read, are_images=True)
     units, partners = pair_files(train, test)
-    return RawData(
-        source, folder, files, SplitReader(read, partners), are_images=True, has_test_examples=True, parts=units
-    )
+    both = functools.partial(_read_split, read, partners)
+    return RawData(source, folder, files, both, are_images=True, has_test_examples=True, parts=units)
 
 
 def list_sources(folder: Path) -> tuple[str, ...]:
@@ -219,35 +217,26 @@ def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ..
     return (*(f"{TRAIN}/{name}" for name in train), *alone), partners
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitReader:
-    """Reads a file of one folder and its partner in the other: path -> users of both, not judged.
+def _read_split(
+    read: Callable[[Path], Iterable[UserRecord]], partners: Mapping[str, str], path: Path
+) -> Iterator[UserRecord]:
+    """Reads the users of a file of one folder and of its partner in the other, not judged; raises DataError as `read`.
 
     An example's place in its user's list, as dead letters give it, counts the file of `train` first.
-
-    Attributes:
-      read_users: reads one file.
-      partners: by file of `train`, the one of `test`; both with their folder.
     """
-
-    read_users: Callable[[Path], Iterable[UserRecord]]
-    partners: Mapping[str, str]
-
-    def __call__(self, path: Path) -> Iterator[UserRecord]:
-        """Reads the users; raises DataError as `read_users` does."""
-        side, folder = path.parent.name, path.parent.parent
-        files = {side: path}
-        if partner := self.partners.get(f"{side}/{path.name}"):
-            files[TEST] = folder / partner
-        copies: dict[str, dict[str, list[UserRecord]]] = {}
-        for name, file in files.items():
-            for user in self.read_users(file):
-                copies.setdefault(user.client, {}).setdefault(name, []).append(user)
-        for client in list(copies):
-            found = copies.pop(client)
-            # A user may be there twice on one side and once on the other; each copy stands for one record.
-            for place in range(max(map(len, found.values()))):
-                yield _joined({name: ones[min(place, len(ones) - 1)] for name, ones in found.items()})
+    side, folder = path.parent.name, path.parent.parent
+    files = {side: path}
+    if partner := partners.get(f"{side}/{path.name}"):
+        files[TEST] = folder / partner
+    copies: dict[str, dict[str, list[UserRecord]]] = {}
+    for name, file in files.items():
+        for user in read(file):
+            copies.setdefault(user.client, {}).setdefault(name, []).append(user)
+    for client in list(copies):
+        found = copies.pop(client)
+        # A user may be there twice on one side and once on the other; each copy stands for one record.
+        for place in range(max(map(len, found.values()))):
+            yield _joined({name: ones[min(place, len(ones) - 1)] for name, ones in found.items()})
 
 
 def _joined(sides: Mapping[str, UserRecord]) -> UserRecord:

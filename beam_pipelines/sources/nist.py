@@ -17,7 +17,7 @@ Only the content tells which two belong together. Background 1, ink 0. The stage
 | read writers | partitions of writers | users, with their images decoded |
 """
 
-import dataclasses
+import functools
 import hashlib
 import itertools
 import os
@@ -26,12 +26,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow
 from tqdm import tqdm
 
-from beam_pipelines.dataset.accounting import count_dropped, count_read, count_rows
-from beam_pipelines.dataset.clients import USERS, user_pieces
+from beam_pipelines.dataset.accounting import EXAMPLES, KEPT, READ, USERS
+from beam_pipelines.dataset.clients import user_pieces
 from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_stage
 from beam_pipelines.options import ClientRules, RawData, SourceSettings
 from beam_pipelines.records import Reason, Unusable, UserRecord
@@ -41,6 +40,7 @@ from tff_pdp.errors import ConfigError, DataError
 
 # Single tasks read at least so many; nothing else depends on it.
 _IMAGES_PER_TASK = 2000
+_Tasks = tuple[tuple[str, ...], ...]
 _CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 # Lower-case letters that look unlike their upper-case forms; EMNIST's By_Merge counts the others as upper case.
 _OWN_LOWER_CASE = "abdefghnqrt"
@@ -50,7 +50,6 @@ _CHOICES = {
     "letters": string.ascii_uppercase + string.ascii_lowercase,
     "merged": string.digits + string.ascii_uppercase + _OWN_LOWER_CASE,
 }
-CLASS_CHOICES = tuple(_CHOICES)
 
 
 def class_numbers(classes: str) -> dict[str, int]:
@@ -59,12 +58,7 @@ def class_numbers(classes: str) -> dict[str, int]:
     Args:
       classes: `all` has 62: digits, upper case, lower case. `digits` has 10; `letters` 52, upper case first. `merged`
         has 47: lower-case letters that look like their upper case count as upper case (Cohen et al., "EMNIST", 2017).
-
-    Raises:
-      ConfigError: there is no such choice.
     """
-    if classes not in _CHOICES:
-        raise ConfigError(f"classes: {classes!r} is not known; known: {', '.join(CLASS_CHOICES)}")
     numbers = {character: number for number, character in enumerate(_CHOICES[classes])}
     if classes == "merged":
         numbers |= {letter: numbers[letter.upper()] for letter in string.ascii_lowercase if letter not in numbers}
@@ -72,7 +66,7 @@ def class_numbers(classes: str) -> dict[str, int]:
 
 
 def num_nist_classes(classes: str) -> int:
-    """Returns the number of classes of a choice; raises ConfigError where there is no such choice."""
+    """Returns the number of classes of a choice."""
     return 1 + max(class_numbers(classes).values())
 
 
@@ -100,10 +94,10 @@ def _folders(path: Path) -> list[Path]:
 
 def _images_by_folder(folder: Path, places: list[str]) -> dict[str, list[str]]:
     listed = tqdm(places, desc="list images", unit="folder")
-    return {place: [name for _, name in images_in(folder, [place])] for place in listed}
+    return {place: _images_in(folder, place) for place in listed}
 
 
-def _tasks(images: dict[str, list[str]]) -> tuple[tuple[str, ...], ...]:
+def _tasks(images: dict[str, list[str]]) -> _Tasks:
     """Divides places into tasks."""
     tasks, count = [[]], 0
     for place, names in images.items():
@@ -133,137 +127,115 @@ _MOST_PARTITIONS = 64
 _NAMED = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class NistStages:
-    """Builds the stages.
+def nist_stages(
+    folder: Path,
+    classes: str,
+    shape: tuple[int, ...],
+    tasks: tuple[_Tasks, _Tasks],
+    rules: ClientRules,
+) -> tuple[Stage, ...]:
+    """Builds the stages, of which the last gives the table of users.
 
-    Attributes:
+    Args:
       folder: of `by_class` and `by_write`; every worker must see it under this name.
-      class_tasks: for each task the folders of images of one class each.
-      writer_tasks: for each task the folders of images of one writer each.
-      numbers: the labels of the chosen classes; see `class_numbers`.
+      classes: the choice of classes; see `class_numbers`.
       shape: height, width and 1. As in LEAF, images are scaled by Lanczos resampling.
+      tasks: for each task the folders of images of one class each; the same of one writer each.
+      rules: of the job.
     """
-
-    folder: Path
-    class_tasks: tuple[tuple[str, ...], ...]
-    writer_tasks: tuple[tuple[str, ...], ...]
-    numbers: dict[str, int]
-    shape: tuple[int, ...]
-
-    def __call__(self, rules: ClientRules) -> tuple[Stage, ...]:
-        """Builds the stages, of which the last gives the table of users."""
-        partitions = min(_MOST_PARTITIONS, max(len(self.class_tasks), len(self.writer_tasks)))
-        hash_classes = _HashImages(self.folder, partitions, _CLASS_IMAGES)
-        hash_writers = _HashImages(self.folder, partitions, _WRITER_IMAGES)
-        join = _JoinImages(self.numbers, partitions)
-        read = _ReadWriters(self.folder, self.shape, rules)
-        takes = (_CLASS_IMAGES, _WRITER_IMAGES)
-        return (
-            Stage("hash_class_images", self.class_tasks, hash_classes, gives=(_CLASS_IMAGES,)),
-            Stage("hash_writer_images", self.writer_tasks, hash_writers, gives=(_WRITER_IMAGES,)),
-            partition_stage("join_images", partitions, join, takes, gives=(_LABELLED,)),
-            partition_stage("read_writers", partitions, read, (_LABELLED,), gives=(USERS,)),
-        )
+    class_tasks, writer_tasks = tasks
+    partitions = min(_MOST_PARTITIONS, max(map(len, tasks)))
+    hash_classes, hash_writers = (
+        functools.partial(_hash_images, folder, partitions, table) for table in (_CLASS_IMAGES, _WRITER_IMAGES)
+    )
+    join = functools.partial(_join_images, class_numbers(classes), partitions)
+    read = functools.partial(_read_writers, folder, shape, rules)
+    return (
+        Stage("hash_class_images", class_tasks, hash_classes, gives=(_CLASS_IMAGES,)),
+        Stage("hash_writer_images", writer_tasks, hash_writers, gives=(_WRITER_IMAGES,)),
+        partition_stage("join_images", partitions, join, (_CLASS_IMAGES, _WRITER_IMAGES), gives=(_LABELLED,)),
+        partition_stage("read_writers", partitions, read, (_LABELLED,), gives=(USERS,)),
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _HashImages:
+def _hash_images(
+    folder: Path, partitions: int, table: str, task: tuple[str, ...], context: TaskContext
+) -> Iterator[Piece]:
     """Folders of images of one class or writer each -> (hash, class) or (hash, writer, name of the file), by hash."""
-
-    folder: Path
-    partitions: int
-    table: str
-
-    def __call__(self, task: tuple[str, ...], context: TaskContext) -> Iterator[Piece]:
-        columns, part = _HASHED[self.table]
-        rows = [
-            (_content_hash(self.folder, name), place.split("/")[part], name)[: len(columns)]
-            for place, name in images_in(self.folder, task)
-        ]
-        if self.table == _CLASS_IMAGES:
-            count_rows(context, _CLASS_IMAGES, "read", len(rows))
-        yield from _pieces(self.table, columns, rows, lambda row: row[0][0] % self.partitions)
+    columns, part = _HASHED[table]
+    rows = [
+        (_content_hash(folder, name), place.split("/")[part], name)[: len(columns)]
+        for place in task
+        for name in _images_in(folder, place)
+    ]
+    if table == _CLASS_IMAGES:
+        context.count(_CLASS_IMAGES, READ, len(rows))
+    yield from _pieces(table, columns, rows, lambda row: row[0][0] % partitions)
 
 
-@dataclasses.dataclass(frozen=True)
-class _JoinImages:
+def _join_images(numbers: dict[str, int], partitions: int, task: int, context: TaskContext) -> Iterator[Piece]:
     """Images of both kinds with the same hashes -> (writer, name, label or fault), by writer."""
-
-    numbers: dict[str, int]
-    partitions: int
-
-    def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
-        classes: dict[bytes, list[str]] = {}
-        for content, name in _rows(context, _CLASS_IMAGES):
-            classes.setdefault(content, []).append(name)
-        writers: dict[bytes, set[str]] = {}
-        for content, writer, _ in _rows(context, _WRITER_IMAGES):
-            writers.setdefault(content, set()).add(writer)
-        rows = []
-        for content, writer, name in _rows(context, _WRITER_IMAGES):
-            label, problem = self._label(set(classes.get(content, ())), writers[content])
-            if label is None and problem is None:
-                count_read(context, users=0, examples=1)
-                count_dropped(context, Reason.CLASS_NOT_CHOSEN, users=0, examples=1)
-            else:
-                reason, found = problem or (None, None)
-                rows.append((writer, name, label, reason, found))
-        for content, copies in classes.items():
-            what = "kept" if content in writers else Reason.IMAGE_WITHOUT_USER
-            count_rows(context, _CLASS_IMAGES, what, len(copies))
-        columns = ("writer", "name", "label", "reason", "found")
-        yield from _pieces(_LABELLED, columns, rows, lambda row: _partition_of(row[0], self.partitions))
-
-    def _label(self, classes: set[str], writers: set[str]) -> tuple[int | None, Unusable | None]:
-        """Returns an image's label, or the reason for a dead letter; neither for a class that is not chosen."""
-        labels = {self.numbers.get(name) for name in classes}
-        if not labels:
-            return None, Unusable(Reason.IMAGE_WITHOUT_CLASS, "no image in by_class has this content")
-        if len(labels) > 1:
-            return None, Unusable(Reason.IMAGE_OF_SEVERAL_CLASSES, f"in classes {_listed(classes)}")
-        (label,) = labels
-        if label is not None and len(writers) > 1:
-            return None, Unusable(Reason.IMAGE_OF_SEVERAL_USERS, f"by {_listed(writers)}")
-        return label, None
+    classes: dict[bytes, list[str]] = {}
+    for content, name in _rows(context, _CLASS_IMAGES):
+        classes.setdefault(content, []).append(name)
+    writers: dict[bytes, set[str]] = {}
+    for content, writer, _ in _rows(context, _WRITER_IMAGES):
+        writers.setdefault(content, set()).add(writer)
+    rows = []
+    for content, writer, name in _rows(context, _WRITER_IMAGES):
+        label, problem = _label(numbers, set(classes.get(content, ())), writers[content])
+        if label is None and problem is None:
+            context.count(EXAMPLES, READ)
+            context.count(EXAMPLES, Reason.CLASS_NOT_CHOSEN)
+        else:
+            rows.append((writer, name, label, *(problem or (None, None))))
+    for content, copies in classes.items():
+        context.count(_CLASS_IMAGES, KEPT if content in writers else Reason.IMAGE_WITHOUT_USER, len(copies))
+    columns = ("writer", "name", "label", "reason", "found")
+    yield from _pieces(_LABELLED, columns, rows, lambda row: keyed_hash(0, "writer", row[0].encode()) % partitions)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ReadWriters:
+def _label(numbers: dict[str, int], classes: set[str], writers: set[str]) -> tuple[int | None, Unusable | None]:
+    """Returns an image's label, or the reason for a dead letter; neither for a class that is not chosen."""
+    labels = {numbers.get(name) for name in classes}
+    if not labels:
+        return None, Unusable(Reason.IMAGE_WITHOUT_CLASS, "no image in by_class has this content")
+    if len(labels) > 1:
+        return None, Unusable(Reason.IMAGE_OF_SEVERAL_CLASSES, f"in classes {_listed(classes)}")
+    (label,) = labels
+    if label is not None and len(writers) > 1:
+        return None, Unusable(Reason.IMAGE_OF_SEVERAL_USERS, f"by {_listed(writers)}")
+    return label, None
+
+
+def _read_writers(
+    folder: Path, shape: tuple[int, ...], rules: ClientRules, task: int, context: TaskContext
+) -> Iterator[Piece]:
     """All images of some writers -> the writers as users."""
-
-    folder: Path
-    shape: tuple[int, ...]
-    rules: ClientRules
-
-    def __call__(self, task: int, context: TaskContext) -> Iterator[Piece]:
-        return user_pieces(self._users(context), self.rules, context)
-
-    def _users(self, context: TaskContext) -> Iterator[UserRecord]:
-        rows = sorted(_rows(context, _LABELLED), key=lambda row: row[:2])
-        for writer, images in itertools.groupby(rows, key=lambda row: row[0]):
-            x, y = [], []
-            for _, name, label, reason, found in images:
-                problem = reason and Unusable(Reason(reason), f"{name}: {found}")
-                x.append(problem or self._pixels(name))
-                y.append(label)
-            yield UserRecord(writer, BY_WRITE, x, y, len(x))
-
-    def _pixels(self, name: str) -> np.ndarray | Unusable:
-        # LEAF calls Pillow's `thumbnail`, which resizes square images so. Newer versions of it take a short cut.
-        return read_image(
-            self.folder, name, file_format="PNG", shape=self.shape, resampling="LANCZOS", must_be_square=True
-        )
+    return user_pieces(_users(folder, shape, context), rules, context)
 
 
-def images_in(folder: Path, places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Lists the PNG files under some places in a folder: (place, name in the folder), sorted for each place."""
-    for place in places:
-        names = []
-        for parent, _, files in os.walk(folder / place):
-            inside = Path(parent).relative_to(folder).as_posix()
-            names += [f"{inside}/{file}" for file in files if file.lower().endswith(".png")]
-        yield from ((place, name) for name in sorted(names))
+def _users(folder: Path, shape: tuple[int, ...], context: TaskContext) -> Iterator[UserRecord]:
+    # LEAF calls Pillow's `thumbnail`, which resizes square images so. Newer versions of it take a short cut.
+    read = functools.partial(
+        read_image, folder, file_format="PNG", shape=shape, resampling="LANCZOS", must_be_square=True
+    )
+    rows = sorted(_rows(context, _LABELLED), key=lambda row: row[:2])
+    for writer, images in itertools.groupby(rows, key=lambda row: row[0]):
+        x, y = [], []
+        for _, name, label, reason, found in images:
+            x.append(Unusable(Reason(reason), f"{name}: {found}") if reason else read(name))
+            y.append(label)
+        yield UserRecord(writer, BY_WRITE, x, y, len(x))
+
+
+def _images_in(folder: Path, place: str) -> list[str]:
+    """Lists the PNG files under a place in a folder by their names in the folder, sorted."""
+    names = []
+    for parent, _, files in os.walk(folder / place):
+        inside = Path(parent).relative_to(folder).as_posix()
+        names += [f"{inside}/{file}" for file in files if file.lower().endswith(".png")]
+    return sorted(names)
 
 
 def _content_hash(folder: Path, name: str) -> bytes:
@@ -271,10 +243,6 @@ def _content_hash(folder: Path, name: str) -> bytes:
         return hashlib.blake2b((folder / name).read_bytes(), digest_size=16).digest()
     except OSError as error:
         raise DataError(f"{folder / name}: cannot be read: {error.strerror}") from error
-
-
-def _partition_of(writer: str, partitions: int) -> int:
-    return keyed_hash(0, "writer", writer.encode()) % partitions
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -316,7 +284,6 @@ class NistSd19(SourceSettings):
 
     def build(self, workspace: Path) -> RawData:
         """Describes the folder; errors as of `SourceSettings.build`."""
-        del workspace
         shape, folder = self.input_shape, Path(self.input)
         self.check_features(shape, num_nist_classes(self.classes))
         if len(shape) != 3 or shape[2] != 1:
@@ -336,8 +303,8 @@ class NistSd19(SourceSettings):
             files=(),
             read_users=None,
             are_images=True,
-            user_stages=NistStages(
-                folder, _tasks(class_images), _tasks(writer_images), class_numbers(self.classes), shape
+            user_stages=functools.partial(
+                nist_stages, folder, self.classes, shape, (_tasks(class_images), _tasks(writer_images))
             ),
             parameters={"classes": self.classes, "images_sha256": hash_images(folder, names)},
         )

@@ -35,16 +35,15 @@ def dirichlet_partition(
       For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one of them.
 
     Raises:
-      DataError: an argument is out of range, or 1,000 draws left some client short of `min_examples`.
+      DataError: 1,000 draws left some client short of `min_examples`.
     """
-    if num_clients < 1 or not concentration > 0 or min_examples < 0:
-        raise DataError(
-            f"dirichlet_partition needs num_clients >= 1, concentration > 0 and min_examples >= 0; "
-            f"got {num_clients}, {concentration} and {min_examples}"
-        )
     generator = np.random.default_rng(seed)
     for _ in range(_MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
-        owners = _draw_owners(labels, num_clients, concentration, generator)
+        owners = np.zeros(len(labels), np.int64)
+        for label in np.unique(labels):
+            members = generator.permutation(np.flatnonzero(labels == label))
+            shares = generator.dirichlet(np.full(num_clients, concentration))
+            owners[members] = _owners_in_order(len(members), shares)
         if np.bincount(owners, minlength=num_clients).min() >= min_examples:
             return [np.flatnonzero(owners == client) for client in range(num_clients)]
     raise DataError(
@@ -64,15 +63,7 @@ def draw_class_shares(
 
     Returns:
       float64 `[num_clients, num_classes]`; the shares of a class add up to 1.
-
-    Raises:
-      DataError: an argument is out of range.
     """
-    if num_clients < 1 or not 1 <= classes_per_client <= num_classes or num_clients * classes_per_client % num_classes:
-        raise DataError(
-            f"{num_clients} clients with {classes_per_client} of {num_classes} classes each: the classes cannot be "
-            f"equally frequent; make the product of the first two a multiple of {num_classes}"
-        )
     remaining = np.full(num_classes, num_clients * classes_per_client // num_classes)
     weights = np.zeros((num_clients, num_classes))
     for client in range(num_clients):
@@ -114,15 +105,7 @@ def draw_class_mixes(
 
     Returns:
       float64 `[num_clients, num_classes]`; the mix of a client adds up to 1.
-
-    Raises:
-      DataError: an argument is out of range.
     """
-    if num_clients < 1 or not 0 < concentration < np.inf:
-        raise DataError(
-            f"draw_class_mixes needs num_clients >= 1 and a finite concentration > 0; got {num_clients} and "
-            f"{concentration}"
-        )
     return generator.dirichlet(np.full(num_classes, concentration), size=num_clients)
 
 
@@ -177,17 +160,6 @@ def _even_sizes(num_examples: int, num_clients: int) -> np.ndarray:
     """Returns sizes that differ by one at most, the larger ones first: int64 `[num_clients]`."""
     smaller, larger_ones = divmod(num_examples, num_clients)
     return np.where(np.arange(num_clients) < larger_ones, smaller + 1, smaller)
-
-
-def _draw_owners(
-    labels: np.ndarray, num_clients: int, concentration: float, generator: np.random.Generator
-) -> np.ndarray:
-    owners = np.zeros(len(labels), np.int64)
-    for label in np.unique(labels):
-        members = generator.permutation(np.flatnonzero(labels == label))
-        shares = generator.dirichlet(np.full(num_clients, concentration))
-        owners[members] = _owners_in_order(len(members), shares)
-    return owners
 
 
 def _owners_in_order(count: int, shares: np.ndarray) -> np.ndarray:

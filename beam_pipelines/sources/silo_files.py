@@ -4,14 +4,19 @@
 |---|---|---|
 | `.mat` | `silo_000`, ... in the file's order | cells X, Y |
 | `.json`, `.json.gz` | the users' names | as LEAF's; labels may be nested: `[[-1], [1]]` |
-| `.npz` | as the file names them | `<silo>/x`, `<silo>/y`; see `beam_pipelines.sources.silo_arrays` |
+| `.npz` | as the file names them | `<silo>/x`, `<silo>/y` and, where known, `<silo>/is_test` |
 
 The cells X and Y of a MATLAB file have the shape (1, m) or (m, 1), and hold features (n_i, d) and labels (n_i, 1).
-School, Vehicle and GLEAM are published in this form.
+School, Vehicle and GLEAM are published in this form. Silos of an `.npz` file are written and read one at a time: the
+file may be larger than memory, a silo may not.
 """
 
 import dataclasses
+import functools
 import math
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +26,8 @@ import numpy as np
 from beam_pipelines.options import RawData, SourceSettings, files_in
 from beam_pipelines.records import UserRecord
 from beam_pipelines.sources.leaf import read_users
-from beam_pipelines.sources.silo_arrays import SiloArrays, read_silo_arrays, write_silo_arrays
 from tff_pdp.errors import DataError
+from tff_pdp.files import replacing
 from tff_pdp.settings import Finite
 
 _NUMBERS = "biuf"
@@ -53,16 +58,10 @@ class SiloFiles(SourceSettings):
 
     def build(self, workspace: Path) -> RawData:
         """Describes the files; raises DataError as `list_silo_files`."""
-        del workspace
         folder, files = list_silo_files(Path(self.input))
-        return RawData(
-            source="silo_files",
-            folder=folder,
-            files=files,
-            read_users=SiloFileReader(self.num_classes, label_shift=self.label_shift, label_scale=self.label_scale),
-            are_images=False,
-            parameters={"label_shift": self.label_shift, "label_scale": self.label_scale},
-        )
+        how = {"label_shift": self.label_shift, "label_scale": self.label_scale}
+        read = functools.partial(read_silos, num_classes=self.num_classes, **how)
+        return RawData("silo_files", folder, files, read, are_images=False, parameters=how)
 
 
 def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
@@ -83,51 +82,43 @@ def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
     return folder, names
 
 
-@dataclasses.dataclass(frozen=True)
-class SiloFileReader:
-    """Reads every silo of a file: `path -> UserRecords`, not judged.
+def read_silos(
+    path: Path, num_classes: int, *, label_shift: float = 0.0, label_scale: float = 1.0, brightest: int = 1
+) -> Iterator[UserRecord]:
+    """Reads every silo of a file, one at a time where its format allows, not judged.
 
-    Attributes:
+    Args:
+      path: of the file.
       num_classes: 0 for a regression, whose labels are shifted and scaled; with 2, labels {-1, 1} become {0, 1}.
       label_shift: added to the labels of a regression, a public constant.
       label_scale: factor of these labels afterwards, a public constant.
       brightest: divisor of the features: 255 for 8-bit pixels.
+
+    Raises:
+      DataError: the file cannot be read.
     """
+    read = _reader_of(path)
+    if read is None:
+        raise DataError(f"{path}: not a silo file; they end in {_suffixes()}")
+    for user in read(path):
+        x, y = user.x, user.y
+        if isinstance(x, list) and brightest != 1:
+            x = [row / np.float32(brightest) for row in x]
+        if isinstance(y, list):
+            y = [label[0] if isinstance(label, list) and len(label) == 1 else label for label in y]
+            if num_classes == 0:
+                y = [_scaled(label, label_shift, label_scale) for label in y]
+            # Where 0 occurs as well, -1 is no name of a class: it stays, and is reported as out of range.
+            elif num_classes == 2 and -1 in y and 0 not in y:
+                y = [0 if label == -1 else label for label in y]
+        yield dataclasses.replace(user, x=x, y=y)
 
-    num_classes: int
-    label_shift: float = 0.0
-    label_scale: float = 1.0
-    brightest: int = 1
 
-    def __call__(self, path: Path) -> Iterator[UserRecord]:
-        """Reads a file, one silo at a time where its format allows; raises DataError for an unreadable file."""
-        read = _reader_of(path)
-        if read is None:
-            raise DataError(f"{path}: not a silo file; they end in {_suffixes()}")
-        for user in read(path):
-            yield dataclasses.replace(user, x=self._features(user.x), y=self._labels(user.y))
-
-    def _features(self, x: Any) -> Any:
-        if not isinstance(x, list) or self.brightest == 1:
-            return x
-        return [row / np.float32(self.brightest) for row in x]
-
-    def _labels(self, y: Any) -> Any:
-        if not isinstance(y, list):
-            return y
-        labels = [label[0] if isinstance(label, list) and len(label) == 1 else label for label in y]
-        if self.num_classes == 0:
-            return [self._scaled(label) for label in labels]
-        # Where 0 occurs as well, -1 is no name of a class: it stays, and is reported as out of range.
-        if self.num_classes == 2 and -1 in labels and 0 not in labels:
-            return [0 if label == -1 else label for label in labels]
-        return labels
-
-    def _scaled(self, label: Any) -> Any:
-        # Anything but a number, or one too large, is reported as it is.
-        if type(label) not in (int, float) or not abs(label) <= np.finfo(np.float32).max:
-            return label
-        return (label + self.label_shift) * self.label_scale
+def _scaled(label: Any, shift: float, scale: float) -> Any:
+    # Anything but a number, or one too large, is reported as it is.
+    if type(label) not in (int, float) or not abs(label) <= np.finfo(np.float32).max:
+        return label
+    return (label + shift) * scale
 
 
 def _read_mat(path: Path) -> Iterator[UserRecord]:
@@ -224,24 +215,92 @@ def _cell_members(path: Path, name: str, cell: Any) -> list[Any]:
     return list(cell.ravel())
 
 
+_MEMBERS = ("x", "y", "is_test")
+# Errors of NumPy and zipfile for files that are cut short, damaged, encrypted or forged.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiloArrays:
+    """One silo's examples.
+
+    Attributes:
+      name: the silo's name.
+      x: `[n, ...]`, numbers of any type.
+      y: `[n]` or `[n, 1]`, labels.
+      is_test: bool `[n]`, which examples are for test; None for an unknown choice.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    is_test: np.ndarray | None = None
+
+
+def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
+    """Writes silos in one move: `path` holds all of them, or its old content. Equal silos give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
+        for silo in silos:
+            for member in _MEMBERS:
+                array = getattr(silo, member)
+                if array is not None:
+                    # Opened by name, a member has the zip format's first date and not today's.
+                    with archive.open(f"{silo.name}/{member}.npy", "w", force_zip64=True) as file:
+                        np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def read_silo_arrays(path: Path) -> Iterator[SiloArrays]:
+    """Reads a file's silos, in their order there. Arrays of Python objects are refused.
+
+    Raises:
+      DataError: the file cannot be read or is no `.npz` file, a silo lacks its x or y, or a name is unknown.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for silo in _silo_names(path, archive):
+                arrays = {member: _array(archive, f"{silo}/{member}.npy") for member in _MEMBERS}
+                if arrays["x"] is None or arrays["y"] is None:
+                    raise DataError(f"{path}: silo {silo!r} needs both {silo}/x and {silo}/y")
+                yield SiloArrays(silo, arrays["x"], arrays["y"], arrays["is_test"])
+    except _UNREADABLE as error:
+        raise DataError(f"{path}: not an .npz file, or truncated or damaged: {error}") from error
+
+
+def _silo_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
+    names: dict[str, None] = {}
+    for entry in archive.namelist():
+        silo, _, member = entry.removesuffix(".npy").rpartition("/")
+        if not silo or member not in _MEMBERS:
+            raise DataError(f"{path}: unexpected array {entry!r}; name them <silo>/x, <silo>/y and <silo>/is_test")
+        names[silo] = None
+    if not names:
+        raise DataError(f"{path}: no silo in it")
+    return list(names)
+
+
+def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
+    if entry not in archive.namelist():
+        return None
+    with archive.open(entry) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def array_images(
-    source: str,
-    workspace: Path,
-    silos: Iterable[SiloArrays],
-    num_classes: int,
-    parameters: Mapping[str, Any],
-    *,
-    has_test_examples: bool,
+    source: str, workspace: Path, silos: Iterable[SiloArrays], num_classes: int, parameters: Mapping[str, Any]
 ) -> RawData:
-    """Writes silos of 8-bit images to `workspace/<source>.npz`, and describes the file."""
+    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the file."""
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
-    return RawData(
-        source,
-        workspace,
-        (file,),
-        SiloFileReader(num_classes, brightest=_BRIGHTEST),
-        are_images=True,
-        has_test_examples=has_test_examples,
-        parameters=parameters,
-    )
+    read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST)
+    return RawData(source, workspace, (file,), read, are_images=True, has_test_examples=True, parameters=parameters)

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 from beam_pipelines.contact_graph.degree import EdgeLevel
-from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
+from beam_pipelines.contact_graph.job import run_contact_graph_job
+from beam_pipelines.contact_graph.rows import ContactGraphOptions, RowSettings
 
 _TWO_WORKERS = "--direct_num_workers=2"
 ENGINES = {

@@ -1,7 +1,8 @@
 """The contact-graph job on a real cluster: the same bytes as in memory, broadcast of people included."""
 
 from beam_pipelines.contact_graph.degree import EdgeLevel
-from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
+from beam_pipelines.contact_graph.job import run_contact_graph_job
+from beam_pipelines.contact_graph.rows import ContactGraphOptions, RowSettings
 from beam_pipelines.epidemic.outbreak import OutbreakOptions, simulate_outbreak
 from beam_pipelines.epidemic.population import PopulationOptions, generate_population
 from beam_pipelines.epidemic.table_writer import TableFormat

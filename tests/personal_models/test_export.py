@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.export.model_checks import LayoutSize

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from tests.reproduce.reproduce_support import build_reproduction
 from tests.reproduce.settings_support import setting_changed
 from tests.rounding import gamma

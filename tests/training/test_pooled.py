@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from tests.places import DEMO
 from tests.rounding import gamma, network_roundings, probable_gamma
 from tff_pdp.engines.client_values import ClientValues

@@ -14,14 +14,17 @@ import numpy as np
 import pyarrow.parquet
 
 from beam_pipelines.contact_graph import job as job_module
-from beam_pipelines.contact_graph.job import ContactGraphOptions, RowSettings, run_contact_graph_job
+from beam_pipelines.contact_graph.job import run_contact_graph_job
+from beam_pipelines.contact_graph.rows import ContactGraphOptions, RowSettings
 from beam_pipelines.dataset.accounting import Counts, add_up
 from beam_pipelines.dataset.job import DatasetJob
 from beam_pipelines.dataset.staging import INDEX_FOLDER
-from beam_pipelines.engine.stages import Stage, TaskContext
+from beam_pipelines.engine.stages import Stage
+from beam_pipelines.engine.tasks import TaskRun, read_reports
 from tests.data.written_clients import as_stored
 from tff_pdp.data.example_codec import decode_examples, record_layouts
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, SHARD_FOLDER
+from tff_pdp.errors import DataError
 from tff_pdp.settings import read_settings
 
 SILOS = ("east", "west")
@@ -123,13 +126,16 @@ def run_in_memory(stages: Iterable[Stage], folder: Path) -> Counts:
     given = {}
     counts = Counter()
     for stage in stages:
-        for number, task in enumerate(stage.tasks):
+        for number in range(len(stage.tasks)):
             tables = {table: given.get((table, number), []) for table in stage.takes}
-            context = TaskContext(number, folder, tables)
-            for piece in stage.work(task, context):
-                assert piece.table in stage.gives
+            run = TaskRun(stage, number, tables, folder)
+            for piece in run.pieces():
                 given.setdefault((piece.table, piece.partition), []).append(piece.batch)
-            counts.update(context.counts)
+            run.report()
+        for report in read_reports(folder, stage.name):
+            if report.error:
+                raise DataError(report.error)
+            counts.update(report.counts)
     return add_up(counts)
 
 

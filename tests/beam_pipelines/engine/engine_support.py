@@ -26,8 +26,8 @@ def read_task(task, context):
     """Pieces for partition `number % 3`, one of them empty; nothing is for partition 3. A mark for the last stage."""
     assert task == f"file {context.number}"
     number = context.number
-    context.count("numbers/read", 2)
-    context.count("numbers/kept", 2)
+    context.count("numbers", "read", 2)
+    context.count("numbers", "kept", 2)
     for table, values in (("squares", [number**2]), ("cubes", [number**3]), ("squares", [-number, 0]), ("cubes", [])):
         yield Piece(table, number % 3, batch_of(values))
     yield Piece("marks", 0, batch_of([number]))

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from beam_pipelines.engine import run as staged
-from beam_pipelines.engine.run import PIECE_FOLDER, Engine, run_stages
-from beam_pipelines.engine.stages import Origin, Piece, decode_pieces, encode_piece, read_pieces, write_pieces
+from beam_pipelines.engine.run import PIECE_FOLDER
+from beam_pipelines.engine.stages import Piece, decode_pieces, encode_piece, read_pieces, write_pieces
 from beam_pipelines.engine.tasks import REPORT_FOLDER
 from tests.beam_pipelines.engine.engine_support import (
     NUM_PARTITIONS,
@@ -23,12 +23,10 @@ from tff_pdp.errors import DataError
 
 PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 ENGINES = {
-    "files": Engine(),
-    "runner": Engine(is_staged=False),
-    "runner, threads": Engine(
-        is_staged=False, pipeline_args=("--direct_num_workers=2", "--direct_running_mode=multi_threading")
-    ),
-    "runner, processes": Engine(is_staged=False, pipeline_args=PROCESSES),
+    "files": (True, ()),
+    "runner": (False, ()),
+    "runner, threads": (False, ("--direct_num_workers=2", "--direct_running_mode=multi_threading")),
+    "runner, processes": (False, PROCESSES),
 }
 # Of what reaches a partition: by stage, task and order, whoever was first.
 EXPECTED = {
@@ -46,15 +44,20 @@ def folder(tmp_path):
     return tmp_path
 
 
+def run_stages(stages, folder, is_staged=True, flags=()):
+    """As `staged.run_stages`, on the runner that jobs use."""
+    return staged.run_stages(stages, folder, is_staged=is_staged, flags=["--runner=FnApiRunner", *flags])
+
+
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 def test_same_on_every_engine(folder, engine):
-    counts = run_stages(stages_of(slow_read_task), engine, folder)
+    counts = run_stages(stages_of(slow_read_task), folder, *engine)
     assert notes_in(folder) == EXPECTED
     assert counts == {"numbers/read": 2 * NUM_READERS, "numbers/kept": 2 * NUM_READERS}
     assert len(tasks_done(folder)) == NUM_READERS + NUM_PARTITIONS + 1
     # Tasks were really done by other processes, and by two of them.
     processes = {int(path.name.removeprefix("process-")) for path in folder.glob("process-*")}
-    if engine.pipeline_args == PROCESSES:
+    if PROCESSES in engine:
         assert len(processes) == 2 and os.getpid() not in processes
     else:
         assert processes == {os.getpid()}
@@ -65,7 +68,7 @@ def test_same_on_every_engine(folder, engine):
 @pytest.mark.parametrize("is_staged", [True, False])
 def test_first_error_of_input_is_told(folder, is_staged):
     with pytest.raises(DataError) as caught:
-        run_stages(stages_of(failing_read_task), Engine(is_staged=is_staged), folder)
+        run_stages(stages_of(failing_read_task), folder, is_staged)
     assert str(caught.value) == "file 2: no good (and 1 more errors of this kind)"
 
 
@@ -76,26 +79,26 @@ def test_only_declared_tables_are_given(folder, is_staged):
         yield Piece("roots", 0, batch_of([1]))
 
     with pytest.raises(ValueError, match="gave a piece of 'roots', but declares"):
-        run_stages(stages_of(read), Engine(is_staged=is_staged), folder)
+        run_stages(stages_of(read), folder, is_staged)
 
 
 @pytest.mark.parametrize("stage", ["read", "add"])
 def test_staged_job_goes_on_where_it_was(folder, monkeypatch, stage):
     done = watch_tasks(monkeypatch, stop_at=(stage, 2))
     with pytest.raises(RuntimeError, match="stopped here"):
-        run_stages(stages_of(), Engine(), folder)
+        run_stages(stages_of(), folder)
     before = tasks_done(folder)
     assert before == set(done) and (stage, 2) not in before
     # Tasks come in any order, so that how many are done may differ, but not all and not none are.
     assert 0 < len(before) < NUM_READERS + NUM_PARTITIONS
     done = watch_tasks(monkeypatch)
-    run_stages(stages_of(), Engine(), folder)
+    run_stages(stages_of(), folder)
     assert not before & set(done) and len(done) == len(set(done))
     assert before | set(done) == tasks_done(folder)
     assert notes_in(folder) == EXPECTED
     # And a third time there is nothing left to do.
     done = watch_tasks(monkeypatch)
-    assert run_stages(stages_of(), Engine(), folder)["numbers/read"] == 2 * NUM_READERS
+    assert run_stages(stages_of(), folder)["numbers/read"] == 2 * NUM_READERS
     assert not done
 
 
@@ -111,9 +114,9 @@ def test_pieces_come_back_by_partition_and_in_order(tmp_path):
 
 def test_order_is_that_of_numbers():
     # As text, 10 would come before 9.
-    origins = [Origin(0, 9, 10), Origin(0, 9, 9), Origin(0, 10, 0), Origin(10, 0, 0), Origin(9, 11, 0)]
+    origins = [(0, 9, 10), (0, 9, 9), (0, 10, 0), (10, 0, 0), (9, 11, 0)]
     encoded = [
-        encode_piece(Piece("a", 0, batch_of([place])), origin).to_pybytes() for place, origin in enumerate(origins)
+        encode_piece(Piece("a", 0, batch_of([place])), *origin).to_pybytes() for place, origin in enumerate(origins)
     ]
     assert values_of(decode_pieces(encoded)["a"]) == [1, 0, 2, 4, 3]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_pipelines.engine import tasks
-from beam_pipelines.engine.run import Engine, run_stages
+from beam_pipelines.engine.run import run_stages
 from tests.beam_pipelines.engine.engine_support import stages_of
 from tests.places import ROOT
 
@@ -65,6 +65,5 @@ def test_a_process_that_no_job_has_started_goes_on():
 
 if __name__ == "__main__":
     folder, exchange = sys.argv[1:]
-    run_stages(
-        stages_of(endless_read_task), Engine(is_staged=exchange == "files", pipeline_args=PROCESSES), Path(folder)
-    )
+    flags = ["--runner=FnApiRunner", *PROCESSES]
+    run_stages(stages_of(endless_read_task), Path(folder), is_staged=exchange == "files", flags=flags)

@@ -9,7 +9,7 @@ import pytest
 from beam_pipelines.contact_graph.input_tables import read_table
 from beam_pipelines.contact_graph.tables import FORMATS, read_observed_days, write_about
 from beam_pipelines.epidemic.table_writer import TableFormat, TableWriter
-from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.errors import DataError
 
 PIDS = np.arange(10) * 10**12
 REGIONS = ["a", "b"] * 5
@@ -120,13 +120,6 @@ def test_observed_days(tmp_path):
         (tmp_path / "about.json").write_text(content)
         with pytest.raises(DataError, match=r"about\.json"):
             read_observed_days(tmp_path)
-
-
-def test_formats_are_checked():
-    with pytest.raises(ConfigError, match="xlsx"):
-        TableFormat("xlsx")
-    with pytest.raises(ConfigError, match="rows_per_file 0"):
-        TableFormat(rows_per_file=0)
 
 
 def write_people(folder, chunks, table_format, overwrite=False):

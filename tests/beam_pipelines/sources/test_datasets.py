@@ -11,7 +11,7 @@ from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import SourceSettings
 from beam_pipelines.sources.leaf import leaf_raw_data, read_users
 from beam_pipelines.sources.partition import write_digits_leaf
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from tests.beam_pipelines.sources.raw_images import (
     write_cifar10,
     write_cifar100,

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from beam_pipelines.records import Reason
 from beam_pipelines.sources.fed_emnist import (
-    FedEmnistReader,
     decompress_database,
     find_splits,
     list_h5_files,
+    read_database,
     read_h5_users,
 )
 from tff_pdp.errors import DataError
@@ -72,14 +72,14 @@ def test_each_writer_has_his_own_train_and_test_images(tmp_path, schema):
     assert find_splits(path, 62) == ("all_train", "all_test")
     splits = find_splits(path, 10)
     assert splits == ("digits_only_train", "digits_only_test")
-    first, second = FedEmnistReader(*splits)(path)
+    first, second = read_database(*splits, path)
     assert (first.client, first.y, first.is_test, first.num_samples) == ("f0000_14", [1, 0], [False, True], 2)
     assert (second.client, second.y, second.is_test) == ("f0001_41", [7, 3, 2], [False, True, False])
     assert second.source == "emnist_all.sqlite" and second.num_samples == 3
     assert all(x.shape == (784,) and x.dtype == np.float32 for x in second.x)
     for x, number in zip(second.x, (0, 2, 3), strict=True):
         np.testing.assert_array_equal(x, pixels(number).ravel())
-    (alone,) = FedEmnistReader("all_train", "all_test")(path)
+    (alone,) = read_database("all_train", "all_test", path)
     assert (alone.client, alone.y, alone.is_test) == ("f0001_41", [61, 10], [False, True])
 
 
@@ -92,7 +92,7 @@ def test_a_database_of_one_kind(tmp_path):
 
 def test_writers_are_read_one_at_a_time(tmp_path):
     rows = [(f"{client:04d}", "train", 1) for client in range(50)] + [("0049", "test", b"damaged")]
-    users = FedEmnistReader("train", "test")(write_database(tmp_path / "a.sqlite", rows))
+    users = read_database("train", "test", write_database(tmp_path / "a.sqlite", rows))
     # The last writer's damaged example has not been looked at.
     assert next(users).client == "0000"
 
@@ -104,7 +104,7 @@ def test_counts_that_differ_are_left_to_validation(tmp_path):
         "INSERT INTO client_metadata VALUES ('nobody', 'digits_only_train', 4);"
     )
     path = write_database(tmp_path / "a.sqlite", change=change)
-    users = list(FedEmnistReader("digits_only_train", "digits_only_test")(path))
+    users = list(read_database("digits_only_train", "digits_only_test", path))
     assert [(user.client, user.num_samples) for user in users] == [("f0000_14", 6), ("f0001_41", None), ("nobody", 4)]
     assert users[2].x is None
 
@@ -122,14 +122,14 @@ def test_counts_that_differ_are_left_to_validation(tmp_path):
 def test_examples_of_another_form(tmp_path, content, message):
     path = write_database(tmp_path / "a.sqlite", [("a", "train", 1), ("b", "train", content), ("b", "test", 1)])
     with pytest.raises(DataError, match=rf"a\.sqlite: client 'b', row 2 of 'examples': .*{message}"):
-        list(FedEmnistReader("train", "test")(path))
+        list(read_database("train", "test", path))
 
 
 def test_an_example_that_is_no_blob(tmp_path):
     change = "UPDATE examples SET serialized_example_proto = 'text';"
     path = write_database(tmp_path / "a.sqlite", [("a", "train", 1), ("a", "test", 1)], change=change)
     with pytest.raises(DataError, match=r"client 'a', row 1 of 'examples': needs a serialized .*, not str"):
-        list(FedEmnistReader("train", "test")(path))
+        list(read_database("train", "test", path))
 
 
 def test_files_that_are_damaged_or_something_else(tmp_path):
@@ -149,10 +149,10 @@ def test_files_that_are_damaged_or_something_else(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[: 100 * 1024])
     with pytest.raises(DataError, match=r"a\.sqlite: not an SQLite database, or damaged: .*malformed"):
-        list(FedEmnistReader("train", "test")(path))
+        list(read_database("train", "test", path))
     path.write_bytes(content[: 50 * 1024] + bytes(50 * 1024) + content[100 * 1024 :])
     with pytest.raises(DataError, match=r"a\.sqlite: after client '00..': .*the file is damaged, get it again"):
-        list(FedEmnistReader("train", "test")(path))
+        list(read_database("train", "test", path))
 
 
 def test_compressed(tmp_path):

@@ -14,6 +14,7 @@ from tests.beam_pipelines.conftest import contents, dead_letters
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import RecordCounts, Tally
 from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.settings import read_settings
 
 WRITERS = ("f0000_14", "f0001_41", "f0002_03")
 CLASSES = ("30", "39", "41", "61", "6d")
@@ -190,8 +191,8 @@ def test_content_of_images_is_part_of_what_decides_the_dataset(folder, tmp_path)
 
 
 def test_folders_that_do_not_fit(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"classes: 'upper' is not known; known: all, digits, letters, merged"):
-        nist_images(folder, "upper")
+    with pytest.raises(ConfigError, match=r"classes must be one of all, digits, letters, merged, not 'upper'"):
+        read_settings(NistSd19, {"kind": "nist_sd19", "input": str(folder), "classes": "upper"}, "a test")
     with pytest.raises(ConfigError, match=r"input_shape is \[28, 28, 3\]"):
         nist_images(folder, "all", (28, 28, 3))
     (folder / "by_class" / "2a").mkdir()

@@ -125,7 +125,7 @@ def test_share_of_the_masked_area():
         ({"mask_fraction": 1.5}, r"mask_fraction must be a number of at least 0 and at most 1, not 1\.5"),
         ({"mask_fraction": float("nan")}, "mask_fraction must be a number of at least 0 and at most 1, not nan"),
         ({"shrink": 0}, "shrink must be a whole number of at least 1, not 0"),
-        ({"shrink": 3}, "shrink 3 does not divide images of 2 x 2 pixels"),
+        ({"test_per_silo": -1}, "test_per_silo must be a whole number of at least 0, not -1"),
         ({"train_per_silo": 4}, "8 silos with 4 train images each need 32, and there are 30"),
         ({"test_per_silo": 2}, "8 silos with 2 test images each need 16, and there are 10"),
     ],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.silo_arrays import SiloArrays, read_silo_arrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, read_silo_arrays, write_silo_arrays
 
 
 def silos():

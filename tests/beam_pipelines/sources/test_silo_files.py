@@ -1,5 +1,6 @@
 """Silo files through the job: each format, each thing that can be wrong with it, and the real School and Vehicle."""
 
+import functools
 import gzip
 import json
 import os
@@ -12,8 +13,7 @@ import scipy.io
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import ClientDatasetOptions, RawData
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
-from beam_pipelines.sources.silo_files import SiloFileReader, list_silo_files
+from beam_pipelines.sources.silo_files import SiloArrays, list_silo_files, read_silos, write_silo_arrays
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Tally
 from tff_pdp.errors import DataError
@@ -35,7 +35,8 @@ def write_mat(path, x, y, **options):
 def prepare(tmp_path):
     def run(path, input_shape=(3,), num_classes=2, label_shift=0.0, label_scale=1.0, **changes):
         folder, files = list_silo_files(Path(path))
-        reader = SiloFileReader(num_classes, label_shift, label_scale)
+        how = {"num_classes": num_classes, "label_shift": label_shift, "label_scale": label_scale}
+        reader = functools.partial(read_silos, **how)
         fields = {"min_examples_per_client": 1, "num_shards": 2, "max_bad_fraction": 1.0, "test_fraction": 0.0}
         fields |= {"validation_fraction": 0.0, **changes}
         fields |= {"input_shape": input_shape, "num_classes": num_classes, "overwrite": True}
@@ -182,7 +183,7 @@ def test_truncated_mat(prepare, tmp_path, do_compression):
     for length in (0, 100, 127, 140, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
         with pytest.raises(DataError, match=r"a\.mat: (not a MATLAB file|no variable)"):
-            list(SiloFileReader(2)(path))
+            list(read_silos(path, 2))
     path.write_bytes(content[: len(content) // 2])
     fails(prepare, path, r"a\.mat: not a MATLAB file of version 5 to 7\.2, or truncated")
 

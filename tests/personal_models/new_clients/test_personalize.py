@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from serving.client.rest_client import RestClient
 from serving.client_ids import ClientIdHash
 from serving.export.stored_models import read_models

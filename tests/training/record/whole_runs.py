@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 from msgspec.structs import replace
 
-from beam_pipelines.sources.silo_arrays import SiloArrays, write_silo_arrays
+from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from serving.client_ids import ClientIdHash
 from serving.export.stored_models import read_models
 from serving.export.versions import last_version
