@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from msgspec import Meta
 
-from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, Table, main, parse
+from tests.unrun import parse
+from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, Table, main
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, Finite, Fraction, Settings
 

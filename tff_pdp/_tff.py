@@ -21,11 +21,7 @@ _INSTALL = f"run pip install --no-deps -r {pathlib.Path(__file__).with_name('req
 
 
 def check_versions(python: tuple[int, int], federated: str | None) -> None:
-    """Refuses a Python or a TFF that this package was not built for.
-
-    Args:
-        python: Major and minor version of the running interpreter.
-        federated: The installed version of tensorflow-federated, None where it is not installed.
+    """Refuses a Python (major and minor version) or a TFF (None: not installed) that this package was not built for.
 
     Raises:
         EngineError: Naming the version found and the one required.
@@ -38,7 +34,8 @@ def check_versions(python: tuple[int, int], federated: str | None) -> None:
         raise EngineError(f"tff_pdp needs tensorflow-federated 0.87, not {federated}: {_INSTALL}.")
 
 
-def _installed_version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -56,7 +53,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
 logging.getLogger("tensorflow").addFilter(_is_not_spam)
 
-check_versions(sys.version_info[:2], _installed_version("tensorflow-federated"))
+check_versions(sys.version_info[:2], installed_version("tensorflow-federated"))
 
 import tensorflow_federated as tff  # noqa: E402
 from tensorflow_federated.proto.v0 import executor_pb2_grpc  # noqa: E402
@@ -161,11 +158,7 @@ class NoEngineContext(SyncContext):
     """What runs a computation called outside any engine: nothing, with a message that says what to do."""
 
     def invoke(self, comp: object, arg: object) -> NoReturn:
-        """Refuses the call.
-
-        Raises:
-            EngineError: Always.
-        """
+        """Raises an EngineError, always."""
         del comp, arg
         raise EngineError(
             "No engine is installed in this thread: call the computation inside "

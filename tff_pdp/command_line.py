@@ -144,16 +144,6 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     return outcome.status
 
 
-def parse(table: Table, arguments: Sequence[str]) -> Command:
-    """Reads the command that the arguments name, and does not run it.
-
-    Raises:
-      ConfigError: a command or option is unknown, missing, or out of its range.
-      SystemExit: with status 0, for `--help` and `--version`.
-    """
-    return _read(*_named(table, arguments, table.prog))
-
-
 class _Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str, **others: Any):
         super().__init__(prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **others)

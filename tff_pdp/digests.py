@@ -29,8 +29,7 @@ class Prefix(NamedTuple):
         Raises:
           DataError: it does not, or is missing.
         """
-        found = prefix_of(path, self.num_bytes)
-        if found != self:
+        if prefix_of(path, self.num_bytes) != self:
             raise DataError(f"{path} is damaged or missing: restore it from a copy")
 
 
@@ -83,11 +82,7 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
 
 
 def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[str, Any]:
-    """The content of what `as_text` gave.
-
-    Args:
-      text: UTF-8.
-      undigested: as of `read_json`.
+    """The content of what `as_text` or `as_line` gave, in UTF-8; `undigested` as of `read_json`.
 
     Raises:
       ValueError: the text is damaged.
@@ -103,22 +98,8 @@ def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[s
 
 
 def as_line(content: Mapping[str, Any]) -> str:
-    """JSON text on one line with a digest of itself, which `from_line` checks."""
-    return json.dumps({**content, _DIGEST: _digest(content)}) + "\n"
-
-
-def from_line(line: bytes) -> dict[str, Any]:
-    """Reads a line that `as_line` wrote, or one without a digest and a format version.
-
-    Raises:
-      ValueError, TypeError, AttributeError: the line is damaged.
-    """
-    content = json.loads(line)
-    if _DIGEST in content or "format_version" in content:
-        digest = content.pop(_DIGEST, None)
-        if digest != _digest(content):
-            raise ValueError("its digest is another")
-    return content
+    """JSON text on one line with a digest of itself, which `from_text` checks."""
+    return json.dumps(with_digest(content)) + "\n"
 
 
 def _digest(content: Mapping[str, Any]) -> str:

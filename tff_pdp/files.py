@@ -20,21 +20,13 @@ _ATTEMPT = re.compile(r"\.[0-9a-f]{32}$")
 def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Opens a file for writing under a name of its own and gives it its name at the end, unless there was an error.
 
-    Args:
-      path: its name.
-      is_durable: whether its content survives a power cut once it has its name.
+    `is_durable` says whether its content survives a power cut once it has its name.
     """
-    attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        with naming(path), open(attempt, "wb") as file:
-            yield file
-            if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
-        attempt.rename(path)
-    except BaseException:
-        attempt.unlink(missing_ok=True)
-        raise
+    with replacing(path) as attempt, open(attempt, "wb") as file:
+        yield file
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def is_attempt(path: Path) -> bool:
@@ -58,13 +50,13 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to instead of `path`: what lies there replaces it, in one move, when the block ends well."""
-    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with naming(path):
-            yield staging
-        os.replace(staging, path)
+            yield attempt
+        os.replace(attempt, path)
     except BaseException:
-        staging.unlink(missing_ok=True)
+        attempt.unlink(missing_ok=True)
         raise
 
 

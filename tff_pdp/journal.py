@@ -116,10 +116,7 @@ class Journal:
     """
 
     def __init__(self, path: Path):
-        """Opens the journal, which is begun where there is none, and cuts off a torn tail.
-
-        Args:
-          path: `NAME.jsonl`, in a folder that exists.
+        """Opens `NAME.jsonl` in a folder that exists, begins the journal where there is none, and cuts off a torn tail.
 
         Raises:
           DataError: the journal is damaged.
@@ -149,13 +146,7 @@ class Journal:
         return self._content
 
     def append(self, line: Mapping[str, Any]) -> str:
-        """Adds a line; when this returns, the line outlasts a power cut.
-
-        Args:
-          line: plain data without a key `chain`.
-
-        Returns:
-          The new head.
+        """Adds a line, plain data without a key `chain`, which outlasts a power cut when this returns the new head.
 
         Raises:
           OSError: the line could not be written, such as on a full disk. The journal is as before, or has the line.

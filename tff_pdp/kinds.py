@@ -1,6 +1,5 @@
 """Finds what a configuration names by kind, of our own or from outside, and what their functions take as settings."""
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.metadata
@@ -17,25 +16,6 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Settings, did_you_mean, settings_class
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where something that was defined outside of the package comes from.
-
-    Attributes:
-      name: `module:name` of it.
-      version: of the installed package that the module belongs to; empty where there is none.
-      digest: SHA-256 of the module's file; empty where there is no file.
-    """
-
-    name: str
-    version: str
-    digest: str
-
-    def __str__(self) -> str:
-        version = f", version {self.version}" if self.version else ""
-        return f"{self.name}{version}, SHA-256 {self.digest[:16]}"
 
 
 class Kinds(Generic[T]):
@@ -68,11 +48,10 @@ class Kinds(Generic[T]):
             raise ConfigError(f"{self.key}: the module {module} has no class or function {name!r}")
         return typing.cast(T, found)
 
-    def origin(self, kind: str) -> Origin | None:
-        """Returns where a kind comes from; None for our own.
+    def origin(self, kind: str) -> str | None:
+        """Returns where a kind comes from: module, version and hash of its file; None for our own.
 
-        Raises:
-          ConfigError: as `find`.
+        Raises ConfigError as `find`.
         """
         if kind in self.own:
             return None
@@ -80,12 +59,9 @@ class Kinds(Generic[T]):
         path = self._path(kind)
         module = sys.modules[path.partition(":")[0]]
         package = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0])
+        version = f", version {importlib.metadata.version(package[0])}" if package else ""
         file = getattr(module, "__file__", None)
-        return Origin(
-            name=path,
-            version=importlib.metadata.version(package[0]) if package else "",
-            digest=hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "",
-        )
+        return f"{path}{version}, SHA-256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ''}"
 
     def _path(self, kind: str) -> str:
         if kind in self.own:
@@ -126,8 +102,7 @@ _ENTRY = re.compile(r"^(\s+)(\w+): (.*)$")
 def meanings(owner: Any) -> dict[str, str]:
     """Returns, by field, what the docstring of a class (and those it inherits from) or of a function says of it.
 
-    Args:
-      owner: with a section `Attributes:` or `Args:`.
+    That is in its section `Attributes:` or `Args:`.
     """
     found: dict[str, str] = {}
     for one in reversed(inspect.getmro(owner)) if inspect.isclass(owner) else [owner]:

@@ -13,7 +13,7 @@ from tff_pdp.errors import DataError
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
     """Keeps every other process from writing to a folder until the block ends, or this process does.
 
     The lock is a file beside the folder, which may thus be replaced as a whole. That file stays: were it removed, two
@@ -22,6 +22,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
     Args:
       folder: need not exist.
+      waits: for another process that writes there, in place of an error.
 
     Raises:
       DataError: another process writes to it; the message has its number and the folder. Or the folder is a link that
@@ -29,8 +30,9 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        for path in _lock_paths(folder):
-            stack.enter_context(_locked(path, folder))
+        stack.enter_context(_locked(lock_path(folder), folder, waits))
+        if folder.is_symlink():
+            stack.enter_context(_locked(_beside(folder.parent.resolve() / folder.name), folder, waits))
         yield
 
 
@@ -46,21 +48,16 @@ def lock_path(folder: Path) -> Path:
         raise DataError(f"{folder} is a link that leads to itself: remove the link") from None
 
 
-def _lock_paths(folder: Path) -> list[Path]:
-    own = lock_path(folder)
-    return [own, _beside(folder.parent.resolve() / folder.name)] if folder.is_symlink() else [own]
-
-
 def _beside(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.lock"
 
 
 @contextlib.contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[None]:
+def _locked(path: Path, folder: Path, waits: bool) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             raise DataError(

@@ -8,7 +8,7 @@ import difflib
 import re
 import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import new_class
 from typing import Annotated, Any, Literal, TypeVar
@@ -60,14 +60,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclas
 
 
 def settings_class(name: str, fields: Mapping[str, Any], defaults: Mapping[str, Any], base: type[S]) -> type[S]:
-    """Makes a `Settings` class.
-
-    Args:
-      name: of the class.
-      fields: type by name.
-      defaults: of fields that may be left out.
-      base: what it inherits from.
-    """
+    """Makes a `Settings` class that inherits from `base`, of fields with types; those with defaults may be left out."""
     content = {"__annotations__": dict(fields), "__module__": __name__, **defaults}
     return typing.cast(type[S], new_class(name, (base,), {}, lambda namespace: namespace.update(content)))
 
@@ -102,8 +95,7 @@ class _Yaml(yaml.SafeLoader):
 
     def construct_integer(self, node: yaml.ScalarNode) -> int:
         """Reads decimal digits, or 0x or 0o with theirs."""
-        bases = {"0x": 16, "0o": 8}
-        base = bases.get(node.value[:2])
+        base = {"0x": 16, "0o": 8}.get(node.value[:2])
         return int(node.value[2:], base) if base else int(node.value)
 
 
@@ -219,18 +211,19 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 def _first_fault(hint: Any, value: Any, key: str) -> str | None:
     """Says what is wrong with the first value that does not suit its type; None where all is well."""
-    info, inner = types.type_info(hint), typing.get_args(_bare(hint))
+    bare = typing.cast(Any, hint).__origin__ if typing.get_origin(hint) is Annotated else hint
+    info, inner = types.type_info(hint), typing.get_args(bare)
     if isinstance(info, types.StructType) and isinstance(value, Mapping):
         return _fault_of_struct(info, value, key)
     if isinstance(info, types.UnionType) and isinstance(value, Mapping):
         return _fault_of_union(inner, value, key)
     if isinstance(info, types.DictType) and isinstance(value, Mapping):
-        found = _first(_first_fault(inner[1], one, join_key(key, name)) for name, one in value.items())
+        faults = (_first_fault(inner[1], one, join_key(key, name)) for name, one in value.items())
     elif isinstance(info, types.VarTupleType) and isinstance(value, list | tuple):
-        found = _first(_first_fault(inner[0], one, f"{key}[{place}]") for place, one in enumerate(value))
+        faults = (_first_fault(inner[0], one, f"{key}[{place}]") for place, one in enumerate(value))
     else:
-        found = None
-    if found:
+        faults = ()
+    if found := next(filter(None, faults), None):
         return found
     try:
         msgspec.convert(value, hint)
@@ -244,10 +237,6 @@ def _must_be(key: str, options: Iterable[Any], value: Any) -> str:
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     wanted = ", or ".join(words_of_type(types.type_info(one)) for one in options)
     return f"{key or 'the file'} must be {wanted}, not {shown}"
-
-
-def _bare(hint: Any) -> Any:
-    return typing.cast(Any, hint).__origin__ if typing.get_origin(hint) is Annotated else hint
 
 
 def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) -> str | None:
@@ -291,10 +280,6 @@ def _cause(error: msgspec.ValidationError) -> str:
     return re.sub(r" - at `.*`$", "", str(error))
 
 
-def _first(faults: Iterator[str | None]) -> str | None:
-    return next(filter(None, faults), None)
-
-
 def words_of_type(info: types.Type) -> str:
     """Says in words what a field takes.
 
@@ -302,15 +287,11 @@ def words_of_type(info: types.Type) -> str:
     ('a whole number of at least 1', 'a number above 0, or nothing')
     """
     if isinstance(info, types.UnionType):
-        nothing = ["nothing"] if any(isinstance(one, types.NoneType) for one in info.types) else []
-        tags = [str(one.tag) for one in info.types if isinstance(one, types.StructType) and one.tag is not None]
-        kinds = [f"a mapping whose kind is one of {', '.join(tags)}"] if tags else []
-        others = [
-            words_of_type(one)
-            for one in info.types
-            if not isinstance(one, types.NoneType) and not (isinstance(one, types.StructType) and one.tag is not None)
-        ]
-        return ", or ".join([*others, *kinds, *nothing])
+        some = [one for one in info.types if not isinstance(one, types.NoneType)]
+        tags = [str(one.tag) for one in some if isinstance(one, types.StructType) and one.tag is not None]
+        words = [words_of_type(one) for one in some if getattr(one, "tag", None) is None]
+        words += [f"a mapping whose kind is one of {', '.join(tags)}"] if tags else []
+        return ", or ".join(words + ["nothing"] * (len(some) < len(info.types)))
     if isinstance(info, types.LiteralType):
         values = [str(value) for value in info.values]
         return f"one of {', '.join(values)}" if len(values) > 1 else values[0]
@@ -339,16 +320,8 @@ def _words_of_length(info: types.VarTupleType | types.ListType) -> str:
 
 
 def _words_of_range(info: types.IntType | types.FloatType) -> str:
-    low = (
-        f"above {info.gt:g}"
-        if info.gt is not None
-        else f"of at least {info.ge:g}"
-        if info.ge not in (None, -_MOST)
-        else ""
-    )
-    high = (
-        f"below {info.lt:g}" if info.lt is not None else f"at most {info.le:g}" if info.le not in (None, _MOST) else ""
-    )
-    if not low and not high:
+    bounds = {"above": info.gt, "of at least": info.ge, "below": info.lt, "at most": info.le}
+    told = [f"{words} {bound:g}" for words, bound in bounds.items() if bound not in (None, -_MOST, _MOST)]
+    if not told:
         return ", finite" if info.le == _MOST else ""
-    return f" {low} and {high}" if low and high else f" {low or high}"
+    return f" {' and '.join(told)}"

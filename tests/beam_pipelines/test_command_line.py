@@ -19,7 +19,7 @@ from beam_pipelines.sources.fed_emnist import FedEmnist
 from beam_pipelines.sources.leaf import Leaf
 from beam_pipelines.sources.nist import NistSd19
 from tests.beam_pipelines.conftest import contents, make_leaf, make_user
-from tff_pdp.command_line import parse
+from tests.unrun import parse
 from tff_pdp.data.manifest import Manifest, Tally
 from tff_pdp.errors import ConfigError
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.privacy.accounting.anchor_support import CALIBRATED
 from tests.rounding import as_printed, half_a_digit
+from tests.unrun import parse
 from tff_pdp import cli
-from tff_pdp.command_line import parse
 from tff_pdp.errors import BudgetError, ConfigError
 
 PLAN = ["--unit", "silo_example", "--sampling-rate", "0.032", "--steps", "1000", "--delta", "1e-5"]

@@ -16,8 +16,8 @@ from serving.production.containers import KitOptions
 from tests.conformance.models import CLASSIFIER, IMAGE_SHAPE, TOLERANCE
 from tests.places import ROOT
 from tests.rounding import half_a_digit
+from tests.unrun import parse
 from tff_pdp.cli import COMMANDS
-from tff_pdp.command_line import parse
 
 # `test_rollout.py` alone starts a server in every change.
 pytestmark = pytest.mark.all

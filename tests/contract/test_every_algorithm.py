@@ -142,7 +142,16 @@ def test_state_survives_a_checkpoint_and_training_goes_on_to_the_same_bits(algor
         whole = run(process, algorithm, rounds=3)
         server, clients = run(process, algorithm, rounds=1)
         client_ids = tuple(str(index) for index in range(len(clients)))
-        save(tmp_path, Checkpoint(1, server, client_ids, clients, None, RunKey.from_entropy(), "hash"))
+        state = Checkpoint(
+            round_number=1,
+            server_state=server,
+            client_ids=client_ids,
+            client_states=clients,
+            ledger=None,
+            run_key=RunKey.from_entropy(),
+            config_hash="hash",
+        )
+        save(tmp_path, state)
         loaded = load_latest(tmp_path)
         start = (loaded.server_state, loaded.client_states)
         assert_same(whole, run(process, algorithm, rounds=(2, 3), start=start))

@@ -307,7 +307,16 @@ def test_a_saved_state_goes_on_to_the_same_bits(server, noise, tmp_path):
     one = server(plan_of(0.5, 1.5, noise, rate=0.4))
     for seed in range(2):
         one.round([release(row) for row in users(3, seed)])
-    save(tmp_path, Checkpoint(2, {"aggregation": one.state}, (), [], None, KEY, "hash"))
+    state = Checkpoint(
+        round_number=2,
+        server_state={"aggregation": one.state},
+        client_ids=(),
+        client_states=[],
+        ledger=None,
+        run_key=KEY,
+        config_hash="hash",
+    )
+    save(tmp_path, state)
     whole = [flat(one.round([release(row) for row in users(2, seed)])) for seed in range(4)]
     one.state = load_latest(tmp_path).server_state["aggregation"]
     again = [flat(one.round([release(row) for row in users(2, seed)])) for seed in range(4)]

@@ -83,7 +83,7 @@ def sample_algorithms(
                 mean=summary.mean_over_silos(values),
                 mean_over_examples=summary.mean_over_examples(values, [client.num_test for client in clients]),
                 worst_decile=summary.worst_decile(values, metric),
-                spread=summary.spread(values).standard_deviation,
+                spread=summary.spread(values),
                 shared_mean=None if name == "local_only" else _result(0.73, metric),
                 history=tuple((r, _result(0.72 + gain - 0.5 * math.exp(-r / 15), metric)) for r in range(0, 101, 5)),
                 rounds=100,

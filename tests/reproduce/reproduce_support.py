@@ -53,7 +53,7 @@ class BuildFakeRunner:
     slow: tuple[str, ...] = ()
     seconds: float = 600.0
 
-    def __call__(self):
+    def __call__(self, *_):
         return self.run
 
     def run(self, job: Job) -> Outcome:

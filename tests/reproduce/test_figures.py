@@ -16,7 +16,7 @@ def report_of(tmp_path):
         store = ResultStore(reproduction)
         for job in reproduction.jobs():
             store.add(Outcome(job, fake_row(job)))
-        return build_report(reproduction, store, [])
+        return build_report(reproduction, store, {})
 
     return build
 

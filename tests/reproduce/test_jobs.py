@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from tests.reproduce.reproduce_support import build_reproduction
+from tests.unrun import parse
 from tff_pdp.cli import COMMANDS
-from tff_pdp.command_line import parse
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation

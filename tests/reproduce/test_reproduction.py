@@ -16,7 +16,7 @@ def command(tmp_path, monkeypatch):
 
     def run(*words, **how):
         runner = BuildFakeRunner(tmp_path / "ran", **how)
-        monkeypatch.setattr(reproduction, "build_job_runner", lambda *arguments: runner)
+        monkeypatch.setattr(reproduction, "build_job_runner", runner)
         where = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--jobs", "2"]
         return cli.main(["reproduce", "school", *where, *words])
 

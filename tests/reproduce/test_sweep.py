@@ -10,8 +10,9 @@ import pytest
 
 from tests.places import ROOT
 from tests.reproduce.reproduce_support import BuildFakeRunner, build_reproduction, fake_row
-from tff_pdp.errors import ConfigError
-from tff_pdp.reproduce.sweep import FAILURES_FILE, PARTIAL_FILE, ResultStore, _only_sweep_in, sweep
+from tff_pdp.errors import DataError
+from tff_pdp.lock import only_writer
+from tff_pdp.reproduce.sweep import FAILURES_FILE, PARTIAL_FILE, ResultStore, sweep
 
 
 @pytest.fixture
@@ -99,7 +100,9 @@ def test_rows_of_other_settings_or_data_are_not_taken_for_these(output, build, c
 def test_a_failed_job_is_reported_keeps_the_others_and_is_run_again(output, build):
     reproduction = build_reproduction(output)
     _, failures = quiet_sweep(reproduction, build(fails=("fed_avg",)))
-    assert [(one.job.method, one.reason) for one in failures] == [("fed_avg", "ValueError: no luck with fed_avg")] * 2
+    assert [(job.method, reason) for job, reason in failures.items()] == [
+        ("fed_avg", "ValueError: no luck with fed_avg")
+    ] * 2
     assert "Traceback" in (output / FAILURES_FILE).read_text()
     assert {row["method"] for row in results(output)} == {"local_only", "mr_mtl"}
     mended = build("mended")
@@ -126,12 +129,12 @@ def test_a_line_cut_off_by_a_power_cut_is_forgotten(output, build):
     quiet_sweep(reproduction, build())
     path = output / PARTIAL_FILE
     path.write_text(path.read_text()[:-20])
-    assert len(ResultStore(reproduction).pending) == 1
+    assert len(ResultStore(reproduction).outcomes) == len(reproduction.jobs()) - 1
     rest = build("rest")
     quiet_sweep(reproduction, rest)
     assert len(rest.runs()) == 1
     assert len(results(output)) == 6
-    assert ResultStore(reproduction).pending == []
+    assert len(ResultStore(reproduction).outcomes) == len(reproduction.jobs())
 
 
 def test_the_grid_has_a_file_of_its_own(output, build):
@@ -155,7 +158,7 @@ def test_two_sweeps_do_not_write_to_one_folder(output, build):
 
     runner = build()
     output.mkdir()
-    with _only_sweep_in(output), pytest.raises(ConfigError, match="another"):
+    with only_writer(output), pytest.raises(DataError, match="writes to"):
         quiet_sweep(reproduction, runner)
     assert runner.runs() == []
 

@@ -4,7 +4,7 @@ from tests.reproduce.reproduce_support import build_reproduction, fake_row
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
 from tff_pdp.reproduce.report import best_of_grid, build_report, holds, means_over_seeds, report_text
 from tff_pdp.reproduce.setting import Statement
-from tff_pdp.reproduce.sweep import Failure, Outcome, ResultStore
+from tff_pdp.reproduce.sweep import Outcome, ResultStore
 
 
 def said(better, worse, epsilon=None):
@@ -65,7 +65,7 @@ def report(tmp_path):
     for job in most:
         store.add(Outcome(job, fake_row(job)))
     store.add(Outcome(infeasible, None, "selection costs more"))
-    return build_report(reproduction, store, [Failure(failed, "ValueError: no luck")])
+    return build_report(reproduction, store, {failed: "ValueError: no luck"})
 
 
 def test_the_table_says_what_was_measured_what_the_paper_states_and_what_is_unlike_it(report):
@@ -104,7 +104,7 @@ def users_report(tmp_path, **changes):
     store = ResultStore(reproduction)
     for job in reproduction.jobs():
         store.add(Outcome(job, {**fake_row(job), "noise_to_signal": 12.5}))
-    return report_text(build_report(reproduction, store, []))
+    return report_text(build_report(reproduction, store, {}))
 
 
 def test_tables_of_users_have_the_worst_decile_and_the_noise_and_name_their_own_paper(tmp_path):

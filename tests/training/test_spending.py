@@ -1,6 +1,7 @@
 """What a run may have spent is on its record before it is spent, whatever stops the run."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_a_round_is_on_disk_before_it_is_run(experiment, monkeypatch):
     assert seen == [(number, number * per_round) for number in range(1, 7)]
     closed = read_charges(folder)
     assert closed.is_closed
-    assert closed.non_private == KNOWN_SEED
+    assert closed.identity.non_private == KNOWN_SEED
     assert closed.ledger.to_json() == state.ledger.to_json()
 
 
@@ -93,13 +94,13 @@ def test_a_hundredth_of_the_plan_is_reserved_at_a_time(experiment):
 
     class Writer:
         path = None
-        charges = type("C", (), {"attempt": type("A", (), {"arithmetic": {}, "number": 0})(), "through_round": 0})()
+        begun = SimpleNamespace(attempt=SimpleNamespace(arithmetic={}, number=0), run_id="", chains=())
 
         def reserve(self, through_round, ledger, arithmetic):
             reserved.append((through_round, rounds_in(ledger)))
 
-    state = training.Checkpoint(0, {}, (), [], method.plan.build_ledger(), None, "")
-    own = spending.Spending(Writer(), method.plan, state, {})
+    state = SimpleNamespace(round_number=0, ledger=method.plan.build_ledger())
+    own = spending.Spending(Writer(), method.plan, state, {}, SimpleNamespace(reserve=lambda *_: None))
     for number in range(1, 251):
         own.before_round(number)
     per_round = reserved[0][1] // 2

@@ -157,11 +157,13 @@ def _text(result: dict[str, Any]) -> str:
         value = result[name]
         return "none" if value is None else f"{math.ceil(value * 1e4) / 1e4:.4f}"
 
+    by_rows, by_rate = "batches of {batch_size} of {num_rows} rows", "Poisson sampling rate {sampling_rate:g}"
+    sampling = (by_rows if result["sampling_rate"] is None else by_rate).format(**result)
     lines = [
         f"epsilon <= {shown('epsilon')} at delta = {result['delta']:g}   "
         f"(RDP {shown('epsilon_rdp')}, PLD {shown('epsilon_pld')})",
         f"unit: {result['unit']}, that is {_UNITS[result['unit']].format(rows=result.get('rows_per_unit'))}",
-        f"plan: {result['steps']} Gaussian sums, {_sampling_text(result)}, "
+        f"plan: {result['steps']} Gaussian sums, {sampling}, "
         f"noise multiplier {math.ceil(result['noise_multiplier'] * 1e5) / 1e5:.8g}",
     ]
     if result["epsilon"] is None:
@@ -169,9 +171,3 @@ def _text(result: dict[str, Any]) -> str:
     if "epsilon_target" in result:
         lines.append(f"The noise multiplier is the smallest found that keeps epsilon <= {result['epsilon_target']:g}.")
     return "\n".join(lines)
-
-
-def _sampling_text(result: dict[str, Any]) -> str:
-    if result["sampling_rate"] is None:
-        return f"batches of {result['batch_size']} of {result['num_rows']} rows"
-    return f"Poisson sampling rate {result['sampling_rate']:g}"

@@ -106,8 +106,7 @@ def _largest_difference(config: ExperimentConfig) -> float:
     base_path, name = config.export_folder, config.export.model_name
     differences = []
     with EmbeddedServer(base_path, name, rest_port=0, grpc_port=0) as server:
-        addresses = (f"127.0.0.1:{server.rest_port}", f"127.0.0.1:{server.grpc_port}")
-        for client in (RestClient(addresses[0]), GrpcClient(addresses[1])):
+        for client in (RestClient(f"127.0.0.1:{server.rest_port}"), GrpcClient(f"127.0.0.1:{server.grpc_port}")):
             for client_id in clients.client_ids:
                 x = clients.load(client_id, "test").x[:NUM_EXAMPLES]
                 if not len(x):

@@ -2,10 +2,9 @@
 
 import collections
 import functools
-import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import numpy as np
@@ -57,19 +56,13 @@ def examine() -> tuple[dict[str, Any], str]:
       `device`, `client_parallelism` (None on the native engine), `passed`, `difference` (the largest from the
       reference), `noise_stddev` (of the round that knows it) and `error`: None where there is no such thing.
     """
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in DISTRIBUTIONS}}
+    installed = {name: _tff.installed_version(name) or "absent" for name in DISTRIBUTIONS}
+    versions = {"python": platform.python_version(), **installed}
     found = devices.gpus()
     references: dict[str, np.ndarray] = {}
     tests = [_test(*case, references) for case in _cases(["cpu", *(f"gpu:{number}" for number in range(len(found)))])]
     content = {"versions": versions, "gpus": found, "tests": tests, "healthy": all(test["passed"] for test in tests)}
     return content, _text(content)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
 
 
 def _cases(places: list[str]) -> Iterator[tuple[str, str, str, ClientParallelism | None]]:
@@ -95,7 +88,8 @@ def _test(
             raise EngineError("there is no reference to compare with, because the native engine has failed")
         _compare(result, values, reference, noise)
     except (UserError, tf.errors.OpError, grpc.RpcError) as error:
-        return {**result, "error": _reason(error)}
+        details = error.details() if isinstance(error, grpc.Call) else None
+        return {**result, "error": details or str(error) or type(error).__name__}
     if engine == "native":
         references[name] = values
     return {**result, "passed": True}
@@ -108,7 +102,7 @@ def _run(
     choices: dict[str, str] = {}
     options = {} if parallelism is None else {"client_parallelism": parallelism, "choices": choices}
     with running_engine(engine, device, **options):
-        outcome = _ROUNDS[name].compute()
+        outcome = _ROUNDS[name][1]()
     if parallelism == "vectorized" and choices:
         raise EngineError("clients were computed one by one, not as a stack")
     return outcome
@@ -130,11 +124,6 @@ def _compare(result: dict[str, Any], values: np.ndarray, reference: np.ndarray, 
     # 7 standard errors of a standard deviation estimated from this many draws.
     if noise is not None and abs(result["noise_stddev"] / _NOISE_STDDEV - 1) >= 7 / np.sqrt(2 * noise.size):
         raise EngineError(f"its noise is {result['noise_stddev']:.4f}, {_NOISE_STDDEV} expected")
-
-
-def _reason(error: Exception) -> str:
-    details = error.details() if isinstance(error, grpc.Call) else None
-    return details or str(error) or type(error).__name__
 
 
 # A DP FedAvg round
@@ -245,14 +234,10 @@ def _mr_mtl() -> tuple[PersonalizedProcess, list[Any], list[Any]]:
     )
 
 
-class _Round(NamedTuple):
-    title: str
-    compute: Callable[[], tuple[np.ndarray, np.ndarray | None]]
-
-
-_ROUNDS = {
-    "dp_fed_avg": _Round("DP FedAvg of tff.learning", _dp_fed_avg),
-    "dp_sgd": _Round("MR-MTL with DP-SGD", _dp_sgd),
+# Title, and computation.
+_ROUNDS: dict[str, tuple[str, Callable[[], tuple[np.ndarray, np.ndarray | None]]]] = {
+    "dp_fed_avg": ("DP FedAvg of tff.learning", _dp_fed_avg),
+    "dp_sgd": ("MR-MTL with DP-SGD", _dp_sgd),
 }
 
 
@@ -269,7 +254,7 @@ def _text(content: dict[str, Any]) -> str:
 
 def _line(test: dict[str, Any]) -> str:
     where = ", ".join(filter(None, [f"{test['engine']} on {test['device']}", test["client_parallelism"]]))
-    title = _ROUNDS[test["round"]].title
+    title, _ = _ROUNDS[test["round"]]
     if not test["passed"]:
         return f"{where:<30} FAILED: {title}: {_shortened(test['error'])}"
     found = "is the reference" if test["engine"] == "native" else f"differs by {test['difference']:.1e} from native"

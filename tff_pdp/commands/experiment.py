@@ -256,11 +256,6 @@ class Export(_OnExperiment):
             "bytes_about": dict(exported.sizes),
         }
         keyed = f"by keyed hashes of their ids, the key is {config.client_id_key}"
-        lines = [
-            f"layout: {exported.layout_text()}",
-            f"size: {exported.size.text()}",
-            f"requests name clients: {'by their ids' if config.export.client_ids == 'plain' else keyed}",
-        ]
         if name in exported.versions:
             version, base_path = exported.version, str(exported.version.parent)
             content |= {"version": str(version), "models_config": str(write_models_config(version.parent, name))}
@@ -271,7 +266,9 @@ class Export(_OnExperiment):
             production = f"tff-pdp deploy {folder} --output FOLDER"
         lines = [
             f"exported: {first}",
-            *lines,
+            f"layout: {exported.layout_text()}",
+            f"size: {exported.size.text()}",
+            f"requests name clients: {'by their ids' if config.export.client_ids == 'plain' else keyed}",
             f"{serve}: tff-pdp serve --model-base-path {base_path}",
             f"in production: {production}",
         ]

@@ -57,7 +57,11 @@ class Verify(_OnRuns):
         counts = {status.value: sum(one.status is status for one in findings) for status in Status}
         holds = not counts[Status.PROBLEM.value]
         parts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        content = {"holds": holds, "counts": counts, "findings": [one.to_dict() for one in findings]}
+        content = {
+            "holds": holds,
+            "counts": counts,
+            "findings": [{**one._asdict(), "path": str(one.path)} for one in findings],
+        }
         return Outcome(f"{len(findings)} things checked: {parts}", content, int(not holds))
 
 

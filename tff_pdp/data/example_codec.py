@@ -166,11 +166,7 @@ def decode_examples(
 
 
 def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0) -> np.ndarray:
-    """Decodes the ids of records that `encode_examples` wrote: `S32` `[n]`. Checks the records' headers alone.
-
-    Raises:
-      DataError: as `decode_examples`.
-    """
+    """Decodes as `decode_examples`, but the ids: `S32` `[n]`; checks the records' headers alone."""
     starts, lengths = record_extents(features, buffer, file_name, offset)
     ids = np.zeros((len(starts), EXAMPLE_ID_SIZE), np.uint8)
     content = np.frombuffer(buffer, np.uint8)
@@ -184,8 +180,7 @@ def record_extents(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds where the records of a buffer start, and how long they are: int64 `[n]` each. Checks their headers alone.
 
-    Raises:
-      DataError: as `decode_examples`.
+    Arguments and errors are those of `decode_examples`.
     """
     lengths_by_header = _lengths_by_header(features)
     length = lengths_by_header.get(buffer[: tfrecord.HEADER_SIZE], 0)

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync, write_atomically
 
@@ -214,32 +216,15 @@ class Manifest:
                 "prepare the data again"
             )
         try:
-            return cls._from_fields(fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
             raise DataError(f"{path}: malformed manifest ({error!r}); prepare the data again") from error
-
-    @classmethod
-    def _from_fields(cls, fields: dict[str, Any]) -> "Manifest":
-        features = fields["features"]
-        nested = {
-            "features": FeatureSpec(**{**features, "shape": tuple(features["shape"])}),
-            "sources": tuple(FileRecord(**record) for record in fields["sources"]),
-            "read": Tally(**fields["read"]),
-            "kept": Tally(**fields["kept"]),
-            "dropped": {reason: Tally(**tally) for reason, tally in fields["dropped"].items()},
-            "shards": tuple(FileRecord(**record) for record in fields["shards"]),
-            "index": FileRecord(**fields["index"]),
-            "row_influence": None if fields["row_influence"] is None else RowInfluence(**fields["row_influence"]),
-            "rows": {table: RecordCounts(**counts) for table, counts in fields["rows"].items()},
-        }
-        return cls(**{**fields, **nested})
 
 
 def mark_finished(dataset: Path) -> None:
-    """Makes a folder a dataset, once all of its files are on disk; a power cut afterwards takes nothing from it.
+    """Makes a folder with a manifest a dataset; a power cut afterwards takes nothing from it.
 
-    Args:
-      dataset: has its manifest. The files in its folders have been flushed by whoever wrote them.
+    All of its files are on disk: those in its folders have been flushed by whoever wrote them.
     """
     write_atomically(dataset / SUCCESS_FILE, [_checksum_line((dataset / MANIFEST_FILE).read_bytes())])
     for folder in (SHARD_FOLDER, DEAD_LETTER_FOLDER):

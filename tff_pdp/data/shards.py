@@ -49,7 +49,8 @@ class ShardFiles:
           DataError: the shard cannot be read.
         """
         try:
-            return self._open(self._paths[shard]).read(offset, nbytes)
+            file = self._open(self._paths[shard])
+            return read_at(file.descriptor, offset, nbytes)
         except OSError as error:
             raise DataError(
                 f"{self.path(shard)}: cannot be read ({error.strerror}); restore it or prepare the data again"
@@ -61,9 +62,6 @@ class _OpenFile:
 
     def __init__(self, path: str):
         self.descriptor = os.open(path, os.O_RDONLY)
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        return read_at(self.descriptor, offset, nbytes)
 
     def __del__(self):
         if hasattr(self, "descriptor"):
@@ -111,9 +109,9 @@ def read_example_ids(features: FeatureSpec, files: ShardFiles, extents: np.ndarr
 
 def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents: np.ndarray) -> bool:
     """Checks that each extent has given its bytes, and its number of records."""
-    nbytes, num_examples = extents[:, 2].cumsum(), extents[:, 3].cumsum()
     if len(extents) == 0:
         return True
+    nbytes, num_examples = extents[:, 2].cumsum(), extents[:, 3].cumsum()
     if len(content) != nbytes[-1] or num_records != num_examples[-1]:
         return False
     if len(extents) == 1:

@@ -13,24 +13,11 @@ from tff_pdp.errors import ConfigError
 def shuffled_epoch(
     features: FeatureSpec, files: ShardFiles, extents: np.ndarray, batch_size: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Reads all examples once in batches, in the order of one uniform permutation; the last batch may be smaller.
+    """Reads the examples of extents as `ClientDataset.epoch`, in the order of one permutation; arguments as there.
 
     Holds 40 bytes for each example, and one batch. Where labels of 128 and more make records of different lengths, the
-    extents that may hold these are read once before the first batch, to find the records.
-
-    Args:
-      features: shape and types of an example.
-      files: the shards.
-      extents: where the split's examples lie, int64 `[n, 4]`: shard, first byte, bytes and number of records.
-      batch_size: examples in a batch.
-      seed: decides the order; for reproducing it, not for sampling that a privacy guarantee rests on.
-
-    Returns:
-      Pairs of `x` float32 `[batch, *shape]` and `y` `[batch]`, int64 or, for a regression, float32.
-
-    Raises:
-      ConfigError: `batch_size` is not positive.
-      DataError: now or at a batch, a record is corrupt; names file and offset.
+    extents that may hold these are read once before the first batch, to find the records. The seed is for reproducing
+    the order, not for sampling that a privacy guarantee rests on. `extents` are as of `read_examples`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, and must be at least 1")

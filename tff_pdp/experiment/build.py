@@ -39,7 +39,7 @@ SHAPES = ("input_shape", "num_classes")
 _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
 
 Computations = dict[Hashable, PersonalizedProcess]
-_kept: ContextVar[Computations | None] = ContextVar("kept computations", default=None)
+_kept: ContextVar[Computations] = ContextVar("kept computations")
 
 
 def build_methods(
@@ -176,9 +176,7 @@ def computations_key(
 
 
 def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -> PersonalizedProcess:
-    kept = _kept.get()
-    if kept is None:
-        return build()
+    kept = _kept.get({})
     if key not in kept:
         kept[key] = build()
     return kept[key]

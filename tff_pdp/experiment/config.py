@@ -196,7 +196,7 @@ class ExperimentConfig(Settings):
         return str(self.algorithms[algorithm].get("kind", algorithm))
 
     def outside(self, algorithm: str) -> dict[str, str]:
-        """Returns the kinds that are defined outside of tff_pdp, by section: module, version and hash of its file.
+        """Returns the kinds that are defined outside of tff_pdp, by section, as of `Kinds.origin`.
 
         Raises:
           ConfigError: a module cannot be imported.
@@ -208,7 +208,7 @@ class ExperimentConfig(Settings):
             f"algorithms.{algorithm}": (ALGORITHMS, self.kind_of(algorithm)),
         }
         origins = {section: known.origin(kind) for section, (known, kind) in kinds.items()}
-        return {section: str(origin) for section, origin in origins.items() if origin is not None}
+        return {section: origin for section, origin in origins.items() if origin is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the resolved experiment as plain data, defaults filled in."""
@@ -246,13 +246,9 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """
     shipped = CONFIGS / f"{path}.yaml"
     content = read_yaml(shipped if shipped.is_file() and not Path(path).is_file() else path)
+    source = str(path)
     for key, value in (overrides or {}).items():
-        _override(content, key, value, str(path))
-    return read_experiment(content, str(path))
-
-
-def read_experiment(content: Any, source: str) -> ExperimentConfig:
-    """Reads an experiment from plain data; `source` begins error messages. Errors as `load_experiment`."""
+        _override(content, key, value, source)
     _check_names(content, source)
     sections: dict[str, tuple[Kinds[Any], type[Settings]]] = {
         "data": (SOURCES, SourceSettings),

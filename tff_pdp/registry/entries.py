@@ -64,11 +64,7 @@ class Registry:
     """
 
     def __init__(self, folder: str | Path | None = None):
-        """Names the folder.
-
-        Args:
-          folder: of the registry; None for the user's own.
-        """
+        """Names the folder; None for the user's own."""
         self.folder = default_folder() if folder is None else Path(folder)
 
     @property
@@ -113,16 +109,13 @@ class Registry:
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters that a run is about to spend more than was entered, and where its own record ends.
 
-        Guarantee: as of `reserve`. So no copy lowers the entry of one that goes on.
+        Guarantee: as of `reserve`, and with its errors. So no copy lowers the entry of one that goes on.
 
         Args:
           run_id: of the run.
           chains: of the lines of its record.
           rounds: number of rounds the run may have made at its end.
           ledger: all that the run may spend until then; None without privacy.
-
-        Raises:
-          DataError, OSError: as `reserve`.
         """
         planned = Cost.of(ledger, rounds)
 
@@ -161,14 +154,8 @@ class Registry:
           as the run's own has at some time, nothing is entered; where it went on in another way, such as under another
           registry, it is entered beside the run.
 
-        Args:
-          run_id: of the run; one that was never entered is left alone.
-          chains: of the lines of its record.
-          rounds: number of rounds that may have been run.
-          ledger: of the spending; None without privacy.
-
-        Raises:
-          DataError, OSError: as `begin`.
+        Arguments are those of `raise_to`, but of rounds that may have been run; a run that was never entered is left
+        alone. Errors are those of `begin`.
         """
         spent, other = Cost.of(ledger, rounds), self.find(run_id)
         if other is not None and not other.is_in(chains, spent.size):
@@ -192,11 +179,7 @@ class Registry:
         return list(read_entries(self.path, read(self.path).lines).values())
 
     def find(self, run_id: str) -> Entry | None:
-        """Returns the entry of a run; None where there is none.
-
-        Raises:
-          DataError: as `entries`.
-        """
+        """Returns the entry of a run; None where there is none. Raises DataError as `entries`."""
         return read_entries(self.path, read(self.path).lines).get(run_id)
 
     def keep_dataset(self, dataset: ClientDataset, splits: Sequence[str]) -> str:
@@ -213,19 +196,11 @@ class Registry:
         return name
 
     def keep_clients(self, dataset: ClientDataset, client_ids: Sequence[str]) -> str:
-        """Keeps digests of some clients' training records, as `keep_dataset` those of all, and returns their name.
-
-        Raises:
-          DataError, OSError: as `keep_dataset`.
-        """
+        """Keeps digests of some clients' training records, as `keep_dataset` those of all, and returns their name."""
         return self._keep_examples(lambda key: records_of_clients(key, dataset, client_ids, ("train",)))
 
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
-        """Keeps digests of examples, float32 `[n, ...]` of each client, and returns their name.
-
-        Raises:
-          DataError, OSError: as `keep_dataset`.
-        """
+        """Keeps digests of examples, float32 `[n, ...]` of each client, as `keep_dataset`, and returns their name."""
         return self._keep_examples(lambda key: records_of_examples(key, client_ids, features))
 
     def _keep_examples(self, make: Callable[[RecordKey], Records]) -> str:

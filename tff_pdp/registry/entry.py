@@ -108,11 +108,9 @@ class Entry:
         return dataclasses.replace(self, run_id=f"{self.run_id}{_COPY}{head}", planned=spent)
 
     def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
-        """Checks a record for all that the registry knows the run to have done.
+        """Checks a record for all that the registry knows the run to have done, by the chains of the record's lines.
 
-        Args:
-          chains: of the lines of the record.
-          size: of the spending stated in the record, as of `Cost.size`.
+        `size` is of the spending stated in the record, as of `Cost.size`.
         """
         return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
 

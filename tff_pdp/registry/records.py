@@ -88,15 +88,8 @@ class Records:
         """Reads content that `to_bytes` returned, and that is known to be whole."""
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
-            return cls(
-                header["dataset"],
-                header["form"],
-                tuple(header["sources"]),
-                arrays["clients"],
-                arrays["first"],
-                arrays["digests"],
-                header.get("are_named", True),
-            )
+            own = {name: arrays[name] for name in ("clients", "first", "digests")}
+            return cls(**{**header, "sources": tuple(header["sources"])}, **own)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,16 +57,6 @@ class AlgorithmResult:
     rounds: int
     seconds_per_round: float
 
-    @property
-    def name(self) -> str:
-        """The name in the registry."""
-        return self.facts.name
-
-    @property
-    def title(self) -> str:
-        """The name for a reader."""
-        return self.facts.title
-
 
 @dataclasses.dataclass(frozen=True)
 class Report:

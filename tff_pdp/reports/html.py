@@ -20,15 +20,7 @@ _MOST_USERS = 100
 
 
 def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes the page in one move: a reader sees the old file or the whole new one, never a part.
-
-    Args:
-      report: what to show.
-      path: the file to write; missing folders are created.
-
-    Returns:
-      The path written.
-    """
+    """Writes the page as `replace_text`, with missing folders, and returns the path written."""
     target = pathlib.Path(path)
     page = render_report(report)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +71,7 @@ def _listed(report: content.Report, featured: content.AlgorithmResult | None) ->
     """The clients in the table of results."""
     if featured is None or not report.are_users or len(report.clients) <= _MOST_USERS:
         return report.clients
-    return summary.worst_clients(report.clients, featured.name, report.metric, _MOST_USERS)
+    return summary.worst_clients(report.clients, featured.facts.name, report.metric, _MOST_USERS)
 
 
 def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
@@ -101,7 +93,7 @@ def _figures(report: content.Report, featured: content.AlgorithmResult | None) -
     if featured is not None:
         by_client = (
             plots.metric_figure(report.clients, featured, report.metric, report.baseline, words),
-            f"Test {label} of each {words.one} under {featured.title}.",
+            f"Test {label} of each {words.one} under {featured.facts.title}.",
             "Not private: computed on held-out test examples without noise.",
         )
         drawn.insert(1, by_client)

@@ -49,18 +49,15 @@ _STYLE: dict[Any, Any] = {
 def style(salt: str) -> AbstractContextManager[None]:
     """Context manager with the report's look; figures must be built and rendered inside it.
 
-    Args:
-      salt: makes the identifiers inside the SVG repeatable, and different from those of the page's other figures.
+    `salt` makes the identifiers inside the SVG repeatable, and different from those of the page's other figures.
     """
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt})
 
 
 def render(figure: Figure, description: str) -> str:
-    """The figure as one `<svg>` element, without anything that refers to the outside.
+    """The finished figure as one `<svg>` element, without anything that refers to the outside.
 
-    Args:
-      figure: the finished figure.
-      description: what a reader who cannot see the figure is told.
+    `description` is for a reader who cannot see the figure.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings():
@@ -114,13 +111,13 @@ def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric
                 marker=MARKERS[index % len(MARKERS)],
                 markevery=max(1, len(rounds) // 12),
                 markersize=4,
-                label=_short(algorithm.title),
+                label=_short(algorithm.facts.title),
             )
         axes.set_xlabel("round")
         # Without the direction, for which the axis is too short.
         axes.set_ylabel(f"validation {metric_text(metric).label},\nmean over {words.many}")
         _legend(axes)
-        names = ", ".join(algorithm.title for algorithm in drawn)
+        names = ", ".join(algorithm.facts.title for algorithm in drawn)
         what = f"Validation {metric_text(metric).label} per round, mean over {words.many}, of {names}."
         return render(figure, what)
 
@@ -137,10 +134,10 @@ def metric_figure(
     Up to 40 clients are named, sorted by the personal model, the worst at the bottom; more are shown as curves in which
     each model's clients are sorted by that model, of at most a thousand points.
     """
-    series = [("personal model", summary.personal_values(clients, algorithm.name))]
-    if algorithm.name != baseline:
+    series = [("personal model", summary.personal_values(clients, algorithm.facts.name))]
+    if algorithm.facts.name != baseline:
         series.append(("learnt alone", summary.personal_values(clients, baseline)))
-    series.append(("shared model", summary.shared_values(clients, algorithm.name)))
+    series.append(("shared model", summary.shared_values(clients, algorithm.facts.name)))
     series = [(label, values) for label, values in series if not all(map(math.isnan, values))]
     if not series:
         return ""
@@ -150,8 +147,8 @@ def metric_figure(
         figure = _by_name(clients, series, metric) if is_named else _curves(series, metric, words)
         what = ", ".join(f"{label} {text.value(summary.mean_over_silos(values))}" for label, values in series)
         # Those without a result are not in the means.
-        count = sum(not math.isnan(value) for value in summary.personal_values(clients, algorithm.name))
-        over = f"{count} {words.many} under {algorithm.title}"
+        count = sum(not math.isnan(value) for value in summary.personal_values(clients, algorithm.facts.name))
+        over = f"{count} {words.many} under {algorithm.facts.title}"
         return render(figure, f"Test {text.label} over {over}; means: {what}.")
 
 

@@ -24,15 +24,6 @@ from tff_pdp.reports.words import ClientWords
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """How far clients lie apart: standard deviation (of them all, not an estimate from a sample), smallest, largest."""
-
-    standard_deviation: float
-    minimum: float
-    maximum: float
-
-
-@dataclasses.dataclass(frozen=True)
 class ComparisonRow:
     """One method's line in the headline table.
 
@@ -64,13 +55,6 @@ def mean_over_silos(values: Iterable[float]) -> float:
     return float(np.mean(present)) if present else math.nan
 
 
-def left_out(clients: Sequence[content.ClientScores]) -> tuple[int, int]:
-    """How many clients are left out: without test examples, and with some that their metric is undefined on."""
-    empty = sum(not client.num_test for client in clients)
-    undefined = sum(client.num_test > 0 and any(map(math.isnan, client.personal.values())) for client in clients)
-    return empty, undefined
-
-
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
     """Mean in which every test example counts the same: each client's value weighted by its number; NaN of nothing.
 
@@ -93,9 +77,7 @@ def worst_decile(values: Iterable[float], metric: Metric) -> float:
     (0.5, 0.9)
     """
     ordered = worst_first(values, metric)
-    if not ordered:
-        return math.nan
-    return float(np.mean(ordered[: max(1, len(ordered) // 10)]))
+    return mean_over_silos(ordered[: max(1, len(ordered) // 10)])
 
 
 def worst_first(values: Iterable[float], metric: Metric) -> list[float]:
@@ -103,12 +85,10 @@ def worst_first(values: Iterable[float], metric: Metric) -> list[float]:
     return sorted(_present(values), reverse=not metric.higher_is_better)
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """Standard deviation, minimum and maximum; three NaNs of nothing."""
+def spread(values: Iterable[float]) -> float:
+    """Standard deviation of all values, not an estimate from a sample; NaN of nothing."""
     present = _present(values)
-    if not present:
-        return Spread(math.nan, math.nan, math.nan)
-    return Spread(float(np.std(present)), min(present), max(present))
+    return float(np.std(present)) if present else math.nan
 
 
 def personal_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
@@ -130,16 +110,26 @@ def comparison_rows(
 ) -> list[ComparisonRow]:
     """The headline table: one row per method, in the order given.
 
-    Gains are paired client by client, so that one that lacks one of the two numbers does not tilt the difference.
-
-    Args:
-      algorithms: the compared methods.
-      clients: their results.
-      metric: what the results are.
-      baseline: name of the method in which each client learns alone.
+    Gains are paired client by client, so that one that lacks one of the two numbers does not tilt the difference. They
+    are over `baseline`, the name of the method in which each client learns alone.
     """
     alone = personal_values(clients, baseline)
-    return [_comparison_row(algorithm, clients, metric, alone, baseline) for algorithm in algorithms]
+    rows = []
+    for algorithm in algorithms:
+        personal = personal_values(clients, algorithm.facts.name)
+        gains = _present(_towards_better(mine - theirs, metric) for mine, theirs in zip(personal, alone, strict=True))
+        shown, present = gains if algorithm.facts.name != baseline else [], _present(personal)
+        rows.append(
+            ComparisonRow(
+                algorithm=algorithm,
+                minimum=min(present, default=math.nan),
+                maximum=max(present, default=math.nan),
+                gain=float(np.mean(shown)) if shown else None,
+                clients_better=sum(gain > 0 for gain in shown),
+                clients_compared=len(shown),
+            )
+        )
+    return rows
 
 
 def worst_clients(
@@ -161,30 +151,10 @@ def featured_algorithm(
 
     The test mean is not used to choose: choosing by it would make the number that is then printed too good.
     """
-    exported = [algorithm for algorithm in algorithms if algorithm.facts.exported]
-    candidates = exported or [algorithm for algorithm in algorithms if algorithm.name != baseline] or list(algorithms)
+    exported = [one for one in algorithms if one.facts.exported]
+    others = [one for one in algorithms if one.facts.name != baseline]
+    candidates = exported or others or list(algorithms)
     return max(candidates, key=lambda algorithm: _last_validation(algorithm, metric), default=None)
-
-
-def _comparison_row(
-    algorithm: content.AlgorithmResult,
-    clients: Sequence[content.ClientScores],
-    metric: Metric,
-    alone: Sequence[float],
-    baseline: str,
-) -> ComparisonRow:
-    personal = personal_values(clients, algorithm.name)
-    gains = _present(_towards_better(mine - theirs, metric) for mine, theirs in zip(personal, alone, strict=True))
-    shown = gains if algorithm.name != baseline else []
-    bounds = spread(personal)
-    return ComparisonRow(
-        algorithm=algorithm,
-        minimum=bounds.minimum,
-        maximum=bounds.maximum,
-        gain=float(np.mean(shown)) if shown else None,
-        clients_better=sum(gain > 0 for gain in shown),
-        clients_compared=len(shown),
-    )
 
 
 def _last_validation(algorithm: content.AlgorithmResult, metric: Metric) -> float:
@@ -246,8 +216,9 @@ def metric_text(metric: Metric) -> MetricText:
 def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:
     """How many clients have no figure, and why, as a sentence; nothing where everyone has one."""
     text = metric_text(metric)
-    counts = zip(left_out(clients), ("test examples", text.undefined), strict=True)
-    missing = [f"{count} without {what}" for count, what in counts if count]
+    undefined = [any(map(math.isnan, client.personal.values())) for client in clients if client.num_test]
+    counts = {"test examples": len(clients) - len(undefined), text.undefined: sum(undefined)}
+    missing = [f"{count} without {what}" for what, count in counts.items() if count]
     if not missing:
         return []
     return [f"Left out of all figures of test {text.label}: of {len(clients)} {words.many}, {' and '.join(missing)}."]
@@ -256,10 +227,7 @@ def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], word
 def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], words: ClientWords) -> list[str]:
     """The figures of all clients' test examples together as a sentence; nothing where there are none.
 
-    Args:
-      metric: what is reported.
-      pooled: by title of the method, what `training.evaluate.pooled_figures` returned.
-      words: what the clients are.
+    `pooled` has, by title of the method, what `training.evaluate.pooled_figures` returned.
     """
     text = metric_text(metric)
     figures = [f"{title} {text.value(value)}" for title, own in pooled.items() for value in own.values()]
@@ -289,7 +257,7 @@ def summary_content(report: content.Report) -> dict[str, Any]:
         "title": report.title,
         "metric": report.metric.name,
         "higher_is_better": report.metric.higher_is_better,
-        "algorithms": {algorithm.name: _algorithm_row(algorithm) for algorithm in report.algorithms},
+        "algorithms": {algorithm.facts.name: _algorithm_row(algorithm) for algorithm in report.algorithms},
         "notes": list(report.notes),
     }
     facts, clients = report.privacy.facts, report.clients
@@ -304,7 +272,7 @@ def summary_content(report: content.Report) -> dict[str, Any]:
             **start,
             "num_users": len(clients),
             "users": list(map(dataclasses.asdict, clients)) if len(clients) <= MOST_USERS else None,
-            "quantiles": {one.name: _quantiles(clients, one.name) for one in report.algorithms},
+            "quantiles": {one.facts.name: _quantiles(clients, one.facts.name) for one in report.algorithms},
             "privacy": {**_privacy(report.privacy), "users": users},
         }
     )
@@ -339,7 +307,5 @@ def _quantiles(users: Sequence[content.ClientScores], algorithm: str) -> dict[st
 
 def _quantiles_of(values: Sequence[float]) -> dict[str, float] | None:
     """None where no user has a value."""
-    present = np.array([value for value in values if not np.isnan(value)])
-    if not len(present):
-        return None
-    return {f"{100 * share:g}": float(np.quantile(present, share)) for share in _QUANTILES}
+    present = _present(values)
+    return {f"{100 * share:g}": float(np.quantile(present, share)) for share in _QUANTILES} if present else None

@@ -91,11 +91,7 @@ def signed(value: float | None) -> str:
 
 
 def between(values: Sequence[float], write: Callable[[float], str] = plain) -> str:
-    """The range of some numbers, or the one number if they are all printed alike.
-
-    Args:
-      values: at least one number.
-      write: how one number is printed.
+    """The range of at least one number, each printed by `write`, or the one number if they are all printed alike.
 
     >>> between([1.0, 2.0, 4.0]), between([3.0, 3.0])
     ('between 1 and 4', '3')

@@ -12,7 +12,6 @@ from beam_pipelines.options import GENERATED
 from tff_pdp.errors import DataError
 
 DATA_VARIABLE = "TFF_PDP_DATA"
-_BLOCK = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +66,9 @@ INPUTS = {
 
 
 def find_input(inputs: Inputs, folder: str | None) -> Path:
-    """Returns where raw data lie, or the word for data that are made up.
+    """Returns where raw data lie, or the word for data that are made up, which need no folder.
 
-    Args:
-      inputs: the data.
-      folder: where all data lie; None for the folder that the environment variable TFF_PDP_DATA names. Made-up data
-        need none.
+    All data lie in `folder`; None is for the one that the environment variable TFF_PDP_DATA names.
 
     Raises:
       DataError: no folder is named, or it does not hold the data.
@@ -108,8 +104,7 @@ def digest_of(path: Path, pattern: str = "*") -> str:
     for file in files:
         digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
         with open(file, "rb") as stream:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 

@@ -14,9 +14,9 @@ from tff_pdp.models.metrics import Metric
 from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reports.summary import metric_text
 from tff_pdp.reports.words import MISSING, USERS, plain, spent
-from tff_pdp.reproduce.jobs import Reproduction
+from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.setting import METHODS, Published, Setting, Statement, Variant
-from tff_pdp.reproduce.sweep import Failure, ResultStore, is_a_grid_job
+from tff_pdp.reproduce.sweep import ResultStore, is_a_grid_job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Reported:
         return [(one, verdict) for one, verdict in found if verdict is not None]
 
 
-def build_report(reproduction: Reproduction, store: ResultStore, failures: Sequence[Failure]) -> Reported:
+def build_report(reproduction: Reproduction, store: ResultStore, failures: Mapping[Job, str]) -> Reported:
     """Puts a sweep's outcomes together."""
     setting, scale = reproduction.setting, reproduction.scale
     variants = []
@@ -203,7 +203,7 @@ def build_report(reproduction: Reproduction, store: ResultStore, failures: Seque
         variants=variants,
         is_paper_scale=not scale.deviation,
         infeasible={str(job): one.infeasible for job, one in store.outcomes.items() if one.infeasible},
-        failures={str(failure.job): failure.reason for failure in failures},
+        failures={str(job): reason for job, reason in failures.items()},
     )
 
 

@@ -10,11 +10,10 @@ from typing import Any
 from tff_pdp.errors import ConfigError
 from tff_pdp.files import replace_text
 from tff_pdp.reproduce import setting as settings
-from tff_pdp.reproduce.inputs import digest_of_data, find_input
+from tff_pdp.reproduce.inputs import INPUTS, digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.report import Reported, build_report, report_text
 from tff_pdp.reproduce.sweep import FAILURES_FILE, Outcome, sweep
-from tff_pdp.reproduce.workers import BuildRunner
 
 DEFAULT_OUTPUT = Path("runs") / "reproduce"
 
@@ -32,19 +31,18 @@ def build_job_runner(reproduction: Reproduction, num_threads: int) -> Callable[[
     return JobRunner(reproduction)
 
 
-def reproduce(options: Any, build_runner: BuildRunner | None = None) -> tuple[dict[str, Any], str]:
+def reproduce(options: Any) -> tuple[dict[str, Any], str]:
     """Runs a reproduction.
 
     Args:
       options: of the command line, by the names that `tff-pdp reproduce --help` shows.
-      build_runner: builds the runner of jobs in worker processes; None for `tff_pdp.reproduce.run`.
 
     Returns:
       The output with `--json`, and without.
 
     Raises:
-      ConfigError: an option is out of range, or another reproduction writes to the same folder.
-      DataError: the data are not there.
+      ConfigError: an option is out of range.
+      DataError: the data are not there, or another reproduction writes to the same folder.
     """
     reproduction = build_reproduction(options)
     num_cores = len(os.sched_getaffinity(0))
@@ -52,30 +50,25 @@ def reproduce(options: Any, build_runner: BuildRunner | None = None) -> tuple[di
     if num_workers < 1:
         raise ConfigError(f"--jobs {num_workers} must be at least 1")
     num_threads = max(1, num_cores // num_workers)
-    build = build_runner or functools.partial(build_job_runner, reproduction, num_threads)
-    store, failures = sweep(reproduction, build, num_workers)
+    store, failures = sweep(reproduction, functools.partial(build_job_runner, reproduction, num_threads), num_workers)
     report = build_report(reproduction, store, failures)
     return _write(reproduction, report, is_paper=options.paper)
 
 
 def build_reproduction(options: Any) -> Reproduction:
-    """Completes the options by the setting and its scale.
-
-    Raises:
-      ConfigError, DataError: as `reproduce`.
-    """
+    """Completes the options by the setting and its scale. Raises ConfigError and DataError as `reproduce`."""
     setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]
     variants = setting.chosen_variants(_words(options.variants), is_paper=options.paper)
-    inputs = setting.data(scale)
+    inputs = INPUTS[scale.inputs or setting.inputs]
     data_input = find_input(inputs, options.data)
     grid = () if options.grid is None else tuple(options.grid) or scale.lambdas
     return Reproduction(
         setting_name=setting.name,
         scale_name=scale_name,
         variant_names=tuple(variant.name for variant in variants),
-        methods=_words(options.methods) or setting.methods_of(scale),
+        methods=_words(options.methods) or scale.methods or setting.methods,
         epsilons=tuple(map(_epsilon, _words(options.epsilons))) or scale.epsilons,
         seeds=scale.seeds if options.seeds is None else options.seeds,
         lambdas=grid,

@@ -2,12 +2,10 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
-import os
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,14 @@ import numpy as np
 
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.running import Engine
 from tff_pdp.errors import BudgetError
 from tff_pdp.experiment.build import Computations, build_method, experiment_engine, keep_computations
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.lock import only_writer
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
@@ -48,7 +48,7 @@ class JobRunner:
         """Runs the jobs of one reproduction, all on one engine."""
         self._reproduction = reproduction
         self._open = contextlib.ExitStack()
-        self._has_engine = False
+        self._engine: Engine | None = None
         self.computations: Computations = {}
         self._open.enter_context(keep_computations(self.computations))
         self._data: OrderedDict[Hashable, tuple[Split, Split]] = OrderedDict()
@@ -61,9 +61,7 @@ class JobRunner:
         """
         config = self._reproduction.config(job)
         _prepare_once(config)
-        if not self._has_engine:
-            self._open.enter_context(experiment_engine(config))
-            self._has_engine = True
+        self._engine = self._engine or self._open.enter_context(experiment_engine(config))
         try:
             (name,) = config.algorithms
             method = build_method(config, name)
@@ -75,13 +73,13 @@ class JobRunner:
             raise FloatingPointError(
                 f"the test metric is {value}: training diverged, or no client has test examples for it"
             )
-        (settings,) = config.algorithms.values()
+        metric, (settings,) = self._reproduction.setting.metric, config.algorithms.values()
         shown: dict[str, Any] = {name: settings[name] for name in _ROW_SETTINGS if name in settings}
         return Outcome(
             job,
             result_row(
                 job,
-                self._reproduction.setting.row_metric,
+                "mse" if metric == "mean_squared_error" else metric,
                 value,
                 with_secret_key=with_secret_key(method.plan),
                 mean_over_clients=mean_over_silos(values),
@@ -149,17 +147,6 @@ def _prevalence(method: Method) -> dict[str, float]:
 
 def _prepare_once(config: ExperimentConfig) -> None:
     """Prepares the client dataset, unless it is there; another worker that wants the same one waits."""
-    with _locked(Path(config.output)):
+    with only_writer(Path(config.output), waits=True):
         if not (config.clients_folder / SUCCESS_FILE).exists():
             prepare_clients(config)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

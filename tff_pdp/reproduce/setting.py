@@ -15,7 +15,7 @@ import msgspec
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
-from tff_pdp.reproduce.inputs import INPUTS, Inputs
+from tff_pdp.reproduce.inputs import INPUTS
 from tff_pdp.settings import CONFIGS, Count, Name, Settings, did_you_mean, read_settings, read_yaml
 
 
@@ -220,14 +220,6 @@ class Setting(Settings):
         """The metric of test examples."""
         return _METRICS[self.metric]
 
-    def data(self, scale: Scale) -> Inputs:
-        """Returns the raw data of a scale."""
-        return INPUTS[scale.inputs or self.inputs]
-
-    def methods_of(self, scale: Scale) -> tuple[str, ...]:
-        """Returns the methods that a scale runs by default."""
-        return self.methods if scale.methods is None else scale.methods
-
     def published(self, variant: Variant) -> Published:
         """Returns the published figures that a variant's are compared with."""
         values = self.paper_values if variant.paper_values is None else variant.paper_values
@@ -247,11 +239,6 @@ class Setting(Settings):
         return found
 
     @property
-    def row_metric(self) -> str:
-        """The metric's name in result rows."""
-        return "mse" if self.measured == MEAN_SQUARED_ERROR else self.metric
-
-    @property
     def config_file(self) -> Path:
         """The experiment all runs are variations of."""
         return CONFIGS / "reproduce" / f"{self.name}.yaml"
@@ -260,8 +247,8 @@ class Setting(Settings):
         """Checks that a method's results have nothing to do with epsilon."""
         return self.clients == "users" and method in RELEASE_NOTHING
 
-    def chosen_variants(self, names: tuple[str, ...] = (), *, is_paper: bool = False) -> tuple[Variant, ...]:
-        """Returns the variants of those names, or those run by default.
+    def chosen_variants(self, names: tuple[str, ...], *, is_paper: bool) -> tuple[Variant, ...]:
+        """Returns the variants of those names, or without names those run by default.
 
         Raises:
           ConfigError: there is no variant of that name.

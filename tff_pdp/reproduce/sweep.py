@@ -5,19 +5,18 @@ Outcomes are appended, one line each, so that a sweep which is stopped goes on w
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from tff_pdp.errors import ConfigError
 from tff_pdp.files import naming, replace_text
+from tff_pdp.lock import only_writer
 from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.workers import BuildRunner, run_jobs
@@ -102,11 +101,6 @@ class ResultStore:
             if self._digests.get(job) == stored["digest"]:
                 self.outcomes[job] = Outcome(job, stored["row"], stored["infeasible"])
 
-    @property
-    def pending(self) -> list[Job]:
-        """Jobs without an outcome, in the reproduction's order."""
-        return [job for job in self._digests if job not in self.outcomes]
-
     def add(self, outcome: Outcome) -> None:
         """Keeps one more outcome and writes the results of its variant again."""
         job = outcome.job
@@ -160,23 +154,11 @@ def _finite_or_word(value: float) -> float | str:
 
 LOG_FILE = "workers.log"
 FAILURES_FILE = "failures.txt"
-_LOCK_FILE = ".lock"
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A job that failed; it is run again by the next sweep.
-
-    Attributes:
-      job: the job.
-      reason: the last line of its traceback.
-    """
-
-    job: Job
-    reason: str
-
-
-def sweep(reproduction: Reproduction, build_runner: BuildRunner, num_workers: int) -> tuple[ResultStore, list[Failure]]:
+def sweep(
+    reproduction: Reproduction, build_runner: BuildRunner, num_workers: int
+) -> tuple[ResultStore, dict[Job, str]]:
     """Runs a reproduction's jobs but for those that earlier sweeps have finished under the same settings.
 
     Stopping it at any moment loses the jobs under way, and no others.
@@ -187,45 +169,32 @@ def sweep(reproduction: Reproduction, build_runner: BuildRunner, num_workers: in
       num_workers: number of processes.
 
     Returns:
-      All outcomes, and the jobs that failed; their tracebacks are in `failures.txt`.
+      All outcomes, and the last line of the traceback of each job that failed; the whole is in `failures.txt`. The next
+      sweep runs these jobs again.
 
     Raises:
-      ConfigError: another sweep is under way in the same folder.
+      DataError: another sweep is under way in the same folder.
     """
     output = reproduction.output
     output.mkdir(parents=True, exist_ok=True)
-    failures: list[Failure] = []
-    with _only_sweep_in(output):
+    failures: dict[Job, str] = {}
+    with only_writer(output):
         store = ResultStore(reproduction)
         for name in reproduction.variant_names:
             store.write(name)
         (output / FAILURES_FILE).write_text("")
-        pending = store.pending
+        pending = [job for job in reproduction.jobs() if job not in store.outcomes]
         total = len(store.outcomes) + len(pending)
         bar = tqdm(total=total, initial=len(store.outcomes), desc="reproduce", unit="run")
         with bar, contextlib.closing(run_jobs(pending, build_runner, num_workers, output / LOG_FILE)) as finished_jobs:
             for job, outcome, error in finished_jobs:
                 if error:
-                    failures.append(Failure(job, error.strip().splitlines()[-1]))
+                    failures[job] = error.strip().splitlines()[-1]
                     with open(output / FAILURES_FILE, "a", encoding="utf-8") as file:
                         file.write(f"{job}\n{error}\n")
-                    bar.write(f"failed: {job}: {failures[-1].reason}", file=sys.stderr)
+                    bar.write(f"failed: {job}: {failures[job]}", file=sys.stderr)
                 else:
                     store.add(outcome)
                 bar.set_postfix_str(str(job), refresh=False)
                 bar.update()
     return store, failures
-
-
-@contextlib.contextmanager
-def _only_sweep_in(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which ends with the process however it ends."""
-    descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another `tff-pdp reproduce` is writing here: name another --output") from None
-        yield
-    finally:
-        os.close(descriptor)

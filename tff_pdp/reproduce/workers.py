@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -76,15 +76,6 @@ def _do_nothing(number: int, frame: object) -> None:
 _SECONDS_TO_END = 5.0
 
 
-class GroupedJob(Protocol):
-    """A worker's job: picklable, and in a group whose jobs are best run by the same worker."""
-
-    @property
-    def group(self) -> Any:
-        """Equal for jobs that share preparations."""
-        ...
-
-
 class Finished(NamedTuple):
     """A job that is over.
 
@@ -104,7 +95,7 @@ BuildRunner = Callable[[], Callable[[Any], Any]]
 
 
 def run_jobs(
-    jobs: Sequence[GroupedJob], build_runner: BuildRunner, num_workers: int, log_file: Path
+    jobs: Sequence[Any], build_runner: BuildRunner, num_workers: int, log_file: Path
 ) -> Generator[Finished, None, None]:
     """Runs jobs in worker processes, and yields each as it finishes.
 
@@ -112,7 +103,8 @@ def run_jobs(
     takes its effect here, after the processes have ended, and never in the midst of the loop over the iterator.
 
     Args:
-      jobs: started in about this order, those of a group by one worker where that keeps nobody idle.
+      jobs: picklable, each with a `group`, equal for jobs that share preparations. Started in about this order, those
+        of a group by one worker where that keeps nobody idle.
       build_runner: picklable; see `BuildRunner`.
       num_workers: most processes at a time.
       log_file: for the output of workers, Python's warnings and TensorFlow's messages included; appended to.
@@ -131,7 +123,7 @@ def run_jobs(
                     return
                 for worker in ready:
                     finished = worker.finish()
-                    if waiting and not worker.is_alive:
+                    if waiting and not worker.process.is_alive():
                         _end([worker])
                         workers[workers.index(worker)] = worker = _Worker(build_runner, log_file)
                     if waiting:
@@ -175,14 +167,10 @@ class _Worker:
         self.job: Any = None
         self.group: Any = None
         # Not forked: TensorFlow's threads would not survive it.
-        self._process = context.Process(target=_serve, args=(theirs, build_runner, str(log_file)), daemon=True)
-        self._process.start()
+        self.process = context.Process(target=_serve, args=(theirs, build_runner, str(log_file)), daemon=True)
+        self.process.start()
         # Only the worker holds its end now, so that its death closes the pipe.
         theirs.close()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
 
     def start(self, job: Any) -> None:
         self.job, self.group = job, job.group
@@ -195,21 +183,21 @@ class _Worker:
         try:
             result, error = self.pipe.recv()
         except (EOFError, OSError):
-            self._process.join(_SECONDS_TO_END)
-            return Finished(job, None, f"its process ended with status {self._process.exitcode}")
+            self.process.join(_SECONDS_TO_END)
+            return Finished(job, None, f"its process ended with status {self.process.exitcode}")
         return Finished(job, result, error)
 
     def leave(self) -> None:
         # An idle process ends by itself when its pipe is closed.
         self.pipe.close()
         if self.job is not None:
-            self._process.terminate()
+            self.process.terminate()
 
     def end(self, seconds: float) -> None:
-        self._process.join(seconds)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
 
 
 def _end_with_parent() -> None:

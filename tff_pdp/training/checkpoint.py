@@ -13,40 +13,31 @@ import numpy as np
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard, naming, sync
-from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.states import is_store
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges, sealed_sentence
-from tff_pdp.training.record.checkpoint_files import ARRAYS_FILE, Surroundings, complete
+from tff_pdp.training.record.checkpoint_files import ARRAYS_FILE, Saved, complete
 
 KEPT = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint(Saved):
     """Holds all of a run after `round_number` rounds; continuing from it gives the same bits as never having stopped.
 
     Attributes:
-      round_number: rounds completed.
       server_state: nest of arrays.
       client_ids: whose states follow.
       client_states: nests of arrays, in this order; or a store of users' states, which is saved by itself.
-      ledger: of what has been spent; None without privacy.
-      run_key: the run's secret.
-      config_hash: of the settings and data the run was started with, `run_key.keyed`.
+      run_key: the run's secret, which is there.
       hook: nest of arrays, the memory of the method's hook; empty without one.
-      surroundings: of files beside the checkpoint when it was saved; None in checkpoints of the first version.
     """
 
-    round_number: int
     server_state: Any
     client_ids: tuple[str, ...]
     client_states: Any
-    ledger: Ledger | None
     run_key: RunKey
-    config_hash: str
     hook: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    surroundings: Surroundings | None = None
 
     def was_made_with(self, config_hash: str) -> bool:
         """Tells if the run was started with settings and data of this digest; early runs have it unkeyed."""
@@ -93,15 +84,7 @@ def _write(staging: Path, checkpoint: Checkpoint) -> None:
         },
     }
     _write_arrays(staging / ARRAYS_FILE, arrays)
-    checkpoint_files.write_files(
-        staging,
-        round_number=checkpoint.round_number,
-        config_hash=checkpoint.config_hash,
-        ledger=checkpoint.ledger,
-        run_key=checkpoint.run_key,
-        structure=structure,
-        surroundings=checkpoint.surroundings or Surroundings(),
-    )
+    checkpoint_files.write_files(staging, checkpoint, checkpoint.run_key, structure)
     for path in staging.iterdir():
         path.chmod(0o600)
         sync(path)

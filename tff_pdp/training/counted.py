@@ -22,12 +22,8 @@ from tff_pdp.training.record.all_runs import AllRuns, Own, compose, releases_on_
 from tff_pdp.training.record.charges import Charges, read_charges
 from tff_pdp.training.record.releases import release_of
 
-_PLANNED = "planned"
 
-
-def enter_run(
-    config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None, upper: Ledger | None
-) -> None:
+def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: Charges, upper: Ledger | None) -> None:
     """Enters a run into the registry before it draws noise; where rounds are drawn anew, raises what the run may spend.
 
     `upper` is all that the run may have spent at its end; None without privacy.
@@ -39,23 +35,21 @@ def enter_run(
       DataError: the registry is damaged.
       OSError: the registry cannot be written; the run must not go on.
     """
-    if charges is None:
-        return
     registry = Registry(config.privacy.registry)
     if registry.find(charges.run_id) is None:
         if charges.through_round:
             print(
-                f"{charges.method}: note: the registry {registry.folder} does not have this run, which was started "
-                "under another registry: if a copy of the run was continued, its rounds are not counted here",
+                f"{charges.identity.method}: note: the registry {registry.folder} does not have this run, which was "
+                "started under another registry: if a copy of the run was continued, its rounds are not counted here",
                 file=sys.stderr,
             )
         registry.begin(
             charges.run_id,
-            charges.method,
+            charges.identity.method,
             folder,
             records=registry.keep_dataset(method.clients, splits_of(method)),
             record_set=config.data.record_set,
-            non_private=charges.non_private,
+            non_private=charges.identity.non_private,
             ledger=upper,
             rounds=method.plan.rounds,
             includes=released_id(config),
@@ -65,39 +59,36 @@ def enter_run(
         registry.raise_to(charges.run_id, charges.chains, method.plan.rounds, upper)
 
 
-def check_newest(config: ExperimentConfig, folder: Path, charges: Charges | None) -> None:
+def check_newest(config: ExperimentConfig, folder: Path, charges: Charges) -> None:
     """Checks that a run's folder is no older copy: rounds that another copy has made would be made again.
 
     Raises:
       DataError: the registry has more rounds of the run than the folder; or the registry is damaged.
     """
     registry = Registry(config.privacy.registry)
-    known = None if charges is None else registry.find(charges.run_id)
-    if charges is not None and known is not None and not known.is_in(charges.chains, release_of(charges).size):
+    known = registry.find(charges.run_id)
+    if known is not None and not known.is_in(charges.chains, release_of(charges).size):
         raise DataError(
             f"{folder} lacks rounds that the registry {registry.folder} has of its run: another copy of the run was "
             "continued. Restore the newest copy, or give --overwrite to start again"
         )
 
 
-def tell_registry(config: ExperimentConfig, charges: Charges | None) -> None:
+def tell_registry(config: ExperimentConfig, charges: Charges) -> None:
     """Tells the registry where the record of a running run ends; a kill may have kept the run from doing so.
 
     Raises:
       DataError: another copy of the run was continued, or the registry is damaged.
       OSError: the registry cannot be written.
     """
-    if charges is not None and not charges.is_closed:
+    if not charges.is_closed:
         Registry(config.privacy.registry).reserve(charges.run_id, charges.chains)
 
 
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
     """Enters a run that has ended, such as one from before there was a registry, or from another computer.
 
-    A copy that was continued under another registry is entered beside its run.
-
-    Raises:
-      DataError, OSError: as `enter_run`.
+    A copy that was continued under another registry is entered beside its run. Errors are those of `enter_run`.
     """
     if charges is None or not charges.through_round:
         return
@@ -130,7 +121,7 @@ def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
     for scope in plan.budgets:
         rest = rest_of_plan(plan, scope, state.round_number) if state.round_number else plan.planned_counts(scope)
         for event, count in rest.items():
-            ledger.append(scope, event, count, _PLANNED)
+            ledger.append(scope, event, count, "planned")
     return ledger
 
 

@@ -193,7 +193,7 @@ def _algorithm_result(
             personal, [clients.num_examples(client_id, "test") for client_id in metrics]
         ),
         worst_decile=worst_decile(personal, metric),
-        spread=spread(personal).standard_deviation,
+        spread=spread(personal),
         shared_mean=mean_over_silos(shared) if shared else None,
         # A method whose hyper-parameters were searched has none: exact metrics are not released on the way.
         history=tuple((row["round"], float(row["mean"])) for row in history),
@@ -225,13 +225,7 @@ def pooled_figures(
 
     The figure is exact, not private. Unlike a mean of clients' own figures, it also counts how the scores of one
     client's model compare with those of another's. NaN where no client has a positive example; empty for models without
-    a ranking.
-
-    Args:
-      method: what was trained.
-      state: after some rounds.
-      data: held-out examples.
-      train_data: training examples of users that adapt to them first.
+    a ranking. `data` are held-out examples, `train_data` training examples of users that adapt to them first.
     """
     ranking = method.model.ranking
     if ranking is None:

@@ -185,16 +185,12 @@ def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
 
 def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> dict[str, Any]:
     """Returns budget and spending under the names in reports; infinite without a budget, or without bounds."""
-    asked = {"epsilon_target": math.inf, "delta": 0.0}
-    if budget is not None:
-        asked = {"epsilon_target": budget.epsilon, "delta": budget.delta}
-    if bounds is None:
-        return {**asked, **dict.fromkeys(("epsilon_spent", "epsilon_rdp", "epsilon_pld"), math.inf)}
+    names = ("epsilon_spent", "epsilon_rdp", "epsilon_pld")
+    spent = (math.inf,) * 3 if bounds is None else (bounds.best, bounds.rdp, bounds.pld)
     return {
-        **asked,
-        "epsilon_spent": bounds.best,
-        "epsilon_rdp": math.nan if bounds.rdp is None else bounds.rdp,
-        "epsilon_pld": math.nan if bounds.pld is None else bounds.pld,
+        "epsilon_target": math.inf if budget is None else budget.epsilon,
+        "delta": 0.0 if budget is None else budget.delta,
+        **dict(zip(names, (math.nan if one is None else one for one in spent), strict=True)),
     }
 
 

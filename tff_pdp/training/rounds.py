@@ -14,7 +14,14 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import ADAPTATION, RunKey
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.client_store.states import MemoryStore, is_store, places_in_parts, replace_states, select_states
+from tff_pdp.training.client_store.states import (
+    MemoryStore,
+    is_store,
+    places_in_parts,
+    replace_states,
+    select_states,
+    to_columns,
+)
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record.charges import Attempt
 
@@ -145,9 +152,4 @@ def evaluate_clients(
 
 def _observed(state: Checkpoint) -> Observed:
     """Returns what a hook sees: client states as columns, each leaf with a first axis of clients."""
-    states = state.client_states
-    if isinstance(states, ClientValues):
-        columns = states.columns()
-    else:
-        columns = tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *states)
-    return Observed(state.round_number, state.server_state["algorithm"], columns)
+    return Observed(state.round_number, state.server_state["algorithm"], to_columns(state.client_states))

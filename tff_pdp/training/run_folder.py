@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tff_pdp.digests import as_line, from_line, read_json, write_json
+from tff_pdp.digests import as_line, from_text, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
 from tff_pdp.files import discard, naming, remove_attempts, sync, write_atomically
@@ -90,10 +90,8 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
             f"{folder} is a link to {folder.resolve()}: a run cannot be started, continued or replaced through a link. "
             "Name the real folder as output, or remove the link"
         )
-    found = [None if is_replaced else checkpoint_files.newest(folder / part, with_arrays=False) for part in _RESUMED]
-    for saved in found:
-        if saved is not None:
-            check_files(folder, saved)
+    for saved in () if is_replaced else checkpoint_files.newest_of(folder, _RESUMED):
+        check_files(folder, saved)
     output = folder.parent
     for path in sorted({path.parent for part in _RESUMED for path in output.glob(f"*/{part}/round_*")}):
         saved = None
@@ -152,13 +150,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
       DataError: the file is missing or damaged.
     """
     path = folder / METRICS_FILE
-    saved = checkpoint_files.newest(folder / CHECKPOINTS, with_arrays=False)
-    if saved is not None:
+    for saved in checkpoint_files.newest_of(folder, (CHECKPOINTS,)):
         check_files(folder, saved)
     try:
         # A process that was killed while writing leaves a last line without its end.
         lines = path.read_bytes().split(b"\n")[:-1]
-        rows = [from_line(line) for line in lines]
+        rows = [from_text(line, undigested=(None,)) for line in lines]
         if not all(isinstance(row["round"], int) for row in rows):
             raise ValueError("a row without its round")
         if any(row.get("format_version", FORMAT_VERSION) != FORMAT_VERSION for row in rows):

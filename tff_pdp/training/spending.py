@@ -1,8 +1,7 @@
 """Puts rounds on a run's record before they are run, some at a time."""
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tff_pdp.registry.entries import Registry
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.counted import rest_of_plan
 from tff_pdp.training.record.arithmetic import arithmetic_of, of_first_version
-from tff_pdp.training.record.charges import ChargesWriter, RunIdentity, read_charges
+from tff_pdp.training.record.charges import ChargesWriter, RunIdentity, counts_of, read_charges
 from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
 from tff_pdp.training.rounds import redrawn
 
@@ -64,7 +63,7 @@ class Spending:
         plan: PrivacyPlan,
         state: Checkpoint,
         arithmetic: Mapping[str, Any],
-        registry: Registry | None = None,
+        registry: Registry,
     ):
         """Takes over what is on record beyond a state.
 
@@ -73,7 +72,7 @@ class Spending:
           plan: of the run.
           state: where the run starts or goes on, in the newest attempt on record; its ledger is not changed.
           arithmetic: all that the bits of a round depend on.
-          registry: told of each reservation; None for a run that is in none.
+          registry: told of each reservation.
 
         Raises:
           DataError: the reservation does not follow from the state's ledger.
@@ -81,9 +80,7 @@ class Spending:
         """
         self._writer, self._plan, self._arithmetic, self._registry = writer, plan, arithmetic, registry
         self._through_round = state.round_number
-        charges = writer.charges
-        if charges is None:
-            raise DataError(f"{writer.path} has no run")
+        charges = writer.begun
         if state.ledger is not None and charges.attempt.number:
             check_rest(plan, state.ledger, state.round_number)
         elif state.ledger is not None and state.round_number:
@@ -93,7 +90,7 @@ class Spending:
         reserved = max(charges.attempt.arithmetic, default=0)
         if reserved > state.round_number:
             self._charge_through(reserved)
-            if _as_counts(self._ledger) != _as_counts(charges.ledger):
+            if counts_of(self._ledger) != counts_of(charges.ledger):
                 raise DataError(
                     f"{writer.path} and the checkpoint of round {state.round_number} disagree on what was spent: "
                     "restore both from a copy"
@@ -127,8 +124,7 @@ class Spending:
 
     def _tell_registry(self) -> None:
         # After the folder's own record, which is never behind but in an older copy.
-        if self._registry is not None and self._writer.charges is not None:
-            self._registry.reserve(self._writer.charges.run_id, self._writer.charges.chains)
+        self._registry.reserve(self._writer.begun.run_id, self._writer.begun.chains)
 
     def _charge_through(self, round_number: int) -> None:
         for number in range(self._through_round + 1, round_number + 1):
@@ -147,11 +143,6 @@ def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
         ledger.precheck(scope, rest_of_plan(plan, scope, round_number))
 
 
-def _as_counts(ledger: Ledger | None) -> Counter[Any]:
-    entries: Sequence[Any] = () if ledger is None else ledger.entries
-    return Counter({(entry.scope, entry.event, entry.reason): entry.count for entry in entries})
-
-
 def close_run(writer: ChargesWriter, state: Checkpoint) -> None:
     """Puts on record, once, that a run has been run to its end; a run of the first version may have no record."""
     if writer.charges is not None and not writer.charges.is_closed:
@@ -162,7 +153,7 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
     """Begins the record of a run, with the reason why nothing is claimed of it, if so."""
     reasons = [KNOWN_SEED] if first.run_key.is_test_only else []
     reasons += [method.plan.claim_reason] if method.plan.claim == "none" else []
-    identity = RunIdentity.new(
+    identity = RunIdentity(
         method=method.algorithm.name,
         non_private="; ".join(reasons) or None,
         key_fingerprint=first.run_key.fingerprint(),
@@ -209,9 +200,7 @@ def in_newest_attempt(
       ConfigError: rounds that may have been run can be neither repeated nor drawn anew.
       BudgetError: rounds drawn anew would overspend.
     """
-    charges = writer.charges
-    if charges is None:
-        raise DataError(f"{writer.path} is missing: restore it from a copy")
+    charges = writer.begun
     attempt = charges.attempt
     is_repeated = attempt.can_be_repeated(saved.round_number, arithmetic)
     if is_repeated and saved.run_key.attempt == attempt.number:

@@ -89,7 +89,8 @@ def train(
             state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
-            warn(method)
+            if method.plan.warning:
+                print(f"{name}: warning: {method.plan.warning}", file=sys.stderr)
             rounds = range(state.round_number + 1, config.training.rounds + 1)
             total, done = config.training.rounds, state.round_number
             for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
@@ -123,8 +124,8 @@ def _start_or_resume(
         stack.callback(close_states, first.client_states)
         writer = stack.enter_context(ChargesWriter(folder))
         open_run(writer, method, first)
-        enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, first))
-        tell_registry(config, writer.charges)
+        enter_run(config, method, folder, writer.begun, planned_ledger(method.plan, first))
+        tell_registry(config, writer.begun)
         # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
         save(folder, first)
         return first, Spending(writer, method.plan, first, arithmetic, Registry(config.privacy.registry))
@@ -139,10 +140,10 @@ def _start_or_resume(
     writer = stack.enter_context(ChargesWriter(folder))
     if saved.surroundings is None:
         take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))
-    check_newest(config, folder, writer.charges)
+    check_newest(config, folder, writer.begun)
     saved = in_newest_attempt(method, saved, writer, arithmetic)
-    enter_run(config, method, folder, writer.charges, planned_ledger(method.plan, saved))
-    tell_registry(config, writer.charges)
+    enter_run(config, method, folder, writer.begun, planned_ledger(method.plan, saved))
+    tell_registry(config, writer.begun)
     if method.plan.samples_clients:
         store = stack.enter_context(ClientStore.open(folder / STORE))
         store.rewind(saved.round_number)
@@ -152,12 +153,6 @@ def _start_or_resume(
     # Rounds after the checkpoint are run again, and write their metrics again.
     cut_metrics(folder, saved.round_number)
     return saved, Spending(writer, method.plan, saved, arithmetic, Registry(config.privacy.registry))
-
-
-def warn(method: Method) -> None:
-    """Prints the plan's warning, such as one about too much noise, to stderr."""
-    if method.plan.warning:
-        print(f"{method.algorithm.name}: warning: {method.plan.warning}", file=sys.stderr)
 
 
 def save(folder: Path, state: Checkpoint) -> None:

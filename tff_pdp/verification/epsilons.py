@@ -55,9 +55,6 @@ def recompute(releases: Sequence[Release]) -> Recomputed:
 
     Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_parts`.
     Assumes: the same; the releases are about the same records.
-
-    Args:
-      releases: as of `tff_pdp.training.record.releases.all_releases`.
     """
     known: dict[Any, Any] = {}
     why = why_without_bound(releases)
@@ -116,11 +113,9 @@ def _key(ledger: Ledger, scope: str) -> Any:
 
 
 def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Finding]:
-    """Checks `summary.json` and every published export of an experiment.
+    """Checks `summary.json` and every published export in an experiment's folder.
 
-    Args:
-      output: the experiment's folder.
-      recomputed: epsilons of all releases on record; None where the record cannot be read, so that nothing is compared.
+    Nothing is compared where the record cannot be read, so that nothing was recomputed.
     """
     path = output / SUMMARY_FILE
     if path.exists():

@@ -21,11 +21,8 @@ CLIENTS = "clients"
 def verify(place: Path) -> Iterator[Finding]:
     """Checks a folder: digests, chains, whether files belong together, and epsilons. Nothing is written.
 
-    Args:
-      place: the output folder of an experiment, or the folder of one of its runs.
-
     Raises:
-      ConfigError: the folder is neither.
+      ConfigError: the folder is neither the output folder of an experiment, nor that of one of its runs.
     """
     if is_run(place):
         output, runs = place.parent, [place]

@@ -12,7 +12,7 @@ from tff_pdp.errors import ConfigError, DataError, UserError
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.training.client_store.inspection import inspect_store
 from tff_pdp.training.record import checkpoint_files
-from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
+from tff_pdp.training.record.charges import CHARGES_FILE, Charges, counts_of, read_charges
 from tff_pdp.training.record.checkpoint_files import StoredCheckpoint
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files, check_record, in_rounds
 from tff_pdp.training.record.sealing import unsealed_files
@@ -55,18 +55,9 @@ class Finding(NamedTuple):
     status: Status
     text: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {"path": str(self.path), "status": self.status.value, "text": self.text}
-
 
 def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Finding:
-    """Checks one thing.
-
-    Args:
-      path: named in the finding of a problem.
-      check: returns a text, and the condition unless all is well; raises where there is a problem.
-    """
+    """Checks one thing: `check` returns a text, and the condition unless all is well, or raises for a problem."""
     try:
         found = check()
     except (UserError, OSError) as error:
@@ -74,10 +65,7 @@ def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Findin
     # Files of earlier versions have no digest, and may hold anything.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Finding(path, Status.PROBLEM, f"{path} is damaged ({type(error).__name__}: {error})")
-    if isinstance(found, str):
-        return Finding(path, Status.OK, found)
-    status, text = found
-    return Finding(path, status, text)
+    return Finding(path, *((Status.OK, found) if isinstance(found, str) else found))
 
 
 def is_run(folder: Path) -> bool:
@@ -106,7 +94,7 @@ def check_run(folder: Path) -> Iterator[Finding]:
         is_newest = path.parent.name == CHECKPOINTS and path == checkpoint_files.complete(folder / CHECKPOINTS)[-1]
         yield checked(path, lambda path=path, is_newest=is_newest: _checkpoint(folder, path, charges, is_newest))
     yield checked(folder / CONFIG_FILE, lambda: _config(folder))
-    if not _is_search(folder) or (folder / METRICS_FILE).exists():
+    if not (folder / SEARCH).exists() or (folder / METRICS_FILE).exists():
         yield checked(folder / METRICS_FILE, lambda: _metrics(folder))
     if (folder / SELECTED_FILE).exists():
         yield checked(folder / SELECTED_FILE, lambda: _selected(folder))
@@ -150,7 +138,7 @@ def _check_order(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     before: Counter[Any] = Counter()
     for number, line in enumerate(lines, start=1):
         kinds = [one["kind"] for one in lines[:number]]
-        counts = _counts(None if line["ledger"] is None else Ledger.from_json(line["ledger"]))
+        counts = counts_of(None if line["ledger"] is None else Ledger.from_json(line["ledger"]))
         if line["kind"] != "closed" and any(counts[key] < count for key, count in before.items()):
             raise DataError(f"{path}: line {number} says that less was spent than the line before")
         if "sealed" in kinds[:-1] or (number > 1 and line["kind"] == "opened"):
@@ -180,22 +168,13 @@ def _checkpoint(folder: Path, path: Path, charges: Charges | None, is_newest: bo
 
 def _check_counts(path: Path, stored: StoredCheckpoint, charges: Charges, *, is_newest: bool) -> None:
     """Compares the spending in a checkpoint with the spending on record."""
-    own, on_record = _counts(stored.ledger), _counts(charges.ledger)
+    own, on_record = counts_of(stored.ledger), counts_of(charges.ledger)
     if (stored.ledger is None) != (charges.ledger is None):
         raise DataError(f"{path} and {CHARGES_FILE} disagree on whether the run has a ledger: restore both from a copy")
     if charges.through_round and any(on_record[key] < count for key, count in own.items()):
         raise DataError(f"{path} says that more was spent than {CHARGES_FILE}: restore both from a copy")
     if charges.is_closed and is_newest and (own != on_record or stored.round_number != charges.through_round):
         raise DataError(f"{path} is not what {CHARGES_FILE} says of the end of the run: restore both from a copy")
-
-
-def _counts(ledger: Ledger | None) -> Counter[Any]:
-    """Counts each release in a ledger."""
-    entries = () if ledger is None else ledger.entries
-    found: Counter[Any] = Counter()
-    for entry in entries:
-        found[(entry.scope, entry.event, entry.reason)] += entry.count
-    return found
 
 
 def _config(folder: Path) -> tuple[Status, str]:
@@ -223,10 +202,6 @@ def _selected(folder: Path) -> tuple[Status, str]:
     if "format_version" not in json.loads((folder / SELECTED_FILE).read_bytes()):
         return Status.OLD, f"selections of {len(selected)} silos, without a digest of their own"
     return Status.OK, f"selections of {len(selected)} silos; the digest agrees"
-
-
-def _is_search(folder: Path) -> bool:
-    return (folder / SEARCH).exists()
 
 
 def _needs_store(folder: Path) -> bool:

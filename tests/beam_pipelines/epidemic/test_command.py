@@ -7,7 +7,7 @@ from beam_pipelines.contact_graph.input_tables import read_table
 from beam_pipelines.contact_graph.tables import read_observed_days
 from beam_pipelines.epidemic.outbreak import OutbreakOptions
 from beam_pipelines.epidemic.population import PopulationOptions
-from tff_pdp.command_line import parse
+from tests.unrun import parse
 from tff_pdp.errors import ConfigError
 
 

@@ -147,7 +147,15 @@ def test_of_two_fits_that_begin_at_once_one_counts_the_other(tmp_path, monkeypat
 
 def test_a_training_whose_noise_anyone_can_work_out_leaves_no_bound(tmp_path):
     _, trained = plan_selection(CONFIG, BUDGET, {"a": 320})
-    run = Checkpoint(3, {}, (), [], trained, RunKey.from_test_seed(1), "hash")
+    run = Checkpoint(
+        round_number=3,
+        server_state={},
+        client_ids=(),
+        client_states=[],
+        ledger=trained,
+        run_key=RunKey.from_test_seed(1),
+        config_hash="hash",
+    )
     checkpoints.save(tmp_path / "mr_mtl" / "checkpoints", run)
     _, ledger = plan_selection(CONFIG, BUDGET, {"a": 320, "b": 320})
     costs = put(tmp_path, ledger)

@@ -150,7 +150,7 @@ def at_scale(name, scale_name):
             overrides = {**scale.overrides, **variant.overrides, "privacy.budgets.epsilon": epsilon}
             config = load_experiment(setting.config_file, overrides)
             rounds = variant.rounds_at(epsilon) if scale.takes_rounds else None
-            for method in setting.methods_of(scale):
+            for method in scale.methods or setting.methods:
                 swept = METHODS[method]
                 given = {**swept.settings, **variant.algorithm_settings.get(swept.algorithm, {})}
                 if given.get("prox_weight") == "auto":

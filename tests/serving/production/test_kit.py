@@ -15,7 +15,7 @@ from serving.production.kit import write_production_kit
 from serving.server.options import read_batching_file
 from serving.tf_serving import read_model_config_file
 from tests.serving.production.fake_exports import write_export
-from tff_pdp.command_line import parse
+from tests.unrun import parse
 from tff_pdp.errors import ServingError
 
 MIB = 2**20

@@ -12,7 +12,7 @@ from serving.production.rollout import plan_promotion, plan_rollout, roll_out
 from serving.tf_serving import All, Latest, ServedModel, Specific, read_model_config_file
 from tests.serving.production.fake_exports import write_export
 from tests.serving.production.label_server import AVAILABLE, END, LabelServer, running
-from tff_pdp.command_line import parse
+from tests.unrun import parse
 from tff_pdp.errors import ServingError
 
 STORED = {"toy": (1, 2, 3), "other": (1,)}

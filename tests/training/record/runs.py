@@ -41,7 +41,7 @@ def make_run(folder, *, is_closed=True, has_store=True, key=KEY, non_private=Non
     settings = {"training": {"rounds": ROUNDS}, "export": {"algorithm": "another"}}
     write_json(folder / CONFIG_FILE, {"format_version": 1, **settings})
     with ChargesWriter(folder) as writer:
-        identity = RunIdentity.new(folder.name, non_private, key.fingerprint(), "hash", journal.GENESIS)
+        identity = RunIdentity(folder.name, non_private, key.fingerprint(), "hash", journal.GENESIS)
         writer.open_run(identity, ledger_after(0))
         for number in range(1, ROUNDS + 1):
             writer.reserve(number, ledger_after(number), {})
@@ -63,15 +63,14 @@ def make_checkpoint(folder, number, key=KEY, *, has_store=True, part=CHECKPOINTS
     path = folder / part / checkpoint_files.folder_name(number)
     path.mkdir(parents=True, exist_ok=True)
     np.savez(path / checkpoint_files.ARRAYS_FILE, seeds=np.frombuffer(key.secret, np.int64))
-    checkpoint_files.write_files(
-        path,
+    saved = checkpoint_files.Saved(
         round_number=number,
         config_hash="hash",
         ledger=ledger_after(number),
         run_key=key,
-        structure={"clients": None if has_store else {}},
         surroundings=surroundings_of(folder, (CONFIG_FILE, METRICS_FILE)),
     )
+    checkpoint_files.write_files(path, saved, key, {"clients": None if has_store else {}})
 
 
 def as_first_version(folder):
@@ -132,7 +131,7 @@ def spent(output):
     """What is on record, as plain data, wherever the record ends."""
     from tff_pdp.training.record.releases import all_releases
 
-    found = (release._replace(head="") for release in all_releases(Path(output)))
+    found = (release._replace(head="", chains=()) for release in all_releases(Path(output)))
     return [{**release._asdict(), "ledger": release.ledger.to_json()} for release in found]
 
 

@@ -135,7 +135,7 @@ def test_a_run_without_digests_counts_by_the_names_of_its_silos_and_is_told(regi
 
 def start(registry, folder, ledger, planned):
     folder.mkdir(parents=True)
-    identity = RunIdentity.new("mr_mtl", None, "key", "hash", "0" * 64)
+    identity = RunIdentity("mr_mtl", None, "key", "hash", "0" * 64)
     with ChargesWriter(folder) as writer:
         writer.open_run(identity, None)
         registry.begin(

@@ -23,7 +23,7 @@ def ledger_after(rounds):
 
 
 def identity(non_private=None):
-    return RunIdentity.new("mr_mtl", non_private, "f" * 32, "hash", journal.GENESIS)
+    return RunIdentity("mr_mtl", non_private, "f" * 32, "hash", journal.GENESIS)
 
 
 def rounds_charged(folder):
@@ -82,7 +82,7 @@ def test_a_run_without_privacy_says_why(tmp_path):
         writer.open_run(identity("privacy is switched off"), None)
         writer.reserve(3, None, {})
     charges = read_charges(tmp_path)
-    assert (charges.ledger, charges.non_private, charges.through_round) == (None, "privacy is switched off", 3)
+    assert (charges.ledger, charges.identity.non_private, charges.through_round) == (None, "privacy is switched off", 3)
 
 
 def test_a_second_run_needs_a_record_of_its_own(tmp_path):

@@ -34,8 +34,13 @@ def ledger_of(*silos):
     return ledger
 
 
+def a_checkpoint(round_number, ledger, key, **others):
+    empty = {"server_state": {}, "client_ids": (), "client_states": [], "config_hash": "hash"}
+    return Checkpoint(round_number=round_number, ledger=ledger, run_key=key, **empty, **others)
+
+
 def save_run(output, name, ledger, key):
-    run = Checkpoint(3, {}, (), [], ledger, key, "hash")
+    run = a_checkpoint(3, ledger, key)
     checkpoints.save(output / name / "checkpoints", run)
 
 
@@ -55,12 +60,12 @@ def start_run(folder, ledger, key=None, non_private=None, through_round=4):
     """A run with charges and one checkpoint, after its third round."""
     folder.mkdir(parents=True)
     key = key or RunKey.from_entropy()
-    identity = RunIdentity.new(folder.name, non_private, key.fingerprint(), "hash", journal.GENESIS)
+    identity = RunIdentity(folder.name, non_private, key.fingerprint(), "hash", journal.GENESIS)
     with ChargesWriter(folder) as writer:
         writer.open_run(identity, ledger)
         if through_round:
             writer.reserve(through_round, ledger, {})
-    run = Checkpoint(min(3, through_round), {}, (), [], ledger, key, "hash", {}, surroundings_of(folder, ()))
+    run = a_checkpoint(min(3, through_round), ledger, key, surroundings=surroundings_of(folder, ()))
     checkpoints.save(folder / "checkpoints", run)
     return identity
 
@@ -136,7 +141,7 @@ def test_a_search_that_made_more_runs_than_there_are_rounds_counts(tmp_path):
     (tmp_path / "mr_mtl" / "checkpoints").rename(tmp_path / "mr_mtl" / "search")
     key = checkpoint_files.newest(tmp_path / "mr_mtl" / "search").run_key
     kept = surroundings_of(tmp_path / "mr_mtl", ())
-    state = Checkpoint(9, {}, (), [], ledger_of("a"), key, "hash", {}, kept)
+    state = a_checkpoint(9, ledger_of("a"), key, surroundings=kept)
     checkpoints.save(tmp_path / "mr_mtl" / "search", state)
     assert [release.run_id for release in all_releases(tmp_path)] == [identity.run_id]
     set_aside(tmp_path, tmp_path / "mr_mtl")

@@ -18,6 +18,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from tff_pdp.errors import DataError
 
@@ -65,7 +66,7 @@ class Database:
                 stack.pop_all()
 
     @classmethod
-    def create(cls, path: Path, schema: str) -> "Database":
+    def create(cls, path: Path, schema: str) -> Self:
         """Makes a file with tables and opens it.
 
         Raises:
@@ -113,7 +114,7 @@ def naming_store(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: the client store cannot be used: {reason}") from None
 
 
-_SCHEMA = """
+SHARD_SCHEMA = """
 CREATE TABLE states (place INTEGER, round_number INTEGER, state BLOB, checksum INTEGER);
 CREATE UNIQUE INDEX states_by_place ON states (place, round_number);
 CREATE INDEX states_by_round ON states (round_number, place);
@@ -135,21 +136,12 @@ DELETE FROM states WHERE rowid IN (
 """
 
 
-class Shard:
+class Shard(Database):
     """An open shard. It knows nothing of which rounds count: its callers say so.
 
     Each method that changes something does it in one transaction, and raises `DataError` where the file is damaged or
     the disk is full.
     """
-
-    def __init__(self, path: Path):
-        """Opens a shard; raises as `Database` does."""
-        self._database = Database(path)
-
-    @staticmethod
-    def create(path: Path) -> None:
-        """Makes an empty one."""
-        Database.create(path, _SCHEMA).close()
 
     def read(self, places: Sequence[int], round_number: int) -> list[bytes | None]:
         """Reads the newest state of each client as of a round, None where none was written.
@@ -157,13 +149,13 @@ class Shard:
         Raises:
           DataError: a state is not as it was written.
         """
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             found = [connection.execute(_NEWEST, (place, round_number)).fetchone() for place in places]
         return [version and self._state(place, *version) for place, version in zip(places, found, strict=True)]
 
     def write(self, committed_round: int, round_number: int, states: Iterable[tuple[int, bytes]]) -> None:
         """Adds one round's states by place, and removes what failed attempts have left after the committed round."""
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(_DELETE_AFTER, (committed_round,))
             rows = (
                 (place, round_number, state, checksum(state, state_label(place, round_number)))
@@ -173,19 +165,15 @@ class Shard:
 
     def delete_after(self, round_number: int) -> None:
         """Removes the states of all later rounds."""
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(_DELETE_AFTER, (round_number,))
 
     def prune(self, oldest_round: int) -> None:
         """Removes states that are older than their client's newest as of that round."""
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             (pruned,) = connection.execute("SELECT round_number FROM pruned").fetchone()
             connection.execute(_DELETE_SUPERSEDED, (pruned, oldest_round))
             connection.execute("UPDATE pruned SET round_number = ?", (oldest_round,))
-
-    def close(self) -> None:
-        """Closes the file; may be called again."""
-        self._database.close()
 
     def _state(self, place: int, round_number: int, state: bytes, expected: int) -> bytes:
         is_whole = isinstance(state, bytes) and (
@@ -194,7 +182,7 @@ class Shard:
             or checksum(state) == expected
         )
         if not is_whole:
-            raise DataError(f"{self._database.path}: client {place}: the state is damaged")
+            raise DataError(f"{self.path}: client {place}: the state is damaged")
         return state
 
 

@@ -5,36 +5,17 @@ cohort takes part: their states lie in a store, from which a round reads, and to
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.training.client_store.store import ClientStore
-
-Places = Sequence[int] | np.ndarray
-
-
-class StateStore(Protocol):
-    """States of many clients by their places: `tff_pdp.training.client_store.store.ClientStore`, or this in memory."""
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients."""
-        ...
-
-    def read(self, places: Places) -> Any:
-        """Reads the states of some clients, in this order: a nest of arrays with a first axis of clients."""
-        ...
-
-    def write(self, round_number: int, places: Places, columns: Any) -> None:
-        """Replaces the states of some clients by those after a round."""
-        ...
+from tff_pdp.training.client_store.store import ClientStore, Places
 
 
 class MemoryStore:
-    """A `StateStore` for as long as a process lives."""
+    """States of many clients by their places, as in a `ClientStore`, for as long as a process lives."""
 
     def __init__(self, default: Any, num_clients: int):
         """Holds the same state, a nest of arrays, for every client."""
@@ -42,7 +23,7 @@ class MemoryStore:
         self._columns = tf.nest.map_structure(lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, 0), default)
 
     def read(self, places: Places) -> Any:
-        """Returns copies of some clients' states."""
+        """Returns copies of some clients' states, in this order: a nest of arrays with a first axis of clients."""
         chosen = np.asarray(places, np.int64)
         return tf.nest.map_structure(lambda column: column[chosen], self._columns)
 
@@ -57,7 +38,7 @@ class MemoryStore:
         tf.nest.map_structure(replace, self._columns, columns)
 
 
-ClientStates = Sequence[Any] | StateStore
+ClientStates = Sequence[Any] | ClientStore | MemoryStore
 
 
 def is_store(states: ClientStates) -> bool:

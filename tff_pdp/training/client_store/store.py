@@ -22,7 +22,7 @@ import numpy as np
 from tff_pdp.errors import DataError
 from tff_pdp.files import sync
 from tff_pdp.training.client_store.layout import StateLayout, with_client_axis
-from tff_pdp.training.client_store.shard import Database, Shard, checksum
+from tff_pdp.training.client_store.shard import SHARD_SCHEMA, Database, Shard, checksum
 
 Places = Sequence[int] | np.ndarray
 
@@ -123,7 +123,7 @@ class ClientStore:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700, parents=True)
         for number in range(num_shards):
-            Shard.create(shard_path(staging, number))
+            Shard.create(shard_path(staging, number), SHARD_SCHEMA).close()
         with contextlib.closing(Database.create(staging / STORE_FILE, _SCHEMA)) as store:
             default_state = layout.to_rows(with_client_axis(default), 1).tobytes()
             contents = Contents(num_clients, num_shards, layout.to_json(), default_state)

@@ -24,9 +24,8 @@ from tff_pdp.registry.matching import Match, RecordSet, declared_sets, match
 from tff_pdp.registry.records import Records
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import (
-    Found,
     Release,
-    find_releases,
+    all_releases,
     release_of,
     why_without_bound,
     without_beginnings,
@@ -98,9 +97,7 @@ class Composed:
     def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
         """Returns plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
 
-        Args:
-          claim: the weakest of the releases', as far as these have one.
-          claim_reason: why it is no stronger.
+        `claim` is the weakest of the releases', as far as these have one; `claim_reason` is why it is no stronger.
         """
         if self.why_no_bound:
             claim, claim_reason = "none", self.why_no_bound
@@ -149,40 +146,36 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
     Raises:
       DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
     """
-    in_folder = find_releases(output)
+    in_folder = all_releases(output)
     found: list[OnRecord] = []
     included: set[str] = set()
     entries = registry.entries()
     entered = {entry.run_id for entry in entries}
     copies = {entry.copy_head for entry in entries if entry.copy_head}
     for entry in entries:
-        own = [one for one in in_folder if one.release.run_id == entry.run_id]
+        own = [one for one in in_folder if one.run_id == entry.run_id]
         releases = [_entered(entry)] if entry.copy_head else _newest(entry, own, copies)
         included |= {entry.includes} if releases else set()
         is_here = bool(own) or output.absolute() in (Path(entry.folder), Path(entry.folder).parent)
         found += [OnRecord(one, entry.folder, entry.records, entry.record_set, is_here) for one in releases]
-    others = [one.release for one in in_folder if one.release.run_id not in entered]
+    others = [one for one in in_folder if one.run_id not in entered]
     found += [OnRecord(release, str(output), "", None, is_here=True) for release in others]
     return [one for one in found if not one.release.run_id or one.release.run_id not in included]
 
 
-def _newest(entry: Entry, own: Sequence[Found], copies: Collection[str]) -> list[Release]:
+def _newest(entry: Entry, own: Sequence[Release], copies: Collection[str]) -> list[Release]:
     """Finds the most that a run has spent, by its own record or, where that is not all of it, by the registry.
 
-    Args:
-      entry: of the run.
-      own: the run's releases in the experiment's folder.
-      copies: where records of copies ended that have entries of their own.
+    `own` are the run's releases in the experiment's folder; records of copies with own entries ended at `copies`.
     """
     there = without_beginnings([*own, *_stated_in_folder(entry)])
     # Nothing is believed of a copy that has not been where the registry knows the run to have been.
-    newest = [one for one in there if one.chains and entry.is_in(one.chains, one.release.size)]
-    if not newest:
-        newest = [Found(_entered(entry))]
+    newest = [one for one in there if one.chains and entry.is_in(one.chains, one.size)]
+    newest = newest or [_entered(entry)]
     # A copy that went on under another registry has released something, too.
     told = {*copies, *entry.heads, *(chain for one in newest for chain in one.chains)}
-    others = [one for one in there if one not in newest and _is_untold(one.release, told, newest)]
-    return [one.release for one in (*newest, *others) if one.release.rounds]
+    others = [one for one in there if one not in newest and _is_untold(one, told, newest)]
+    return [one for one in (*newest, *others) if one.rounds]
 
 
 def _entered(entry: Entry) -> Release:
@@ -191,19 +184,19 @@ def _entered(entry: Entry) -> Release:
     return Release(cost.ledger, entry.non_private, entry.method, cost.rounds, entry.run_id)
 
 
-def _is_untold(release: Release, told: Collection[str], newest: Sequence[Found]) -> bool:
+def _is_untold(release: Release, told: Collection[str], newest: Sequence[Release]) -> bool:
     """Checks if a release has something that does not count for its run already."""
     if release.head:
         return release.head not in told
-    return release.size > max(one.release.size for one in newest)
+    return release.size > max(one.size for one in newest)
 
 
-def _stated_in_folder(entry: Entry) -> list[Found]:
+def _stated_in_folder(entry: Entry) -> list[Release]:
     """Reads the release in the folder that the run began in; none where it cannot be read, or is another run's."""
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
-            return [Found(release_of(charges), charges.chains)]
+            return [release_of(charges)]
     return []
 
 
@@ -229,8 +222,11 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     matches: dict[tuple[str, str, bool], Match] = {}
     parts: list[_Part] = []
     for number, one in enumerate(found):
+        # A reader has to find the run.
+        run = one.release.run if one.is_here else f"{one.release.run} in {one.folder}"
+        part = _Part(number, one.release._replace(run=run), own.are_users, None, {})
         if not one.records:
-            parts.append(_ByName(number, one, own.are_users))
+            parts.append(part)
             continue
         ledger = one.release.ledger
         by_name = one.is_here or own.are_users or (ledger is not None and ledger.unit == _USER)
@@ -240,7 +236,8 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
             other_sets = declared_sets(key, other, one.record_set)
             matches[place] = match(records, other, own_sets, other_sets, by_name=by_name)
         if matches[place].everyone:
-            parts.append(_ByRecords(number, one, matches[place], _places(key.clients, one.release, other)))
+            places = _places(key.clients, one.release, other)
+            parts.append(part._replace(match=matches[place], places=places))
     clients_of: dict[str, list[int]] = {}
     for place, scope in enumerate(own.scopes):
         clients_of.setdefault(scope, []).append(place)
@@ -256,7 +253,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     runs = frozenset().union(*(one.runs for one in by_scope.values()))
     undecided = {part.number for part in parts if part.is_undecided} & runs
     # Releases without digests in which no client of these names was.
-    others = [found[part.number] for part in parts if isinstance(part, _ByName) and part.number not in runs]
+    others = [found[part.number] for part in parts if part.match is None and part.number not in runs]
     return AllRuns(
         by_scope=by_scope,
         elsewhere=sum(not found[number].is_here for number in runs),
@@ -264,76 +261,52 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     )
 
 
-class _Part:
-    """A release that some records may have been in."""
+class _Part(NamedTuple):
+    """A release that some records may have been in.
 
-    is_undecided = False
+    Attributes:
+      number: its place on record.
+      release: its spending.
+      are_users: whether the clients that are asked for are users.
+      match: the records in it; None of a release without digests, by a run of an earlier version.
+      places: by place of a client in the digests, its scope in the release's ledger.
+    """
 
-    def __init__(self, number: int, found: OnRecord):
-        self.number = number
-        release = found.release
-        # A reader has to find the run.
-        self.release = release if found.is_here else release._replace(run=f"{release.run} in {found.folder}")
+    number: int
+    release: Release
+    are_users: bool
+    match: Match | None
+    places: Mapping[int, str]
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.match is None or self.match.is_undecided
 
     def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
         """Numbers the kinds of the clients' records: int64 `[kinds or records]`."""
-        raise NotImplementedError
+        first = records.first
+        if self.match is None:
+            # A client without any record counts as one.
+            return np.zeros(sum(max(1, first[one + 1] - first[one]) for one in clients), np.int64)
+        return np.concatenate([self.match.of_records(first[one], first[one + 1], one) for one in clients])
 
     def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
         """Returns the release's scopes that records of these kinds, of a scope, are in; None where in none."""
-        raise NotImplementedError
-
-
-class _ByName(_Part):
-    """A release without digests: by a run of an earlier version."""
-
-    is_undecided = True
-
-    def __init__(self, number: int, found: OnRecord, are_users: bool):
-        super().__init__(number, found)
-        self._are_users = are_users
-
-    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
-        return np.zeros(sum(_size(records, client) for client in clients), np.int64)
-
-    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
-        ledger = self.release.ledger
+        ledger, match = self.release.ledger, self.match
+        members = frozenset().union(*(match.members[group] for group in set(groups))) if match else frozenset()
+        if match and not members:
+            return None
         if ledger is None:
             # It may have been about any client.
             return []
-        if scope in ledger.budgets:
+        if match is None and scope not in ledger.budgets:
+            # Silos that the run does not know are not in it; users and silos have no names in common.
+            return [] if (ledger.unit == _USER) != self.are_users else None
+        if match is None:
             return [scope]
-        # Silos that the run does not know are not in it; users and silos have no names in common.
-        return [] if (ledger.unit == _USER) != self._are_users else None
-
-
-class _ByRecords(_Part):
-    """A release whose records are known."""
-
-    def __init__(self, number: int, found: OnRecord, matched: Match, places: Mapping[int, str]):
-        super().__init__(number, found)
-        self._match, self._places = matched, places
-        self.is_undecided = matched.is_undecided
-
-    def groups(self, records: Records, clients: Sequence[int]) -> np.ndarray:
-        first = records.first
-        return np.concatenate([self._match.of_records(first[one], first[one + 1], one) for one in clients])
-
-    def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
-        members = frozenset().union(*(self._match.members[group] for group in set(groups)))
-        if not members:
-            return None
-        ledger = self.release.ledger
-        if ledger is None:
-            return []
         if ledger.unit == _USER:
             return list(ledger.budgets)
-        return [self._places[place] for place in sorted(members) if place in self._places]
-
-
-def _size(records: Records, client: int) -> int:
-    """Counts the records of a client; a client without any counts as one."""
-    return max(1, int(records.first[client + 1] - records.first[client]))
+        return [self.places[place] for place in sorted(members) if place in self.places]
 
 
 def _places(digests_of, release: Release, other: Records) -> dict[int, str]:

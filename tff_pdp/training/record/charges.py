@@ -12,6 +12,7 @@ sealed: that the run's key and states are destroyed, or about to be; the last li
 
 import dataclasses
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -30,25 +31,20 @@ class RunIdentity:
     """The line `opened`: whose charges these are.
 
     Attributes:
-      run_id: 32 hexadecimal digits, random.
       method: name of the method.
       non_private: why no epsilon is claimed of this run, whatever its ledger says; None where one is.
       key_fingerprint: of the run key; it tells nothing of the key.
       config_hash: of the settings and data of the run, under its key.
       earlier_head: head of the record of earlier releases when the run began.
+      run_id: 32 hexadecimal digits, random; new ones for a run that begins.
     """
 
-    run_id: str
     method: str
     non_private: str | None
     key_fingerprint: str
     config_hash: str
     earlier_head: str = GENESIS
-
-    @classmethod
-    def new(cls, method: str, non_private: str | None, key_fingerprint: str, config_hash: str, earlier_head: str):
-        """Makes the identity of a run that begins, under a new id."""
-        return cls(secrets.token_hex(16), method, non_private, key_fingerprint, config_hash, earlier_head)
+    run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +108,6 @@ class Charges:
         """The run's id."""
         return self.identity.run_id
 
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.identity.method
-
-    @property
-    def non_private(self) -> str | None:
-        """Why no epsilon is claimed of this run; None where one is."""
-        return self.identity.non_private
-
 
 def read_charges(folder: Path) -> Charges | None:
     """Reads the charges of the run in a folder, or returns None where no run has begun.
@@ -145,6 +131,12 @@ class ChargesWriter:
     """The open record of a run; a context manager.
 
     Guarantee: what `reserve` is told outlasts a power cut before it returns. Rounds are run only after that.
+
+    Ledgers are None without privacy.
+
+    Attributes:
+      path: the file.
+      charges: those on record now; None before a run has begun.
     """
 
     def __init__(self, folder: Path):
@@ -153,36 +145,29 @@ class ChargesWriter:
         Raises:
           DataError: a line is damaged or missing.
         """
-        self._path = folder / CHARGES_FILE
-        self._journal = Journal(self._path)
+        self.path = folder / CHARGES_FILE
+        self._journal = Journal(self.path)
         try:
-            self._charges = _charges(self._path, self._journal.content)
+            self.charges = _charges(self.path, self._journal.content)
         except BaseException:
             self._journal.close()
             raise
 
     @property
-    def path(self) -> Path:
-        """The file."""
-        return self._path
-
-    @property
-    def charges(self) -> Charges | None:
-        """The charges on record now; None before a run has begun."""
-        return self._charges
+    def begun(self) -> Charges:
+        """The charges on record now; raises DataError before a run has begun."""
+        if self.charges is None:
+            raise DataError(f"{self.path} has no run: restore it from a copy")
+        return self.charges
 
     def open_run(self, identity: RunIdentity, ledger: Ledger | None) -> None:
-        """Begins the record.
-
-        Args:
-          identity: whose run it is.
-          ledger: what has been released before its first round; None without privacy.
+        """Begins the record of a run; `ledger` has what has been released before its first round.
 
         Raises:
           DataError: there is one already.
         """
-        if self._charges is not None:
-            raise DataError(f"{self._path} has a run already")
+        if self.charges is not None:
+            raise DataError(f"{self.path} has a run already")
         self._append("opened", ledger, format_version=FORMAT_VERSION, **dataclasses.asdict(identity))
 
     def reserve(self, through_round: int, ledger: Ledger | None, arithmetic: Mapping[str, Any]) -> None:
@@ -190,7 +175,7 @@ class ChargesWriter:
 
         Args:
           through_round: the last of them.
-          ledger: as it will be after that round; None without privacy.
+          ledger: as it will be after that round.
           arithmetic: the conditions that the bits of a round depend on (`tff_pdp.training.record.arithmetic`).
         """
         self._append("reserved", ledger, through_round=through_round, arithmetic=dict(arithmetic))
@@ -201,29 +186,22 @@ class ChargesWriter:
         Raises:
           DataError: no run has begun.
         """
-        self._append("chosen", self._begun().ledger, choices=dict(choices))
+        self._append("chosen", self.begun.ledger, choices=dict(choices))
 
     def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
         """Begins another attempt: rounds from `first_round` on are run with other noise, beside all on record.
 
-        Args:
-          first_round: the first of them.
-          ledger: as on record, and with the cost of the attempt itself; None without privacy.
+        `ledger` is as on record, and with the cost of the attempt itself.
 
         Raises:
           DataError: no run has begun.
         """
-        self._begun()
+        _ = self.begun
         self._append("redrawn", ledger, first_round=first_round)
-        return self._begun().attempt
+        return self.begun.attempt
 
     def close_run(self, through_round: int, ledger: Ledger | None) -> None:
-        """Closes the record after the last round.
-
-        Args:
-          through_round: that round.
-          ledger: after that round; None without privacy.
-        """
+        """Closes the record after the last round, `through_round`, with the ledger after that round."""
         self._append("closed", ledger, through_round=through_round)
 
     def seal_run(self) -> None:
@@ -232,7 +210,7 @@ class ChargesWriter:
         Raises:
           DataError: no run has begun.
         """
-        self._append("sealed", self._begun().ledger)
+        self._append("sealed", self.begun.ledger)
 
     def close(self) -> None:
         """Closes the file."""
@@ -244,17 +222,12 @@ class ChargesWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begun(self) -> Charges:
-        if self._charges is None:
-            raise DataError(f"{self._path} has no run")
-        return self._charges
-
     def _append(self, kind: str, ledger: Ledger | None, **fields: Any) -> None:
-        if self._charges is not None and self._charges.is_sealed:
-            raise ConfigError(sealed_sentence(self._path.parent))
+        if self.charges is not None and self.charges.is_sealed:
+            raise ConfigError(sealed_sentence(self.path.parent))
         text = None if ledger is None else ledger.to_json()
         self._journal.append({"kind": kind, "ledger": text, **fields})
-        self._charges = _charges(self._path, self._journal.content)
+        self.charges = _charges(self.path, self._journal.content)
 
 
 def sealed_sentence(folder: Path) -> str:
@@ -305,6 +278,14 @@ def _newest_attempt(content: Content) -> Attempt:
             if line["kind"] == "reserved"
         },
     )
+
+
+def counts_of(ledger: Ledger | None) -> Counter[Any]:
+    """Counts each release in a ledger."""
+    found: Counter[Any] = Counter()
+    for entry in () if ledger is None else ledger.entries:
+        found[(entry.scope, entry.event, entry.reason)] += entry.count
+    return found
 
 
 def _ledger(line: Mapping[str, Any]) -> Ledger | None:

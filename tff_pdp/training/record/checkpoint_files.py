@@ -37,27 +37,36 @@ class Surroundings:
     files: Mapping[str, Prefix] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredCheckpoint:
-    """A checkpoint without its arrays.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint, with its arrays or without.
 
     Attributes:
-      folder: of the checkpoint.
       round_number: rounds completed.
-      config_hash: of the settings the run was started with.
-      ledger: of the rounds; None without privacy.
+      config_hash: of the settings and data the run was started with, `run_key.keyed`.
+      ledger: of what has been spent; None without privacy.
       run_key: the run's secret; None once it has been destroyed.
-      structure: nested dicts and lists with the arrays' names.
-      surroundings: the files beside it; None of checkpoints that do not say so.
+      surroundings: of files beside the checkpoint when it was saved; None in checkpoints of the first version.
     """
 
-    folder: Path
     round_number: int
     config_hash: str
     ledger: Ledger | None
     run_key: RunKey | None
+    surroundings: Surroundings | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredCheckpoint(Saved):
+    """A checkpoint without its arrays.
+
+    Attributes:
+      folder: of the checkpoint.
+      structure: nested dicts and lists with the arrays' names.
+    """
+
+    folder: Path
     structure: Mapping[str, Any]
-    surroundings: Surroundings | None
 
 
 def complete(folder: Path) -> list[Path]:
@@ -71,23 +80,14 @@ def sweep(folder: Path) -> None:
         remove_tree(leftover)
 
 
-def write_files(
-    staging: Path,
-    *,
-    round_number: int,
-    config_hash: str,
-    ledger: Ledger | None,
-    run_key: RunKey,
-    structure: Mapping[str, Any],
-    surroundings: Surroundings,
-) -> None:
+def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping[str, Any]) -> None:
     """Writes all but the arrays, which are there already; arguments as of `StoredCheckpoint`."""
     key = {"secret": run_key.secret.hex(), "is_test_only": run_key.is_test_only, "attempt": run_key.attempt}
     (staging / KEY_FILE).touch(mode=0o600)
     (staging / KEY_FILE).write_text(json.dumps(key))
     content = {
         "format_version": FORMAT_VERSION,
-        **_content(round_number, config_hash, ledger, run_key, surroundings),
+        **_content(saved, run_key, saved.surroundings or Surroundings()),
         "structure": structure,
         "files": {name: list(prefix_of(staging / name)) for name in (ARRAYS_FILE, KEY_FILE)},
     }
@@ -95,11 +95,7 @@ def write_files(
 
 
 def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
-    """Reads a checkpoint without its arrays.
-
-    Args:
-      folder: of the checkpoint.
-      with_arrays: whether to check the digest of the arrays as well.
+    """Reads a checkpoint without its arrays, whose digest is checked as well if `with_arrays`.
 
     Raises:
       DataError: a file is missing or damaged, or belongs to another round.
@@ -140,12 +136,7 @@ def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
 def seal(folder: Path, surroundings: Surroundings) -> None:
     """Makes a checkpoint one without key and arrays, in one move; the files themselves stay for the caller to destroy.
 
-    Args:
-      folder: of the checkpoint.
-      surroundings: the files beside the checkpoint, with the head of the charges after the run was sealed.
-
-    Raises:
-      DataError: as `read_files`.
+    The head of the charges in `surroundings` is the one after the run was sealed. Errors are those of `read_files`.
     """
     stored = read_files(folder, with_arrays=False)
     if stored.run_key is None:
@@ -155,7 +146,7 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
         {
             "format_version": FORMAT_VERSION,
             "is_sealed": True,
-            **_content(stored.round_number, stored.config_hash, stored.ledger, stored.run_key, surroundings),
+            **_content(stored, stored.run_key, surroundings),
             # It names clients, and arrays that are gone.
             "structure": {},
             "files": {},
@@ -165,8 +156,14 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
 
 def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None:
     """Reads the newest of a folder's checkpoints, or returns None where there is none; otherwise as `read_files`."""
-    found: Sequence[Path] = complete(folder)
+    found = complete(folder)
     return read_files(found[-1], with_arrays=with_arrays) if found else None
+
+
+def newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
+    """Reads the newest checkpoint in each part of a run's folder that has any; its arrays are not looked at."""
+    found = (newest(folder / part, with_arrays=False) for part in parts)
+    return [stored for stored in found if stored is not None]
 
 
 def folder_name(round_number: int) -> str:
@@ -174,14 +171,12 @@ def folder_name(round_number: int) -> str:
     return f"round_{round_number:06d}"
 
 
-def _content(
-    round_number: int, config_hash: str, ledger: Ledger | None, run_key: RunKey, surroundings: Surroundings
-) -> dict[str, Any]:
+def _content(saved: Saved, run_key: RunKey, surroundings: Surroundings) -> dict[str, Any]:
     """Returns the content of a checkpoint, sealed or not."""
     return {
-        "round_number": round_number,
-        "config_hash": config_hash,
-        "ledger": ledger.to_json() if ledger else None,
+        "round_number": saved.round_number,
+        "config_hash": saved.config_hash,
+        "ledger": saved.ledger.to_json() if saved.ledger else None,
         "key_fingerprint": run_key.fingerprint(),
         "charges_head": surroundings.charges_head,
         "earlier_head": surroundings.earlier_head,

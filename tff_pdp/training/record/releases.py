@@ -10,19 +10,18 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tff_pdp import journal
 from tff_pdp.digests import prefix_of
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.files import discard
 from tff_pdp.journal import Journal
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.registry.entry import is_as_large
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
-from tff_pdp.training.record.checkpoint_files import StoredCheckpoint, Surroundings
+from tff_pdp.training.record.checkpoint_files import Saved, StoredCheckpoint, Surroundings
 
 EARLIER = "earlier_releases.jsonl"
 # The name of fits of clients that were added after training in that record.
@@ -37,25 +36,6 @@ KNOWN_SEED = "the noise follows from training.test_only_seed"
 NO_PRIVACY = "privacy is switched off"
 
 
-class Saved(Protocol):
-    """A checkpoint, with its arrays or without."""
-
-    @property
-    def round_number(self) -> int:
-        """Rounds completed."""
-        ...
-
-    @property
-    def run_key(self) -> RunKey | None:
-        """The run's secret; None once it has been destroyed."""
-        ...
-
-    @property
-    def surroundings(self) -> Surroundings | None:
-        """The files beside it; None of the first version's."""
-        ...
-
-
 class Release(NamedTuple):
     """The spending of one run, or of one fit of added clients.
 
@@ -66,6 +46,7 @@ class Release(NamedTuple):
       rounds: number of rounds that the ledger covers.
       run_id: of the run; empty of fits, and of runs from before runs had one.
       head: chain of the last line of the run's own record; empty where that is not known.
+      chains: of all lines of that record, by which the run's copies are told from it; empty where they are not known.
     """
 
     ledger: Ledger | None
@@ -74,6 +55,7 @@ class Release(NamedTuple):
     rounds: int = 1
     run_id: str = ""
     head: str = ""
+    chains: Sequence[str] = ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -83,8 +65,8 @@ class Release(NamedTuple):
 
 def release_of(charges: Charges) -> Release:
     """Returns all that a run has spent, as its charges have it."""
-    through_round, run_id, head = charges.through_round, charges.run_id, charges.head
-    return Release(charges.ledger, charges.non_private, charges.method, through_round, run_id, head)
+    own, rounds = charges.identity, charges.through_round
+    return Release(charges.ledger, own.non_private, own.method, rounds, own.run_id, charges.head, charges.chains)
 
 
 def set_aside(output: Path, folder: Path) -> None:
@@ -96,18 +78,13 @@ def set_aside(output: Path, folder: Path) -> None:
     # A command that was killed after the entry finds the run once more.
     on_record = [_line(entry) for entry in _entries(output)]
     for found in _runs_in(folder):
-        if not found.release.run_id or _line(found) not in on_record:
-            enter(output, *found)
+        if not found.run_id or _line(found) not in on_record:
+            enter(output, found)
     discard(folder)
 
 
-def enter(output: Path, release: Release, chains: Sequence[str] = ()) -> None:
-    """Appends to the record of earlier releases; when this returns, the entry outlasts a power cut.
-
-    Args:
-      output: the experiment's folder.
-      release: the spending.
-      chains: of the lines of the run's own record, by which its copies are told from it.
+def enter(output: Path, release: Release) -> None:
+    """Appends to the record of earlier releases in an experiment's folder; afterwards, the entry outlasts a power cut.
 
     Raises:
       DataError: the record is damaged.
@@ -115,9 +92,9 @@ def enter(output: Path, release: Release, chains: Sequence[str] = ()) -> None:
     """
     path = output / EARLIER
     if is_unchained(path):
-        journal.write(path, [_line(Found(old)) for old in _unchained(path)])
+        journal.write(path, map(_line, _unchained(path)))
     with Journal(path) as record:
-        record.append(_line(Found(release, chains)))
+        record.append(_line(release))
 
 
 def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
@@ -135,19 +112,7 @@ def earlier_head(output: Path) -> str:
     return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
 
-class Found(NamedTuple):
-    """A release as an experiment's folder has it.
-
-    Attributes:
-      release: all that it may have spent.
-      chains: of the lines of the run's own record; empty where that is not known.
-    """
-
-    release: Release
-    chains: Sequence[str] = ()
-
-
-def find_releases(output: Path) -> list[Found]:
+def all_releases(output: Path) -> list[Release]:
     """Reads the greatest cost of every run in an experiment's folder, and of those replaced since.
 
     Each is there once, by the record that has most of it. Copies of one run that went on in different ways are there
@@ -162,11 +127,11 @@ def find_releases(output: Path) -> list[Found]:
     return without_beginnings([*_entries(output), *own])
 
 
-def without_beginnings(records: Sequence[Found]) -> list[Found]:
+def without_beginnings(records: Sequence[Release]) -> list[Release]:
     """Leaves out records of runs of which another record of the same run has all: copies, and older ones."""
-    kept: list[Found] = []
+    kept: list[Release] = []
     for found in records:
-        others = [other for other in kept if found.release.run_id and other.release.run_id == found.release.run_id]
+        others = [other for other in kept if found.run_id and other.run_id == found.run_id]
         if any(_has_all_of(other, found) for other in others):
             continue
         kept = [other for other in kept if other not in others or not _has_all_of(found, other)]
@@ -174,24 +139,15 @@ def without_beginnings(records: Sequence[Found]) -> list[Found]:
     return kept
 
 
-def _has_all_of(one: Found, other: Found) -> bool:
+def _has_all_of(one: Release, other: Release) -> bool:
     """Checks a record of a run for all that another one of the same run has."""
-    if one.chains and other.release.head:
-        return other.release.head in one.chains
-    if one.release.head and other.release.head:
+    if one.chains and other.head:
+        return other.head in one.chains
+    if one.head and other.head:
         # Both were entered by an earlier version: where they differ, one may have gone on in another way.
-        return one.release.head == other.release.head
+        return one.head == other.head
     # Entries of earlier versions can be compared by nothing else: ledgers only grow.
-    return not other.chains and is_as_large(one.release.size, other.release.size)
-
-
-def all_releases(output: Path) -> list[Release]:
-    """Returns the releases of `find_releases` alone.
-
-    Raises:
-      DataError: as `find_releases`.
-    """
-    return [found.release for found in find_releases(output)]
+    return not other.chains and is_as_large(one.size, other.size)
 
 
 def why_without_bound(releases: Sequence[Release]) -> str:
@@ -204,22 +160,22 @@ def why_without_bound(releases: Sequence[Release]) -> str:
     return ""
 
 
-def _line(found: Found) -> dict[str, Any]:
-    ledger = found.release.ledger.to_json() if found.release.ledger else None
-    return {"format_version": 2, **found.release._asdict(), "ledger": ledger, "chains": list(found.chains)}
+def _line(release: Release) -> dict[str, Any]:
+    ledger = release.ledger.to_json() if release.ledger else None
+    return {"format_version": 2, **release._asdict(), "ledger": ledger, "chains": list(release.chains)}
 
 
-def _entries(output: Path) -> list[Found]:
+def _entries(output: Path) -> list[Release]:
     """Reads the record of earlier releases."""
     path = output / EARLIER
     if is_unchained(path):
-        return list(map(Found, _unchained(path)))
+        return list(_unchained(path))
     found = []
     for number, line in enumerate(journal.read(path).lines, start=1):
         try:
             ledger = None if line["ledger"] is None else Ledger.from_json(line["ledger"])
-            run = line["run"], line["rounds"], line["run_id"], line.get("head", "")
-            found.append(Found(Release(ledger, line["non_private"], *run), tuple(line.get("chains", ()))))
+            own = line["run"], line["rounds"], line["run_id"], line.get("head", ""), tuple(line.get("chains", ()))
+            found.append(Release(ledger, line["non_private"], *own))
         except (KeyError, TypeError, ConfigError) as error:
             raise DataError(f"{path}: line {number} is no release ({type(error).__name__}: {error})") from error
     return found
@@ -252,22 +208,20 @@ def _unchained(path: Path) -> Iterator[Release]:
             ) from error
 
 
-def _runs_in(folder: Path) -> list[Found]:
+def _runs_in(folder: Path) -> list[Release]:
     """Reads the run in a method's folder, with all that it may have spent; two with a search of the first version."""
     charges = read_charges(folder)
     # Files of a search that is being sealed may be gone.
     parts = (CHECKPOINTS,) if charges is not None and charges.is_sealed else (CHECKPOINTS, SEARCH)
-    saved = [
-        stored for part in parts if (stored := checkpoint_files.newest(folder / part, with_arrays=False)) is not None
-    ]
+    saved = checkpoint_files.newest_of(folder, parts)
     for stored in saved:
         check_record(folder, in_rounds(stored), charges)
     if charges is not None and charges.through_round:
         _check_earlier(folder.parent, charges.identity.earlier_head)
-        return [Found(release_of(charges), charges.chains)]
+        return [release_of(charges)]
     # A run of the first version. A search that was stopped while its result was saved is there twice, under one key.
     started = {stored.run_key: stored for stored in saved if stored.round_number > 0}
-    return [Found(_of_first_version(folder, stored)) for stored in started.values()]
+    return [_of_first_version(folder, stored) for stored in started.values()]
 
 
 def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:

@@ -9,7 +9,7 @@ newest checkpoint becomes one without key and arrays; then files are destroyed. 
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from tff_pdp.files import overwrite_and_remove, sync
 from tff_pdp.lock import only_writer
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import CHARGES_FILE, ChargesWriter, RunIdentity, read_charges
-from tff_pdp.training.record.checkpoint_files import CONTENT_FILE, StoredCheckpoint, Surroundings
+from tff_pdp.training.record.checkpoint_files import CONTENT_FILE, StoredCheckpoint, Surroundings, newest_of
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
     SEARCH,
@@ -47,24 +47,16 @@ class Sealed(NamedTuple):
 
 
 def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
-    """Makes all checks of `seal_run`, which changes nothing before them.
-
-    Args:
-      folder: of the run.
-      planned_rounds: of the run, for runs of the first version, whose record does not say that they are closed.
-      is_unfinished_too: whether a run may be sealed that has not been run to its end.
+    """Makes all checks of `seal_run`, which changes nothing before them; arguments and errors as there.
 
     Returns:
       Whether the run has been run to its end.
-
-    Raises:
-      ConfigError, DataError: as `seal_run`.
     """
     _check_links(folder)
     charges = read_charges(folder)
     if charges is not None and charges.is_sealed:
         return charges.is_closed
-    saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
+    saved = newest_of(folder, (CHECKPOINTS, SEARCH))
     if charges is None and not saved:
         raise ConfigError(f"{folder} holds no run")
     for one in saved:
@@ -90,7 +82,7 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
 
     Args:
       folder: of the run.
-      planned_rounds: as of `check_can_be_sealed`.
+      planned_rounds: of the run, for runs of the first version, whose record does not say that they are closed.
       is_unfinished_too: whether to seal a run that has not been run to its end, which then never can be.
 
     Raises:
@@ -107,7 +99,7 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
                 _take_over(writer, folder, is_finished=is_finished)
                 writer.seal_run()
         # A search keeps no checkpoint: how far it came is a secret of the silos.
-        for one in _newest_of(folder, (CHECKPOINTS,)):
+        for one in newest_of(folder, (CHECKPOINTS,)):
             checkpoint_files.seal(one.folder, _surroundings(folder, one))
         return _destroyed(folder)
 
@@ -145,15 +137,9 @@ def _check_links(folder: Path) -> None:
             )
 
 
-def _newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
-    """Reads the newest checkpoint of a run, and of its search, each where there is one."""
-    found = (checkpoint_files.newest(folder / part, with_arrays=False) for part in parts)
-    return [stored for stored in found if stored is not None]
-
-
 def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> None:
     """Begins the record of a run of the first version, whose checkpoints say what it has spent."""
-    saved = _newest_of(folder, (CHECKPOINTS, SEARCH))
+    saved = newest_of(folder, (CHECKPOINTS, SEARCH))
     if not saved or (writer.charges is not None and writer.charges.through_round):
         return
     one = saved[0]
@@ -161,7 +147,7 @@ def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> Non
         raise DataError(f"{folder / CHARGES_FILE} is missing, and {one.folder} is sealed: restore it from a copy")
     if writer.charges is None:
         why, head = first_version_reason(one), earlier_head(folder.parent)
-        identity = RunIdentity.new(folder.name, why, one.run_key.fingerprint(), one.config_hash, head)
+        identity = RunIdentity(folder.name, why, one.run_key.fingerprint(), one.config_hash, head)
         writer.open_run(identity, one.ledger)
     # A search counts from 1, and how far it came is a secret of the silos.
     is_search = one.folder.parent.name == SEARCH
@@ -184,15 +170,11 @@ def _destroyed(folder: Path) -> Sealed:
     for path in sorted(files, key=lambda one: one.name != checkpoint_files.KEY_FILE):
         num_bytes += path.stat().st_size
         overwrite_and_remove(path)
-    _remove_empty_folders(folder)
-    return Sealed(folder, len(files), num_bytes)
-
-
-def _remove_empty_folders(folder: Path) -> None:
     # Neither is a link: `_check_links`.
     for place in (folder, folder.with_name(f".{folder.name}.removed")):
-        for root, _, files in os.walk(place, topdown=False):
-            if not files and not os.listdir(root) and Path(root) != folder:
+        for root, _, inside in os.walk(place, topdown=False):
+            if not inside and not os.listdir(root) and Path(root) != folder:
                 os.rmdir(root)
     sync(folder)
     sync(folder.parent)
+    return Sealed(folder, len(files), num_bytes)

@@ -56,22 +56,18 @@ def candidate_of(search: Search, run_key: RunKey, client_id: str, run: int) -> M
 def run_pivot(method: Method, search: Search, first: Checkpoint, data: ClientValues, rounds: Iterable[int]) -> Pivot:
     """Trains with the method's own hyper-parameters; a method that releases nothing needs no training. Needs an engine.
 
-    Where the same run was made before, this makes it again: with the same key, it releases nothing new.
-
-    Args:
-      method: the method that trains.
-      search: the method's.
-      first: the state before the first round, whose ledger has been charged already.
-      data: every client's training examples.
-      rounds: their numbers, in order, from 1.
+    Where the same run was made before, this makes it again: with the same key, it releases nothing new. Arguments are
+    those of `repeat`; `first` is the state before the first round, whose ledger has been charged already, and `rounds`
+    are numbers in order, from 1.
     """
     if not search.has_pivot:
         return Pivot([first.server_state] * (method.plan.rounds + 1), first.client_states)
     state = dataclasses.replace(first, ledger=None)
-    server_states = [_in_memory(state.server_state)]
+    # As arrays: a state for each round would fill an accelerator's memory.
+    server_states = [tf.nest.map_structure(np.asarray, state.server_state)]
     for round_number in rounds:
         state = run_round(method, state, round_number, data)
-        server_states.append(_in_memory(state.server_state))
+        server_states.append(tf.nest.map_structure(np.asarray, state.server_state))
     return Pivot(server_states, state.client_states)
 
 
@@ -128,15 +124,7 @@ def noisy_scores(
 ) -> list[float]:
     """Scores some silos' models on their own validation examples, with noise. Needs an engine.
 
-    Args:
-      method: the method that was trained.
-      search: the method's.
-      pivot: the pivot run.
-      run_key: the run's secret.
-      run: number of the repetition.
-      places: of the silos, among all.
-      states: of these silos.
-      validation: every client's validation examples.
+    Args are as of `repeat`; `states` are its result, and `validation` has every client's validation examples.
     """
     personal = method.process.personalise(pivot.server_states[-1], states)
     scores = []
@@ -170,11 +158,6 @@ def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray,
     measured = np.asarray(model.example_metrics(weights, tf.constant(x), tf.constant(y))[name], np.float64)
     # An error that is not a number counts as the largest.
     return measured if model.num_classes else -np.where(measured < bound, measured, bound)
-
-
-def _in_memory(server_state: Any) -> Any:
-    """Returns the same state as arrays: one for each round would fill an accelerator's memory."""
-    return tf.nest.map_structure(np.asarray, server_state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,11 +212,9 @@ def save(folder: Path, state: SearchState) -> None:
 
 
 def load(folder: Path, first: Checkpoint) -> SearchState | None:
-    """Reads the newest state, or returns None where there is none.
+    """Reads the newest state in a folder of checkpoints, or returns None where there is none.
 
-    Args:
-      folder: of the checkpoints.
-      first: a state before the first round, whose key and ledger are replaced by those of the search.
+    `first` is a state before the first round, whose key and ledger are replaced by those of the search.
 
     Raises:
       DataError: the state cannot be read.

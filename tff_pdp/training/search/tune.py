@@ -68,13 +68,7 @@ class SearchCosts:
 
 
 def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
-    """Computes each silo's cost of a search, by client id.
-
-    Args:
-      plan: of the search.
-      search: the plan's.
-      ledger: after `plan.charge_search`.
-    """
+    """Computes each silo's cost of a plan's search, by client id, of the ledger after `plan.charge_search`."""
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
 
@@ -263,9 +257,9 @@ def _start_or_resume(
         started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
         # Before anything is trained: a search that is stopped has cost what it would have cost.
         search_states.save(folder / SEARCH, started)
-        enter_run(config, method, folder, writer.charges, first.ledger)
+        enter_run(config, method, folder, writer.begun, first.ledger)
         writer.reserve(method.plan.rounds, first.ledger, arithmetic)
-        tell_registry(config, writer.charges)
+        tell_registry(config, writer.begun)
     return started
 
 
@@ -273,7 +267,7 @@ def _choose(config: ExperimentConfig, folder: Path, choices: Mapping[str, str]) 
     """Puts on record how clients are computed from now on, before a result of it is used."""
     with ChargesWriter(folder) as writer:
         writer.choose(choices)
-        tell_registry(config, writer.charges)
+        tell_registry(config, writer.begun)
 
 
 def _check_repeated(
@@ -291,12 +285,12 @@ def _check_repeated(
             # A search of the first version, which had no record: it may have run with its draws.
             open_run(writer, method, saved)
             writer.reserve(method.plan.rounds, saved.ledger, of_first_version(arithmetic))
-        check_newest(config, folder, writer.charges)
-        enter_run(config, method, folder, writer.charges, saved.ledger)
-        if writer.charges and not writer.charges.through_round:
+        check_newest(config, folder, writer.begun)
+        enter_run(config, method, folder, writer.begun, saved.ledger)
+        if not writer.begun.through_round:
             writer.reserve(method.plan.rounds, saved.ledger, arithmetic)
-        tell_registry(config, writer.charges)
-        if writer.charges and saved.ledger and not writer.charges.attempt.can_be_repeated(0, arithmetic):
+        tell_registry(config, writer.begun)
+        if saved.ledger and not writer.begun.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
                 f"{folder}: the search was started on another processor or a GPU, with another version of this "
                 "project, or with other versions or settings of TensorFlow, and what it has released cannot be "
