@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from serving.production.options import KitOptions
 from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting
 from tff_pdp.errors import ServingError
 from tff_pdp.settings import Count, CountOrZero, NotNegative, Positive
@@ -55,7 +56,7 @@ class Serve(Command):
     def run(self) -> Outcome:
         """Serves until interrupted or terminated."""
         from serving.server.embedded import EmbeddedServer
-        from serving.server.options import BatchingOptions, read_batching_file
+        from serving.server.options import BatchingOptions, Limits, read_batching_file
         from serving.tf_serving import ServedModel, read_model_config_file
 
         if self.model_base_path:
@@ -67,9 +68,8 @@ class Serve(Command):
         batching = BatchingOptions() if self.batching else None
         if self.batching_parameters_file:
             batching = read_batching_file(self.batching_parameters_file)
-        names = ("rest_port", "grpc_port", "host", "poll_seconds", "max_bytes", "max_elements")
-        options = {name: getattr(self, name) for name in names}
-        server = EmbeddedServer.of_models(models, batching=batching, **options)
+        limits = Limits(self.max_bytes, self.max_elements)
+        server = EmbeddedServer(models, self.rest_port, self.grpc_port, self.host, self.poll_seconds, batching, limits)
         if not _is_loopback(self.host):
             print(
                 f"warning: --host {self.host} is not a loopback address: whoever reaches it can ask every model and "
@@ -116,24 +116,21 @@ class Verify(Reporting):
         from serving.verify.verify import verify_export, versions_below
 
         exports = [export for path in self.directories for export in versions_below(path, latest=self.latest)]
-        results, is_refused = [], False
+        results = []
         with FreshProcess(self.timeout) as process:
             for export_dir in exports:
                 try:
-                    verified = verify_export(export_dir, process=process)
+                    verified = verify_export(export_dir, process)
                     result, text = verified.to_json(), verified.summary()
                 except ServingError as error:
-                    is_refused = True
                     # TensorFlow's reasons go over many lines.
                     reason = " ".join(str(error).split())
-                    result, text = (
-                        {"export_dir": str(export_dir), "refused": reason},
-                        f"{export_dir}: REFUSED: {reason}",
-                    )
+                    result = {"export_dir": str(export_dir), "refused": reason}
+                    text = f"{export_dir}: REFUSED: {reason}"
                 results.append(result)
                 if not self.json:
                     print(text, flush=True)
-        return Outcome(None, results, int(is_refused))
+        return Outcome(None, results, int(any("refused" in result for result in results)))
 
 
 class ClientId(Command):
@@ -170,10 +167,6 @@ class Deploy(Command):
       model_name: of one model; by default the folder's name.
       versions: of one model; default: newest.
       label: of one model; may be repeated.
-      max_batch_size: most examples in a request and in a merged batch; by default as many as our clients send.
-      cpus: CPU cores of one server; default 2.
-      replicas: servers in Kubernetes; default 2.
-      volume_claim: volume in Kubernetes; default personal-models.
     """
 
     paths: Annotated[tuple[Path, ...], Positional("BASE_PATH")]
@@ -182,18 +175,12 @@ class Deploy(Command):
     model_name: str | None = None
     versions: tuple[int, ...] = ()
     label: Annotated[tuple[str, ...], Option("LABEL=N", each=True)] = ()
-    max_batch_size: Count | None = None
-    cpus: Count | None = None
-    replicas: Count | None = None
-    volume_claim: str | None = None
+    options: KitOptions
 
     def run(self) -> Outcome:
         """Writes the kit."""
-        from serving.production.containers import KitOptions
         from serving.production.kit import write_production_kit
 
-        names = ("max_batch_size", "cpus", "replicas", "volume_claim")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         files = write_production_kit(
             self.paths,
             self.output,
@@ -201,7 +188,7 @@ class Deploy(Command):
             versions=self.versions,
             labels=dict(map(_label, self.label)),
             replace=self.replace,
-            options=KitOptions(**given, num_batch_threads=self.cpus or KitOptions.cpus),
+            options=self.options,
         )
         return Outcome("\n".join(map(str, files)))
 

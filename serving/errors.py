@@ -22,7 +22,8 @@ HTTP_STATUS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 
-_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+# By the number of a status, such as `tf.errors.OpError.error_code`.
+CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class RequestError(Exception):
@@ -42,11 +43,6 @@ class RequestError(Exception):
 def invalid_argument(message: str) -> RequestError:
     """Builds the error of a request that is wrong in itself."""
     return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
-
-
-def code_from_number(number: int) -> grpc.StatusCode:
-    """Returns the gRPC code of a numeric status, such as `tf.errors.OpError.error_code`."""
-    return _CODE_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
 
 
 INTERNAL_ERROR = "Internal error; see the server's log."

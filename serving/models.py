@@ -58,7 +58,10 @@ class PersonalModels:
 
     def weights_of_row(self, row: int) -> Weights:
         """Returns the weights of one model, by name: arrays, or eager tensors where `make_weights` makes them."""
-        own = {name: stack[row] for name, stack in self.stacked.items()}
+        return self.weights_of({name: stack[row] for name, stack in self.stacked.items()})
+
+    def weights_of(self, own: Arrays) -> Weights:
+        """Returns the weights as `weights_of_row`, of a row that need not be in the stacks."""
         if self.make_weights is None:
             return {**self.shared, **own}
         shared = {name: tf.convert_to_tensor(array) for name, array in self.shared.items()}

@@ -34,22 +34,13 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    """Serves the newest versions."""
+    """Serves so many of the newest versions, at least 1; with None, every version."""
 
-    num_versions: int = 1
-
-    def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns which of the versions found are to be served."""
-        return set(sorted(versions)[-max(self.num_versions, 1) :])
-
-
-@dataclasses.dataclass(frozen=True)
-class All:
-    """Serves every version."""
+    num_versions: int | None
 
     def choose(self, versions: Iterable[int]) -> set[int]:
         """Returns which of the versions found are to be served."""
-        return set(versions)
+        return set(sorted(versions)[-self.num_versions :] if self.num_versions else versions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +50,11 @@ class Specific:
     versions: tuple[int, ...]
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns which of the versions found are to be served."""
+        """Returns as `Latest.choose`."""
         return set(versions) & set(self.versions)
 
 
-VersionPolicy = Latest | All | Specific
+VersionPolicy = Latest | Specific
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,12 +126,7 @@ def _served_model(entry: model_server_config_pb2.ModelConfig) -> ServedModel:
     _check_platform(entry)
     if entry.HasField("logging_config"):
         _LOGGER.warning("logging_config of model %s is ignored: this server does not record requests.", entry.name)
-    return ServedModel(
-        name=entry.name,
-        base_path=Path(entry.base_path),
-        policy=_policy(entry),
-        labels=dict(entry.version_labels),
-    )
+    return ServedModel(entry.name, Path(entry.base_path), _policy(entry), dict(entry.version_labels))
 
 
 def _check_platform(entry: model_server_config_pb2.ModelConfig) -> None:
@@ -167,7 +153,7 @@ def _policy(entry: model_server_config_pb2.ModelConfig) -> VersionPolicy:
     policy = entry.model_version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":
-        return All()
+        return Latest(None)
     if choice == "specific":
         if not policy.specific.versions:
             raise invalid_argument(f"No specific versions requested for servable {entry.name}.")
@@ -187,16 +173,16 @@ def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServ
         entry = config.model_config_list.config.add(
             name=model.name,
             base_path=str(model.base_path),
-            model_platform="tensorflow",
+            model_platform=_PLATFORM,
             version_labels=dict(model.labels),
         )
         policy = entry.model_version_policy
-        if isinstance(model.policy, Latest):
-            policy.latest.num_versions = model.policy.num_versions
-        elif isinstance(model.policy, All):
-            policy.all.SetInParent()
-        else:
+        if isinstance(model.policy, Specific):
             policy.specific.versions.extend(model.policy.versions)
+        elif model.policy.num_versions:
+            policy.latest.num_versions = model.policy.num_versions
+        else:
+            policy.all.SetInParent()
     return config
 
 

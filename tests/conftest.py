@@ -108,10 +108,11 @@ def fresh_process():
 @pytest.fixture(scope="module")
 def one_fresh_process(fresh_process):
     """Exports that would start a process of their own are verified by that one."""
-    from serving.export import exporter, per_client
+    from tff_pdp.personal_models import export
+    from tff_pdp.personal_models.new_clients import version
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (exporter, per_client):
+        for module in (export, version):
             patch.setattr(module, "FreshProcess", lambda: contextlib.nullcontext(fresh_process))
         yield
 

@@ -30,8 +30,10 @@ from benchmarks.serving.layouts import LAYOUTS, NUM_FEATURES, build_models, clie
 from serving.client.grpc_client import GrpcClient
 from serving.export.exporter import export_models
 from serving.export.per_client import export_per_client
+from serving.export.versions import hold
 from serving.models import STACKED
 from serving.saved_model.servable import load_servable
+from serving.verify.fresh_process import FreshProcess
 
 OUTPUT = RESULTS / "serving.json"
 CLIENTS, SMALL_CLIENTS = (10, 1_000, 10_000), (10, 100)
@@ -75,15 +77,16 @@ def _export(folder: pathlib.Path, layout: str, num_clients: int, *, separate: bo
     models = build_models(STACKED if separate else layout, num_clients)
     arguments = {
         "model_name": MODEL_NAME,
-        "example_inputs": np.random.default_rng(1).standard_normal((8, NUM_FEATURES), np.float32),
         "privacy_report": {"claim": "none"},
         "model_card": {"purpose": "benchmark"},
     }
     started = time.perf_counter()
-    if separate:
-        versions = list(export_per_client(folder, models, **arguments).values())
-    else:
-        versions = [export_models(folder, models, **arguments)]
+    with FreshProcess() as arguments["process"]:
+        if separate:
+            versions = list(export_per_client(folder, models, **arguments).values())
+        else:
+            with hold(folder.absolute()) as held:
+                versions = [export_models(held, models, **arguments)]
     export_s = time.perf_counter() - started
     disk = sum(path.stat().st_size for version in versions for path in version.rglob("*") if path.is_file())
     return {"layout": layout, "clients": num_clients, "export_s": export_s, "disk_mb": disk / 1e6}, versions

@@ -109,13 +109,11 @@ def metadata(document: Mapping[str, Any]) -> ModelMetadata:
     """Reads the JSON form of a `GetModelMetadataResponse`; errors as of `version_states`."""
     spec = document["model_spec"]
     signatures = document["metadata"][SIGNATURE_FIELD]["signature_def"]
-    return ModelMetadata(
-        spec["name"], int(spec["version"]), {name: _signature(value) for name, value in signatures.items()}
-    )
-
-
-def _signature(document: Mapping[str, Any]) -> Signature:
-    return Signature(_tensors(document["inputs"]), _tensors(document["outputs"]), document["method_name"])
+    read = {
+        name: Signature(_tensors(value["inputs"]), _tensors(value["outputs"]), value["method_name"])
+        for name, value in signatures.items()
+    }
+    return ModelMetadata(spec["name"], int(spec["version"]), read)
 
 
 def _tensors(document: Mapping[str, Any]) -> dict[str, TensorDescription]:

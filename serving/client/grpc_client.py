@@ -1,5 +1,6 @@
 """Asks a server over gRPC. The import takes TensorFlow along, whose messages requests are made of."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
@@ -25,16 +26,8 @@ from tensorflow_serving.apis import (
 from serving.client import answers
 from serving.client.answers import SIGNATURE_FIELD, ModelMetadata, VersionState
 from serving.client.calls import Deadline, ServerError, UnavailableError, call_with_retries
-from serving.client.model_client import (
-    CLASSIFY,
-    DEFAULT_TIMEOUT_SECONDS,
-    PREDICT,
-    Batch,
-    ModelClient,
-    ModelSpec,
-    Options,
-    Version,
-)
+from serving.client.model_client import Batch, ModelClient, Version
+from serving.saved_model.layout import CLASSIFY, PREDICT, ModelSpec
 from serving.saved_model.warmup import example
 from serving.tf_serving import to_dict
 
@@ -44,34 +37,30 @@ _FIRST_RECONNECT_MILLISECONDS, _LONGEST_RECONNECT_MILLISECONDS = 100, 1000
 Answer = TypeVar("Answer")
 
 
+@dataclasses.dataclass(eq=False)
 class GrpcClient(ModelClient[Message]):
-    """Calls the gRPC API over one channel."""
+    """Calls the gRPC API over one channel.
 
-    def __init__(
-        self,
-        address: str,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-        **options: Unpack[Options],
-    ):
-        """Does not connect yet; arguments and errors as of `ModelClient`.
+    `credentials` are those of gRPC, such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
+    """
 
-        `credentials` are those of gRPC, such as `grpc.ssl_channel_credentials()`; None for a connection in clear.
-        """
-        super().__init__(address, timeout_seconds, **options)
+    _: dataclasses.KW_ONLY
+    credentials: grpc.ChannelCredentials | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
         arguments = [
-            ("grpc.max_receive_message_length", self._max_message_bytes),
-            ("grpc.max_send_message_length", self._max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MILLISECONDS),
             ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_MILLISECONDS),
             # Model servers are near: a proxy meant for the web would only fail to find them.
             ("grpc.enable_http_proxy", 0),
         ]
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=arguments)
+        if self.credentials is None:
+            self._channel = grpc.insecure_channel(self.address, options=arguments)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=arguments)
+            self._channel = grpc.secure_channel(self.address, self.credentials, options=arguments)
         self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
 
@@ -79,14 +68,14 @@ class GrpcClient(ModelClient[Message]):
         """Asks as `ModelClient.status`."""
         spec = _spec(ModelSpec(model_name, version), "")
         request = get_model_status_pb2.GetModelStatusRequest(model_spec=spec)
-        response = self._send(self._models.GetModelStatus, request, Deadline(self._timeout_seconds))
+        response = self._send(self._models.GetModelStatus, request)
         return self._checked(lambda: answers.version_states(to_dict(response)))
 
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
         """Asks as `ModelClient.metadata`."""
         spec = _spec(ModelSpec(model_name, **version), "")
         request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_FIELD])
-        response = self._send(self._predictions.GetModelMetadata, request, Deadline(self._timeout_seconds))
+        response = self._send(self._predictions.GetModelMetadata, request)
         return self._checked(lambda: answers.metadata(to_dict(response)))
 
     def reload_config(self, config: Message) -> None:
@@ -99,7 +88,7 @@ class GrpcClient(ModelClient[Message]):
         """
         request = model_management_pb2.ReloadConfigRequest(config=config)
         # Where the configuration is refused, the call itself fails, with the status that is in the answer too.
-        self._send(self._models.HandleReloadConfigRequest, request, Deadline(self._timeout_seconds))
+        self._send(self._models.HandleReloadConfigRequest, request)
 
     def close(self) -> None:
         """Closes the channel."""
@@ -125,7 +114,7 @@ class GrpcClient(ModelClient[Message]):
         response = self._send(calls.get(method, self._predictions.Regress), payload, deadline)
         return self._checked(lambda: _arrays(method, response))
 
-    def _send(self, call: Callable, request: Message, deadline: Deadline) -> Any:
+    def _send(self, call: Callable, request: Message, deadline: Deadline | None = None) -> Any:
         def attempt(seconds: float) -> Message:
             try:
                 return call(request, timeout=seconds)
@@ -135,7 +124,8 @@ class GrpcClient(ModelClient[Message]):
                     raise UnavailableError(self.address, code.name, details) from error
                 raise ServerError(self.address, code.name, details) from error
 
-        return call_with_retries(attempt, self.address, deadline, self._max_attempts)
+        deadline = deadline or Deadline(self.timeout_seconds)
+        return call_with_retries(attempt, self.address, deadline, self.max_attempts)
 
     def _checked(self, read: Callable[[], Answer]) -> Answer:
         try:

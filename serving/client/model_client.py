@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -11,28 +10,14 @@ import numpy as np
 from serving.client.answers import Classification, ModelMetadata, Prediction, Regression, VersionState
 from serving.client.calls import Deadline
 from serving.client_ids import encode_id
-from serving.saved_model.layout import IMAGES_SIGNATURE
+from serving.saved_model.layout import CLASSIFY, IMAGES_SIGNATURE, PREDICT, REGRESS, ModelSpec
 from tff_pdp.errors import ServingError
 
-DEFAULT_TIMEOUT_SECONDS = 10.0
 # The largest batch that servers configured by this package accept.
 DEFAULT_MAX_BATCH_SIZE = 64
-DEFAULT_MAX_MESSAGE_BYTES = 64 * 2**20
-DEFAULT_MAX_ATTEMPTS = 4
-
-PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
 
 Payload = TypeVar("Payload")
 Client = TypeVar("Client", bound="ModelClient")
-
-
-class Options(TypedDict, total=False):
-    """The options of every client; see `ModelClient`."""
-
-    client_id_hash: Callable[[str], str] | None
-    max_batch_size: int
-    max_message_bytes: int
-    max_attempts: int
 
 
 class Version(TypedDict, total=False):
@@ -40,19 +25,6 @@ class Version(TypedDict, total=False):
 
     version: int | None
     label: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelSpec:
-    """The model that is asked: its newest version, or one by number, or one by label."""
-
-    name: str
-    version: int | None = None
-    label: str | None = None
-
-    def __post_init__(self):
-        if self.version is not None and self.label is not None:
-            raise ServingError(f"Ask model {self.name!r} by version or by label, not both.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +43,7 @@ class Batch:
         return Batch(self.client_ids[start:stop], self.key, self.values[start:stop])
 
 
+@dataclasses.dataclass(eq=False)
 class ModelClient(abc.ABC, Generic[Payload]):
     """Asks personalised models of this package, on the embedded server or TensorFlow Serving.
 
@@ -84,41 +57,29 @@ class ModelClient(abc.ABC, Generic[Payload]):
     again, as long as its deadline allows; no other error is.
 
     Attributes:
-      address: the server's address, as given.
+      address: `host:port`; for REST also a URL such as `https://models.example.org`. Nothing connects before a call.
+      timeout_seconds: how long one call may take, retries and parts included.
+      client_id_hash: turns ids into those of the export, usually a `serving.client_ids.ClientIdHash`; None where
+        callers pass the export's own.
+      max_batch_size: most examples in one request.
+      max_message_bytes: largest request sent and largest answer accepted.
+      max_attempts: how often one request is sent at most.
+
+    Raises:
+      ServingError: a limit is not positive.
     """
 
-    def __init__(
-        self,
-        address: str,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        *,
-        client_id_hash: Callable[[str], str] | None = None,
-        max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
-        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    ):
-        """Does not connect yet.
+    address: str
+    timeout_seconds: float = 10.0
+    _: dataclasses.KW_ONLY
+    client_id_hash: Callable[[str], str] | None = None
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    max_message_bytes: int = 64 * 2**20
+    max_attempts: int = 4
 
-        Args:
-          address: `host:port`; for REST also a URL such as `https://models.example.org`.
-          timeout_seconds: how long one call may take, retries and parts included.
-          client_id_hash: turns ids into those of the export, usually a `serving.client_ids.ClientIdHash`; None where
-            callers pass the export's own.
-          max_batch_size: most examples in one request.
-          max_message_bytes: largest request sent and largest answer accepted.
-          max_attempts: how often one request is sent at most.
-
-        Raises:
-          ServingError: a limit is not positive.
-        """
-        if timeout_seconds <= 0 or min(max_batch_size, max_message_bytes, max_attempts) < 1:
+    def __post_init__(self):
+        if self.timeout_seconds <= 0 or min(self.max_batch_size, self.max_message_bytes, self.max_attempts) < 1:
             raise ServingError("A client's timeout, batch size, message size and number of attempts must be positive.")
-        self.address = address
-        self._timeout_seconds = timeout_seconds
-        self._client_id_hash = client_id_hash
-        self._max_batch_size = max_batch_size
-        self._max_message_bytes = max_message_bytes
-        self._max_attempts = max_attempts
 
     def predict(
         self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
@@ -193,10 +154,6 @@ class ModelClient(abc.ABC, Generic[Payload]):
         `predict` has answers and `personalized`, `classify` classes and scores, `regress` values.
         """
 
-    def _joined(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> list[np.ndarray]:
-        parts = list(self._answers(method, spec, signature_name, batch))
-        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-
     def _batch(self, client_ids: Sequence[str], key: str, values: Any) -> Batch:
         if isinstance(client_ids, str) or not all(isinstance(one, str) for one in client_ids):
             raise ServingError(f"Client ids must be a list of texts, one for each example, not {client_ids!r:.100}.")
@@ -208,32 +165,31 @@ class ModelClient(abc.ABC, Generic[Payload]):
         # Refuses invalid Unicode, at which both protocols fail in ways of their own.
         for client_id in client_ids:
             encode_id(client_id)
-        ids = client_ids if self._client_id_hash is None else [self._client_id_hash(one) for one in client_ids]
+        ids = client_ids if self.client_id_hash is None else [self.client_id_hash(one) for one in client_ids]
         return Batch(list(ids), key, values)
 
-    def _answers(
-        self, method: str, spec: ModelSpec, signature_name: str, batch: Batch
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        deadline = Deadline(self._timeout_seconds)
-        for start in range(0, len(batch), self._max_batch_size):
-            part = batch.part(start, start + self._max_batch_size)
+    def _joined(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> list[np.ndarray]:
+        deadline, answers = Deadline(self.timeout_seconds), []
+        for start in range(0, len(batch), self.max_batch_size):
+            part = batch.part(start, start + self.max_batch_size)
             for payload, size in self._fitting(method, spec, signature_name, part, start):
                 arrays = self._call(method, spec, payload, deadline)
                 if any(array.shape[:1] != (size,) for array in arrays):
                     raise self._unlike_a_personal_model()
-                yield arrays
+                answers.append(arrays)
+        return [np.concatenate(arrays) for arrays in zip(*answers, strict=True)]
 
     def _fitting(
         self, method: str, spec: ModelSpec, signature_name: str, batch: Batch, start: int
     ) -> Iterator[tuple[Payload, int]]:
         """Yields requests that are small enough and their numbers of examples; a larger request is halved."""
         payload, num_bytes = self._encode(method, spec, signature_name, batch)
-        if num_bytes <= self._max_message_bytes:
+        if num_bytes <= self.max_message_bytes:
             yield payload, len(batch)
             return
         if len(batch) == 1:
             raise ServingError(
-                f"Example {start} makes a request of {num_bytes} bytes, above the limit of {self._max_message_bytes}: "
+                f"Example {start} makes a request of {num_bytes} bytes, above the limit of {self.max_message_bytes}: "
                 "send a smaller example, or raise max_message_bytes here and the limit of the server."
             )
         middle = len(batch) // 2
@@ -246,9 +202,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def __enter__(self: Client) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,6 +1,7 @@
 """Asks a server over REST, in JSON documents and without TensorFlow."""
 
 import base64
+import dataclasses
 import http.client
 import json
 import urllib.parse
@@ -17,16 +18,8 @@ from urllib3.util import parse_url
 from serving.client import answers
 from serving.client.answers import ModelMetadata, VersionState
 from serving.client.calls import UNAVAILABLE, Deadline, ServerError, UnavailableError, call_with_retries, timed_pool
-from serving.client.model_client import (
-    CLASSIFY,
-    DEFAULT_TIMEOUT_SECONDS,
-    PREDICT,
-    Batch,
-    ModelClient,
-    ModelSpec,
-    Options,
-    Version,
-)
+from serving.client.model_client import Batch, ModelClient, Version
+from serving.saved_model.layout import CLASSIFY, PREDICT, ModelSpec
 from tff_pdp.errors import ServingError
 
 
@@ -97,21 +90,24 @@ _HEADERS = {"Content-Type": "application/json"}
 _SERVICE_UNAVAILABLE = 503
 
 
+@dataclasses.dataclass(eq=False)
 class RestClient(ModelClient[bytes]):
     """Calls the REST API, over connections that are kept open. Proxies in the environment are ignored.
 
     A call that opens a connection may take twice its deadline, where the host's name or addresses do not answer.
+
+    Raises:
+      ServingError: a limit is not positive, or the address is malformed.
     """
 
-    def __init__(self, address: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, **options: Unpack[Options]):
-        """Does not connect yet; arguments and errors as of `ModelClient`, and ServingError for a malformed address."""
-        super().__init__(address, timeout_seconds, **options)
-        self._url = (address if "://" in address else f"http://{address}").rstrip("/")
+    def __post_init__(self):
+        super().__post_init__()
+        self._url = (self.address if "://" in self.address else f"http://{self.address}").rstrip("/")
         try:
             self._pool = timed_pool(self._url, _KEPT_CONNECTIONS)
             self._prefix = parse_url(self._url).path or ""
         except (LocationParseError, ValueError) as error:
-            raise ServingError(f"{address} is no address of a REST API: use host:port or a URL.") from error
+            raise ServingError(f"{self.address} is no address of a REST API: use host:port or a URL.") from error
 
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
         """Asks as `ModelClient.status`."""
@@ -137,7 +133,7 @@ class RestClient(ModelClient[bytes]):
             raise self._unlike_a_personal_model() from error
 
     def _get(self, spec: ModelSpec, action: str, read: Callable[[Any], Any]) -> Any:
-        document = self._request("GET", _path(spec, action), None, Deadline(self._timeout_seconds))
+        document = self._request("GET", _path(spec, action), None, Deadline(self.timeout_seconds))
         try:
             return read(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -157,7 +153,7 @@ class RestClient(ModelClient[bytes]):
             except ValueError as error:
                 raise ServingError(f"{url} did not answer with JSON.") from error
 
-        return call_with_retries(attempt, url, deadline, self._max_attempts)
+        return call_with_retries(attempt, url, deadline, self.max_attempts)
 
     def _exchange(
         self, method: str, path: str, body: bytes | None, seconds: float, deadline: Deadline
@@ -198,9 +194,9 @@ class RestClient(ModelClient[bytes]):
         body = bytearray()
         while chunk := response.read(_READ_BYTES, decode_content=False):
             body += chunk
-            if len(body) > self._max_message_bytes:
+            if len(body) > self.max_message_bytes:
                 raise ServingError(
-                    f"{self._url} answered with more than {self._max_message_bytes} bytes: send smaller batches, or "
+                    f"{self._url} answered with more than {self.max_message_bytes} bytes: send smaller batches, or "
                     "raise max_message_bytes."
                 )
         return bytes(body)

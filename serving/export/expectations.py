@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from serving.saved_model.servable import load_servable
 from serving.saved_model.warmup import example
 from serving.verify.answers import check_answers
 from serving.verify.fresh_process import Expectation
-from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
 
 NUM_EXAMPLES = 8
@@ -26,21 +25,9 @@ MAX_REFERENCES = 32
 _MAX_BATCH, _MAX_BATCH_BYTES = 64, 1 << 28
 
 
-def examples_for(model: Model, given: np.ndarray | None) -> np.ndarray:
-    """Returns examples that are nobody's, float32 `[n, *input_shape]`: those given, or draws uniform in `[0, 1)`.
-
-    Raises:
-      ServingError: the examples given are not finite, not of the model's shape, or none.
-    """
-    if given is None:
-        return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
-    examples = np.asarray(given, np.float32)
-    if examples.shape[1:] != model.input_shape or not len(examples):
-        needed = ", ".join(["n", *map(str, model.input_shape)])
-        raise ServingError(f"Example inputs have shape {examples.shape}; the model needs [{needed}] with n at least 1.")
-    if not np.isfinite(examples).all():
-        raise ServingError("Example inputs have a value that is not finite.")
-    return examples
+def examples_for(model: Model) -> np.ndarray:
+    """Returns examples that are nobody's, float32 `[n, *input_shape]`: draws uniform in `[0, 1)`."""
+    return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
 
 
 def default_references(models: PersonalModels) -> dict[str, Arrays]:
@@ -76,7 +63,7 @@ def build_expectations(
         if batch is first:
             expected.append(_expected_of_examples(model, client_ids, x, right))
     if takes_images(model.input_shape):
-        expected += _expected_of_images(model, references, size)
+        expected.append(_expected_of_images(model, references, size))
     return expected
 
 
@@ -89,7 +76,7 @@ def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[st
     Raises:
       ServingError: the version does not load, or answers differently from `models`, which were read from it.
     """
-    examples = examples_for(models.model, None)[: _batch_size(models)]
+    examples = examples_for(models.model)[: _batch_size(models)]
     places = np.linspace(0, len(models.rows) - 1, MAX_REFERENCES).astype(int) if len(models.rows) else []
     rows = {"": GLOBAL_ROW, **{models.client_ids[place]: int(models.rows[place]) for place in places}}
     (signature_name, *_) = layout.PREDICT_SIGNATURES
@@ -130,8 +117,8 @@ def _expected_of_examples(model: Model, client_ids: list[str], x: np.ndarray, ri
     return Expectation(examples_signature(model), inputs, outputs)
 
 
-def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: int) -> Iterator[Expectation]:
-    """Yields a request with one image that is nobody's, for some clients."""
+def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: int) -> Expectation:
+    """Returns a request with one image that is nobody's, for some clients."""
     pixels = np.random.default_rng(1).integers(0, 256, model.input_shape, np.uint8)
     content = tf.io.encode_png(pixels).numpy()
     client_ids = list(references)[: min(size, NUM_EXAMPLES)]
@@ -139,4 +126,4 @@ def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: in
     with tf.device("/CPU:0"):
         right = np.concatenate([_answers(model, references[client_id], x) for client_id in client_ids])
     inputs = {"client_id": np.array(client_ids, object), "image_bytes": np.array([content] * len(client_ids), object)}
-    yield Expectation(layout.IMAGES_SIGNATURE, inputs, _predicted(model, client_ids, right))
+    return Expectation(layout.IMAGES_SIGNATURE, inputs, _predicted(model, client_ids, right))

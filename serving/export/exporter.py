@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from serving.export import expectations
 from serving.export.model_checks import check_models, check_references, estimate
 from serving.export.served_module import ServedModule, write_vocabulary
 from serving.export.signatures import build_signatures, finish_signatures, signature_names
-from serving.export.versions import HeldBasePath, hold, staged_version
+from serving.export.versions import HeldBasePath, staged_version
 from serving.models import Arrays, PersonalModels
 from serving.saved_model import layout, warmup
 from serving.verify.fresh_process import Expectation, FreshProcess
@@ -25,19 +24,17 @@ from tff_pdp.files import naming
 
 
 def export_models(
-    base_path: str | Path | HeldBasePath,
+    held: HeldBasePath,
     models: PersonalModels,
     *,
     model_name: str,
     privacy_report: Mapping[str, Any],
     model_card: Mapping[str, Any],
-    example_inputs: np.ndarray | None = None,
+    process: FreshProcess,
     references: Mapping[str, Arrays] | None = None,
     further_expectations: Sequence[Expectation] = (),
-    version: int | None = None,
-    process: FreshProcess | None = None,
 ) -> Path:
-    """Writes, verifies and publishes one SavedModel for all clients.
+    """Writes, verifies and publishes the next version, one SavedModel for all clients.
 
     | signature | takes | returns |
     |---|---|---|
@@ -53,43 +50,32 @@ def export_models(
     keyed hashes as ids unless the ids may be published.
 
     Args:
-      base_path: directory of all versions of the model, or its `versions.hold` if the caller holds the path already.
+      held: directory of all versions of the model, as `versions.hold` gives it.
       models: the models to serve.
       model_name: the name under which they will be served.
       privacy_report: JSON values, stored as `assets.extra/privacy_report.json`.
       model_card: JSON values, stored as `assets.extra/model_card.json`.
-      example_inputs: float32 `[n, *input_shape]`, n at least 1, not stored: the export must answer them like
-        `model.predict`. By default drawn uniformly from `[0, 1)`.
-      references: all weights of some clients, by id ("" for the global model), worked out independently of `models`,
-        for the same comparison. By default those of `models`, for 32 clients.
+      process: the process that verifies.
+      references: all weights of some clients, by id ("" for the global model), worked out independently of `models`:
+        the export must answer random examples like `model.predict` with these. By default those of `models`, for 32
+        clients.
       further_expectations: further requests and answers, such as those of the version before.
-      version: the version number, above every number used before; by default the next one.
-      process: the process that verifies; by default one is started for this call, which takes seconds.
 
     Returns:
-      The published directory, `base_path/<version>`.
+      The published directory, `<held>/<version>`.
 
     Raises:
-      ServingError: an argument does not fit the model, the export fails its verification, or somebody else exports to
-        the base path. Nothing is published, and nothing is left that looks like a version.
+      ServingError: an argument does not fit the model, or the export fails its verification. Nothing is published, and
+        nothing is left that looks like a version.
     """
     layout.check_model_name(model_name)
-    with contextlib.ExitStack() as stack:
-        # First of all: it imports TensorFlow while this process checks and writes.
-        process = stack.enter_context(FreshProcess()) if process is None else process
-        check_models(models)
-        if references is not None:
-            check_references(models, references)
-        expected = expectations.build_expectations(
-            models,
-            expectations.examples_for(models.model, example_inputs),
-            expectations.default_references(models) if references is None else references,
-        )
-        documents = Documents(model_name, privacy_report, model_card)
-        held = (
-            base_path if isinstance(base_path, HeldBasePath) else stack.enter_context(hold(Path(base_path).absolute()))
-        )
-        return publish(held, models, documents, [*expected, *further_expectations], process, version=version)
+    check_models(models)
+    if references is None:
+        references = expectations.default_references(models)
+    check_references(models, references)
+    expected = expectations.build_expectations(models, expectations.examples_for(models.model), references)
+    documents = Documents(model_name, privacy_report, model_card)
+    return publish(held, models, documents, [*expected, *further_expectations], process)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +93,13 @@ def publish(
     documents: Documents,
     expected: list[Expectation],
     process: FreshProcess,
-    *,
-    version: int | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes models that passed `check_models`, verifies and publishes them; returns the version's directory.
 
     `details` are further JSON values for the manifest; other arguments and errors are those of `export_models`.
     """
-    with staged_version(held, version) as (number, staging), _naming_disk_of(staging):
+    with staged_version(held) as (number, staging), _naming_disk_of(staging):
         signatures = _write_saved_model(staging, models)
         (staging / layout.EXTRA_DIRECTORY).mkdir()
         layout.write_json(staging / layout.MODEL_CARD_FILE, dict(documents.model_card))
@@ -139,7 +123,7 @@ def publish(
             },
         )
         process.verify(staging, expected)
-    return held.path / str(number)
+    return held / str(number)
 
 
 def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:

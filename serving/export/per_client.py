@@ -28,16 +28,14 @@ _CONTENT = "content_sha256"
 
 
 def export_per_client(
-    folder: str | Path,
+    folder: Path,
     models: PersonalModels,
     *,
     model_name: str,
     privacy_report: Mapping[str, Any],
     model_card: Mapping[str, Any],
-    example_inputs: np.ndarray | None = None,
+    process: FreshProcess,
     references: Mapping[str, Arrays] | None = None,
-    progress: bool = False,
-    process: FreshProcess | None = None,
 ) -> dict[str, Path]:
     """Writes, verifies and publishes one SavedModel for every client, with its row and the global model's.
 
@@ -49,7 +47,7 @@ def export_per_client(
     publishes the next version of the others.
 
     Other arguments are those of `export_models`, for every export; `references` are by default every client's own
-    weights, and `progress` shows a bar.
+    weights.
 
     Returns:
       The published directories by client id.
@@ -66,26 +64,22 @@ def export_per_client(
             f"{clients * LOADED_GRAPH_BYTES / 1e9:.1f} GB of a server's memory besides the weights. At most "
             f"{MAX_SEPARATE_CLIENTS} are made: export one for all clients."
         )
-    folder = Path(folder).absolute()
+    folder = folder.absolute()
     check_models(models)
-    if references is not None:
-        check_references(models, references)
+    references = references or {}
+    check_references(models, references)
     for client_id in models.client_ids:
         layout.check_model_name(f"{model_name}.{client_id}")
-    examples = expectations.examples_for(models.model, example_inputs)
+    examples = expectations.examples_for(models.model)
     exported = {}
-    with contextlib.ExitStack() as stack:
-        process = stack.enter_context(FreshProcess()) if process is None else process
-        bar = tqdm(models.client_ids, "export", unit="client", disable=not progress)
-        for number, client_id in enumerate(bar):
-            own = only_client(models, number)
-            of_client = expectations.default_references(own)
-            if references is not None:
-                of_client |= {one: references[one] for one in ("", client_id) if one in references}
-            expected = expectations.build_expectations(own, examples, of_client)
-            documents = Documents(f"{model_name}.{client_id}", privacy_report, model_card)
-            with hold(folder / documents.model_name) as held:
-                exported[client_id] = _kept_or_published(held, own, documents, expected, process)
+    for number, client_id in enumerate(tqdm(models.client_ids, "export", unit="client")):
+        own = only_client(models, number)
+        of_client = expectations.default_references(own)
+        of_client |= {one: weights for one, weights in references.items() if one in ("", client_id)}
+        expected = expectations.build_expectations(own, examples, of_client)
+        documents = Documents(f"{model_name}.{client_id}", privacy_report, model_card)
+        with hold(folder / documents.model_name) as held:
+            exported[client_id] = _kept_or_published(held, own, documents, expected, process)
     return exported
 
 
@@ -106,20 +100,13 @@ def _kept_or_published(
     held: HeldBasePath, models: PersonalModels, documents: Documents, expected: list[Expectation], process: FreshProcess
 ) -> Path:
     content = _content(models, documents)
-    published = list(layout.published_versions(held.path).values())
-    if published and _recorded_content(published[-1]) == content:
-        # The functions of a model are in no hash, so the export must still answer like them.
+    for newest in list(layout.published_versions(held).values())[-1:]:
         with contextlib.suppress(ServingError):
-            process.verify(published[-1], expected)
-            return published[-1]
-    return publish(held, models, documents, expected, process, details={_CONTENT: content})
-
-
-def _recorded_content(export_dir: Path) -> str | None:
-    try:
-        return layout.read_manifest(export_dir).get(_CONTENT)
-    except ServingError:
-        return None
+            if layout.read_manifest(newest).get(_CONTENT) == content:
+                # The functions of a model are in no hash, so the export must still answer like them.
+                process.verify(newest, expected)
+                return newest
+    return publish(held, models, documents, expected, process, {_CONTENT: content})
 
 
 def _content(models: PersonalModels, documents: Documents) -> str:

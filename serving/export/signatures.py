@@ -19,8 +19,8 @@ from tff_pdp.models.base import Model
 # pyright: reportAttributeAccessIssue=false
 
 _METHOD_NAMES = {
-    layout.CLASSIFY_SIGNATURE: tf.saved_model.CLASSIFY_METHOD_NAME,
-    layout.REGRESS_SIGNATURE: tf.saved_model.REGRESS_METHOD_NAME,
+    layout.CLASSIFY: tf.saved_model.CLASSIFY_METHOD_NAME,
+    layout.REGRESS: tf.saved_model.REGRESS_METHOD_NAME,
 }
 
 
@@ -32,7 +32,7 @@ def signature_names(model: Model) -> tuple[str, ...]:
 
 def examples_signature(model: Model) -> str:
     """Returns the name of the signature that takes serialised `tf.Example` messages: `classify` or `regress`."""
-    return layout.CLASSIFY_SIGNATURE if model.num_classes else layout.REGRESS_SIGNATURE
+    return layout.CLASSIFY if model.num_classes else layout.REGRESS
 
 
 def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
@@ -46,21 +46,17 @@ def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
     traced = serve.get_concrete_function()
     signatures: dict[str, Any] = dict.fromkeys(map(str, layout.PREDICT_SIGNATURES), traced)
     if takes_images(model.input_shape):
-        signatures[layout.IMAGES_SIGNATURE] = _images_signature(serve, model).get_concrete_function(
-            client_id, tf.TensorSpec([None], tf.string, name="image_bytes")
-        )
+        image_bytes = tf.TensorSpec([None], tf.string, name="image_bytes")
+
+        @tf.function(input_signature=[client_id, image_bytes], autograph=False)
+        def predict_images(client_id: tf.Tensor, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+            return serve(client_id, decode_images(image_bytes, model.input_shape))
+
+        signatures[layout.IMAGES_SIGNATURE] = predict_images.get_concrete_function()
     signatures[examples_signature(model)] = _examples_signature(serve, model).get_concrete_function(
         tf.TensorSpec([None], tf.string, name=tf.saved_model.CLASSIFY_INPUTS)
     )
     return signatures
-
-
-def _images_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model):
-    @tf.function(autograph=False)
-    def predict_images(client_id: tf.Tensor, image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        return serve(client_id, decode_images(image_bytes, model.input_shape))
-
-    return predict_images
 
 
 def _examples_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model):

@@ -1,11 +1,11 @@
 """Publishes versions: an export is staged beside its final place, then renamed; a number is never used twice."""
 
 import contextlib
-import dataclasses
 import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NewType
 
 from serving.saved_model import layout
 from tff_pdp.digests import as_text, from_text
@@ -20,11 +20,8 @@ STAGING_SUFFIX = ".tmp"
 _logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldBasePath:
-    """A directory of all versions of a model, which nobody else exports to for now; `hold` gives it."""
-
-    path: Path
+# A directory of all versions of a model, which nobody else exports to for now; `hold` gives it.
+HeldBasePath = NewType("HeldBasePath", Path)
 
 
 @contextlib.contextmanager
@@ -43,29 +40,28 @@ def hold(base_path: Path) -> Iterator[HeldBasePath]:
 
 
 @contextlib.contextmanager
-def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[tuple[int, Path]]:
-    """Yields a version number and an empty staging directory; publishes it if the block succeeds, else removes it.
+def staged_version(held: HeldBasePath) -> Iterator[tuple[int, Path]]:
+    """Yields the next version's number and its empty staging directory, published if the block succeeds, else removed.
 
     The staging directory is `<version>.tmp`, which servers ignore. A process that is killed leaves it behind, with all
     clients' weights; the next export removes it, and may take its number, under which nothing was published.
 
     Raises:
-      ServingError: the number, by default the next, is not above every number ever used.
+      ServingError: the highest number is used.
     """
-    base_path = held.path
-    _remove_abandoned(base_path)
-    last = last_version(base_path)
-    version = last + 1 if version is None else version
-    if not last < version <= layout.MAX_VERSION:
+    _remove_abandoned(held)
+    last = last_version(held)
+    version = last + 1
+    if version > layout.MAX_VERSION:
         raise ServingError(
-            f"Version {version} cannot be published under {base_path}: version {last} was, and a number is never "
-            "reused nor lowered, because servers pick the highest. Leave the version out to get the next one."
+            f"Nothing more can be published under {held}: version {last} was, and a number is never reused nor "
+            "lowered, because servers pick the highest."
         )
-    staging = base_path / f"{version}{STAGING_SUFFIX}"
+    staging = held / f"{version}{STAGING_SUFFIX}"
     staging.mkdir()
     try:
         yield version, staging
-        _publish(staging, base_path / str(version), version)
+        _publish(staging, held / str(version), version)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -74,17 +70,14 @@ def staged_version(held: HeldBasePath, version: int | None = None) -> Iterator[t
 def last_version(base_path: Path) -> int:
     """Returns the highest version number ever published under a base path; 0 if none."""
     try:
-        recorded = _recorded((base_path / LAST_VERSION_FILE).read_bytes())
+        stored = (base_path / LAST_VERSION_FILE).read_bytes()
+        # The first version had the number alone.
+        recorded = int(stored) if stored.strip().isdigit() else int(from_text(stored)["last_version"])
     except FileNotFoundError:
         recorded = 0
     except (ValueError, KeyError, TypeError) as error:
         raise ServingError(f"{base_path / LAST_VERSION_FILE} does not hold a number; restore or remove it.") from error
     return max([recorded, *layout.published_versions(base_path)])
-
-
-def _recorded(stored: bytes) -> int:
-    # The first version had the number alone.
-    return int(stored) if stored.strip().isdigit() else int(from_text(stored)["last_version"])
 
 
 def _remove_abandoned(base_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Files and rollouts for TensorFlow Serving.
 
+options: what can be chosen
 exports: exports below a folder; one command that serves them
-containers: Compose and Kubernetes, and what can be chosen
+containers: Compose and Kubernetes
 kit: the folder with everything, its README
 rollout: labels moved, on servers and in files
 """

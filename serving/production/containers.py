@@ -1,58 +1,21 @@
 """Writes the files of servers in containers: arguments and option files, a Compose file, and Kubernetes manifests."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.client.model_client import DEFAULT_MAX_BATCH_SIZE
 from serving.production.exports import ExportedModel
+from serving.production.options import KitOptions
 from serving.tf_serving import CONFIG_FILE, DOCKER_IMAGE, LABELS_ARGUMENT, METRICS_PATH, MODELS_DIRECTORY, NOBODY, owner
-from tff_pdp.errors import ServingError
 
 BATCHING_FILE = "batching_parameters.txt"
 MONITORING_FILE = "monitoring.config"
+# Publishes metrics for Prometheus on the REST port.
+MONITORING_CONFIG = f'prometheus_config {{\n  enable: true\n  path: "{METRICS_PATH}"\n}}\n'
+# Ports in a container and, for docker, on its machine.
+GRPC_PORT, REST_PORT = 8500, 8501
+_PORTS = {"grpc": GRPC_PORT, "rest": REST_PORT}
 _MIB = 2**20
-
-
-@dataclasses.dataclass(frozen=True)
-class KitOptions:
-    """Options of a deployment.
-
-    Attributes:
-      image: the container image of TensorFlow Serving.
-      max_batch_size: most examples in a request and in a merged batch, by default as many as our clients send.
-      batch_timeout_micros: how long a request may wait for others to be merged with.
-      max_enqueued_batches: batches that wait; requests beyond them are UNAVAILABLE, which our clients try again.
-      num_batch_threads: batches that run at the same time.
-      cpus: CPU cores of one server.
-      replicas: servers in Kubernetes.
-      grpc_port: port of the gRPC API on a machine that runs docker.
-      rest_port: port of the REST API on a machine that runs docker.
-      models_directory: where a server sees the models, as `<models_directory>/<model name>/<version>`.
-      volume_claim: name of the PersistentVolumeClaim that holds the models in Kubernetes.
-
-    Raises:
-      ServingError: naming the first value that is out of range.
-    """
-
-    image: str = DOCKER_IMAGE
-    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
-    batch_timeout_micros: int = 1000
-    max_enqueued_batches: int = 100
-    num_batch_threads: int = 2
-    cpus: int = 2
-    replicas: int = 2
-    grpc_port: int = 8500
-    rest_port: int = 8501
-    models_directory: str = MODELS_DIRECTORY
-    volume_claim: str = "personal-models"
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < (0 if field.name == "batch_timeout_micros" else 1):
-                raise ServingError(f"{field.name} must be positive; was {value}.")
 
 
 def batching_parameters(options: KitOptions) -> str:
@@ -60,25 +23,19 @@ def batching_parameters(options: KitOptions) -> str:
 
     Batches are padded to one of few sizes, so that the server meets no size that the warm-up did not come near.
     """
-    sizes = [1]
-    while sizes[-1] * 2 < options.max_batch_size:
-        sizes.append(sizes[-1] * 2)
-    sizes = sorted({*sizes, options.max_batch_size})
+    sizes = [*(2**power for power in range((options.max_batch_size - 1).bit_length())), options.max_batch_size]
     lines = [
         f"max_batch_size {{ value: {options.max_batch_size} }}",
-        f"batch_timeout_micros {{ value: {options.batch_timeout_micros} }}",
-        f"max_enqueued_batches {{ value: {options.max_enqueued_batches} }}",
-        f"num_batch_threads {{ value: {options.num_batch_threads} }}",
+        # How long a request may wait for others to be merged with.
+        "batch_timeout_micros { value: 1000 }",
+        # Requests beyond these are UNAVAILABLE, which our clients try again.
+        "max_enqueued_batches { value: 100 }",
+        f"num_batch_threads {{ value: {options.cpus} }}",
         # Fills batches up with parts of requests; a request above max_batch_size is refused all the same.
         "enable_large_batch_splitting { value: true }",
         *(f"allowed_batch_sizes: {size}" for size in sizes),
     ]
     return "\n".join(lines) + "\n"
-
-
-def monitoring_config() -> str:
-    """Returns the text of a `--monitoring_config_file` that publishes metrics for Prometheus on the REST port."""
-    return f'prometheus_config {{\n  enable: true\n  path: "{METRICS_PATH}"\n}}\n'
 
 
 def memory_mib(model_nbytes: int) -> int:
@@ -92,24 +49,20 @@ def memory_mib(model_nbytes: int) -> int:
 
 CONFIG_DIRECTORY = "/config"
 NAME = "tensorflow-serving"
-CONFIG_FILES = (CONFIG_FILE, BATCHING_FILE, MONITORING_FILE)
-_GRPC_PORT, _REST_PORT = 8500, 8501
+_LABELS = {"app.kubernetes.io/name": NAME}
+# Arguments of `tensorflow_model_server` that read the files of a kit.
+_SERVER_ARGUMENTS = [
+    f"--model_config_file={CONFIG_DIRECTORY}/{CONFIG_FILE}",
+    LABELS_ARGUMENT,
+    "--enable_batching=true",
+    f"--batching_parameters_file={CONFIG_DIRECTORY}/{BATCHING_FILE}",
+    f"--monitoring_config_file={CONFIG_DIRECTORY}/{MONITORING_FILE}",
+    # On by default, and open to everyone who reaches the port.
+    "--enable_profiler=false",
+]
 
 
-def server_arguments() -> list[str]:
-    """Returns the arguments of `tensorflow_model_server` that read the files of a kit."""
-    return [
-        f"--model_config_file={CONFIG_DIRECTORY}/{CONFIG_FILE}",
-        LABELS_ARGUMENT,
-        "--enable_batching=true",
-        f"--batching_parameters_file={CONFIG_DIRECTORY}/{BATCHING_FILE}",
-        f"--monitoring_config_file={CONFIG_DIRECTORY}/{MONITORING_FILE}",
-        # On by default, and open to everyone who reaches the port.
-        "--enable_profiler=false",
-    ]
-
-
-def health_script(model_name: str, port: int = _REST_PORT) -> str:
+def health_script(model_name: str, port: int = REST_PORT) -> str:
     """Returns a line of bash that succeeds if a version of the model is available, for an image without curl and wget.
 
     The REST API opens once every model is loaded, so one model speaks for all.
@@ -124,11 +77,11 @@ def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOpti
 
     The server runs as the owner of the models, so that nobody else need be able to read them.
     """
-    mounts = [_mount(model.base_path, f"{options.models_directory}/{model.name}") for model in models]
+    mounts = [_mount(model.base_path, f"{MODELS_DIRECTORY}/{model.name}") for model in models]
     service = {
-        "image": options.image,
-        "command": server_arguments(),
-        "ports": [f"127.0.0.1:{options.grpc_port}:{_GRPC_PORT}", f"127.0.0.1:{options.rest_port}:{_REST_PORT}"],
+        "image": DOCKER_IMAGE,
+        "command": _SERVER_ARGUMENTS,
+        "ports": [f"127.0.0.1:{port}:{port}" for port in _PORTS.values()],
         "volumes": [*mounts, _mount(folder, CONFIG_DIRECTORY)],
         "user": owner(models[0].base_path),
         "read_only": True,
@@ -150,54 +103,43 @@ def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOpti
     return {"services": {NAME: service}}
 
 
-def kustomization() -> dict[str, Any]:
-    """Puts the files of the kit into a ConfigMap named after their content, so that a change starts new servers."""
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["kubernetes.yaml"],
-        "configMapGenerator": [{"name": NAME, "files": list(CONFIG_FILES)}],
-    }
+# Puts the files of the kit into a ConfigMap named after their content, so that a change starts new servers.
+KUSTOMIZATION = {
+    "apiVersion": "kustomize.config.k8s.io/v1beta1",
+    "kind": "Kustomization",
+    "resources": ["kubernetes.yaml"],
+    "configMapGenerator": [{"name": NAME, "files": [CONFIG_FILE, BATCHING_FILE, MONITORING_FILE]}],
+}
 
 
 def kubernetes_manifests(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int) -> list[dict[str, Any]]:
     """Builds a Deployment, its Service and its PodDisruptionBudget; the models are on a volume, read-only."""
-    labels = {"app.kubernetes.io/name": NAME}
     deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": NAME, "labels": labels},
-        "spec": {
-            "replicas": options.replicas,
-            "selector": {"matchLabels": labels},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "template": {
-                "metadata": {
-                    "labels": labels,
-                    "annotations": {
-                        "prometheus.io/scrape": "true",
-                        "prometheus.io/port": str(_REST_PORT),
-                        "prometheus.io/path": METRICS_PATH,
-                    },
+        "replicas": options.replicas,
+        "selector": {"matchLabels": _LABELS},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {
+            "metadata": {
+                "labels": _LABELS,
+                "annotations": {
+                    "prometheus.io/scrape": "true",
+                    "prometheus.io/port": str(REST_PORT),
+                    "prometheus.io/path": METRICS_PATH,
                 },
-                "spec": _pod(models[0].name, options, memory_mib),
             },
+            "spec": _pod(models[0].name, options, memory_mib),
         },
     }
-    ports = [{"name": name, "port": port, "targetPort": name} for name, port in _ports()]
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": NAME, "labels": labels},
-        "spec": {"selector": labels, "ports": ports},
-    }
-    budget = {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": NAME, "labels": labels},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
-    }
-    return [deployment, service, budget]
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in _PORTS.items()]
+    return [
+        _manifest("apps/v1", "Deployment", deployment),
+        _manifest("v1", "Service", {"selector": _LABELS, "ports": ports}),
+        _manifest("policy/v1", "PodDisruptionBudget", {"maxUnavailable": 1, "selector": {"matchLabels": _LABELS}}),
+    ]
+
+
+def _manifest(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": NAME, "labels": _LABELS}, "spec": spec}
 
 
 def _pod(model_name: str, options: KitOptions, memory_mib: int) -> dict[str, Any]:
@@ -213,9 +155,9 @@ def _pod(model_name: str, options: KitOptions, memory_mib: int) -> dict[str, Any
         "containers": [
             {
                 "name": NAME,
-                "image": options.image,
-                "args": server_arguments(),
-                "ports": [{"name": name, "containerPort": port} for name, port in _ports()],
+                "image": DOCKER_IMAGE,
+                "args": _SERVER_ARGUMENTS,
+                "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
                 "startupProbe": _probe(status, period=5, failures=120),
                 # The status is there for a version that is not loaded too; metadata is not.
                 "readinessProbe": _probe(f"{status}/metadata", period=5, failures=2),
@@ -230,7 +172,7 @@ def _pod(model_name: str, options: KitOptions, memory_mib: int) -> dict[str, Any
                     "capabilities": {"drop": ["ALL"]},
                 },
                 "volumeMounts": [
-                    {"name": "models", "mountPath": options.models_directory, "readOnly": True},
+                    {"name": "models", "mountPath": MODELS_DIRECTORY, "readOnly": True},
                     {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
                     {"name": "scratch", "mountPath": "/tmp"},
                 ],
@@ -251,10 +193,6 @@ def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-
-
-def _ports() -> list[tuple[str, int]]:
-    return [("grpc", _GRPC_PORT), ("rest", _REST_PORT)]
 
 
 def _mount(source: Path, target: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from serving import tf_serving
 from serving.saved_model import layout
-from serving.tf_serving import CONFIG_FILE, DOCKER_IMAGE, LABELS_ARGUMENT, MODELS_DIRECTORY, owner
+from serving.tf_serving import CONFIG_FILE, MODELS_DIRECTORY, ServedModel
 from tff_pdp.errors import ServingError
 
 
@@ -30,10 +31,12 @@ def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
     """
     found: dict[str, ExportedModel] = {}
     for path in paths:
-        models = [model for base_path in _base_paths(path) for model in _exported(base_path)]
+        complete = {base_path: complete_versions(base_path) for base_path in _base_paths(path)}
+        models = [ExportedModel(base_path.name, base_path, sizes) for base_path, sizes in complete.items() if sizes]
         if not models:
             raise ServingError(f"{path} holds no complete version; export a model there first.")
         for model in models:
+            layout.check_model_name(model.name)
             if model.name in found:
                 raise ServingError(
                     f"{found[model.name].base_path} and {model.base_path} would both be served as {model.name!r}; "
@@ -70,14 +73,6 @@ def _base_paths(path: Path) -> list[Path]:
     return sorted(child for child in path.iterdir() if layout.is_plain_directory(child))
 
 
-def _exported(base_path: Path) -> list[ExportedModel]:
-    versions = complete_versions(base_path)
-    if not versions:
-        return []
-    layout.check_model_name(base_path.name)
-    return [ExportedModel(base_path.name, base_path, versions)]
-
-
 def _nbytes(export_dir: Path) -> int | None:
     """Returns the bytes of the files in the manifest, or None where a file or the manifest is missing."""
     try:
@@ -87,7 +82,7 @@ def _nbytes(export_dir: Path) -> int | None:
         return None
 
 
-def write_models_config(base_path: str | Path, model_name: str) -> Path:
+def write_models_config(base_path: Path, model_name: str) -> Path:
     """Writes `models.config` into the base path, for a server that sees the base path as `/models/<model_name>`.
 
     The file lies beside the versions, where servers ignore it, so that one mount carries both. A file that lists the
@@ -97,48 +92,31 @@ def write_models_config(base_path: str | Path, model_name: str) -> Path:
       ServingError: the name cannot be served, or there is no complete version, for which TensorFlow Serving would wait
         without end.
     """
-    # Imported late: TensorFlow Serving's messages bring gRPC.
-    from serving.tf_serving import ServedModel, read_model_config_file, write_model_config_file
-
     layout.check_model_name(model_name)
-    base_path = Path(base_path)
     if not complete_versions(base_path):
         raise ServingError(f"{base_path} holds no version; export the model before configuring a server for it.")
     path = base_path / CONFIG_FILE
-    if not path.exists() or model_name not in [model.name for model in read_model_config_file(path)]:
-        write_model_config_file([ServedModel(model_name, Path(MODELS_DIRECTORY) / model_name)], path)
+    if not path.exists() or model_name not in [model.name for model in tf_serving.read_model_config_file(path)]:
+        tf_serving.write_model_config_file([ServedModel(model_name, Path(MODELS_DIRECTORY) / model_name)], path)
     return path
 
 
-def docker_command(base_path: str | Path, model_name: str, rest_port: int = 8501, grpc_port: int = 8500) -> str:
-    """Returns the shell line that serves a base path with its `models.config` on this machine's loopback address."""
-    layout.check_model_name(model_name)
-    return docker_run(Path(base_path), f"{MODELS_DIRECTORY}/{model_name}", rest_port=rest_port, grpc_port=grpc_port)
+def docker_command(folder: Path, name: str = "", arguments: Sequence[str] = ()) -> str:
+    """Returns the shell line that serves the models of a folder's `models.config` on this machine's loopback address.
 
-
-def docker_run(
-    folder: Path, inside: str, arguments: Sequence[str] = (), *, rest_port: int = 8501, grpc_port: int = 8500
-) -> str:
-    """Returns the shell line that serves the list of models in a folder, which the server can read but not write.
-
-    The server runs as the folder's owner, so that nobody else need be able to read it; as nobody where that is root.
-
-    Args:
-      folder: an existing folder with `models.config` and the models.
-      inside: the folder's name inside the container.
-      arguments: further arguments of the server.
-      rest_port: port of the REST API on this machine's loopback address.
-      grpc_port: port of the gRPC API there.
+    The server can read the folder but not write to it, and sees it as `/models/<name>`: the versions of one model or,
+    without a name, a folder of models. The server runs as the folder's owner, so that nobody else need be able to read
+    it; as nobody where that is root. `arguments` are further ones of the server.
     """
+    inside = Path(MODELS_DIRECTORY) / name
     return shlex.join(
         [
-            *("docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", f"--user={owner(folder)}", "--cap-drop=ALL"),
-            "--security-opt=no-new-privileges",
-            *("-p", f"127.0.0.1:{grpc_port}:8500"),
-            *("-p", f"127.0.0.1:{rest_port}:8501"),
+            *("docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", f"--user={tf_serving.owner(folder)}"),
+            *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            *("-p", "127.0.0.1:8500:8500", "-p", "127.0.0.1:8501:8501"),
             *("--mount", f"type=bind,source={folder.absolute()},target={inside},readonly"),
-            DOCKER_IMAGE,
-            LABELS_ARGUMENT,
+            tf_serving.DOCKER_IMAGE,
+            tf_serving.LABELS_ARGUMENT,
             *arguments,
             f"--model_config_file={inside}/{CONFIG_FILE}",
         ]

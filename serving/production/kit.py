@@ -6,19 +6,13 @@ from typing import Any
 
 import yaml
 
+from serving import tf_serving
 from serving.production import containers
-from serving.production.containers import (
-    BATCHING_FILE,
-    MONITORING_FILE,
-    NAME,
-    KitOptions,
-    batching_parameters,
-    memory_mib,
-    monitoring_config,
-)
+from serving.production.containers import BATCHING_FILE, MONITORING_FILE, batching_parameters, memory_mib
 from serving.production.exports import ExportedModel, check_versions, find_models
+from serving.production.options import KitOptions
 from serving.saved_model import layout
-from serving.tf_serving import CONFIG_FILE, METRICS_PATH, Latest, ServedModel, Specific, owner, write_model_config_file
+from serving.tf_serving import CONFIG_FILE, Latest, ServedModel, Specific
 from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text
 
@@ -27,8 +21,8 @@ README_FILE = "README.md"
 
 
 def write_production_kit(
-    paths: Sequence[str | Path],
-    folder: str | Path,
+    paths: Sequence[Path],
+    folder: Path,
     *,
     model_name: str | None = None,
     versions: Sequence[int] = (),
@@ -51,13 +45,13 @@ def write_production_kit(
       ServingError: a path holds no complete version, names clash, a version is missing, or the folder holds a kit.
     """
     options = options or KitOptions()
-    folder = Path(folder).absolute()
+    folder = folder.absolute()
     if (folder / CONFIG_FILE).exists() and not replace:
         raise ServingError(
             f"{folder} holds a {CONFIG_FILE}, with the versions and labels that are served. Use `serving rollout` to "
             "change those, or allow it to be replaced."
         )
-    models = find_models(Path(path) for path in paths)
+    models = find_models(paths)
     labels = dict(labels or {})
     if (model_name or versions or labels) and len(models) != 1:
         raise ServingError(f"A name, versions or labels are for one model, but {len(models)} were found.")
@@ -67,25 +61,23 @@ def write_production_kit(
     wanted = sorted({*versions, *labels.values()})
     check_versions(models[0].base_path, wanted)
     policy = Specific(tuple(wanted)) if wanted else Latest(1)
-    served = [ServedModel(model.name, Path(options.models_directory) / model.name, policy, labels) for model in models]
-    memory = memory_mib(sum(_served_nbytes(model, wanted) for model in models))
+    served = [
+        ServedModel(model.name, Path(tf_serving.MODELS_DIRECTORY) / model.name, policy, labels) for model in models
+    ]
+    memory = memory_mib(sum(model.nbytes[one] for model in models for one in wanted or [max(model.nbytes)]))
     folder.mkdir(parents=True, exist_ok=True)
-    write_model_config_file(served, folder / CONFIG_FILE)
+    tf_serving.write_model_config_file(served, folder / CONFIG_FILE)
     texts = {
         BATCHING_FILE: batching_parameters(options),
-        MONITORING_FILE: monitoring_config(),
+        MONITORING_FILE: containers.MONITORING_CONFIG,
         COMPOSE_FILE: _yaml(containers.compose_file(models, folder, options, memory)),
-        KUSTOMIZATION_FILE: _yaml(containers.kustomization()),
+        KUSTOMIZATION_FILE: _yaml(containers.KUSTOMIZATION),
         KUBERNETES_FILE: _yaml(*containers.kubernetes_manifests(models, options, memory)),
         README_FILE: readme(models, options, memory),
     }
     for name, text in texts.items():
         replace_text(folder / name, text)
     return [folder / name for name in (CONFIG_FILE, *texts)]
-
-
-def _served_nbytes(model: ExportedModel, versions: Sequence[int]) -> int:
-    return sum(model.nbytes[version] for version in versions or [max(model.nbytes)])
 
 
 def _yaml(*documents: Any) -> str:
@@ -168,19 +160,19 @@ def readme(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int
     names = [model.name for model in models]
     return _TEXT.format(
         title=names[0] if len(names) == 1 else f"{len(names)} models",
-        image=options.image,
-        user=owner(models[0].base_path),
+        image=tf_serving.DOCKER_IMAGE,
+        user=tf_serving.owner(models[0].base_path),
         config=CONFIG_FILE,
         batching=BATCHING_FILE,
         monitoring=MONITORING_FILE,
-        metrics=METRICS_PATH,
+        metrics=tf_serving.METRICS_PATH,
         max_batch_size=options.max_batch_size,
         replicas=options.replicas,
         claim=options.volume_claim,
         sizes=f"{sum(max(model.nbytes.values()) for model in models) / 2**20:.1f} MiB for one version of each",
-        name=NAME,
-        rest_port=options.rest_port,
-        grpc_port=options.grpc_port,
+        name=containers.NAME,
+        rest_port=containers.REST_PORT,
+        grpc_port=containers.GRPC_PORT,
         model=names[0],
         memory=memory_mib,
     )

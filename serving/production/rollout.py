@@ -43,31 +43,27 @@ class Rollout:
         return _replaced(self.before, dataclasses.replace(before, policy=_specific(versions)))
 
 
-def plan_rollout(models: Sequence[ServedModel], model_name: str, stable: int, canary: int | None = None) -> Rollout:
+def plan_rollout(
+    models: Sequence[ServedModel], model_name: str, stable: int | None, canary: int | None = None
+) -> Rollout:
     """Plans to serve these versions under these labels, and no others but those with labels of other names.
 
+    With None for `stable`, the canary becomes stable.
+
     Raises:
-      ServingError: the model is not in the list.
+      ServingError: the model is not in the list, or has no canary to become stable.
     """
     entry = _entry(models, model_name)
+    if stable is None:
+        stable = entry.labels.get(CANARY)
+    if stable is None:
+        raise ServingError(f"Model {model_name!r} has no {CANARY} to promote; name one first.")
     labels = {label: version for label, version in entry.labels.items() if label not in (STABLE, CANARY)}
     labels[STABLE] = stable
     if canary is not None:
         labels[CANARY] = canary
     after = dataclasses.replace(entry, policy=_specific(labels.values()), labels=labels)
     return Rollout(model_name, models, _replaced(models, after))
-
-
-def plan_promotion(models: Sequence[ServedModel], model_name: str) -> Rollout:
-    """Plans to make the canary stable, and to stop serving the old version.
-
-    Raises:
-      ServingError: the model is not in the list or has no canary.
-    """
-    canary = _entry(models, model_name).labels.get(CANARY)
-    if canary is None:
-        raise ServingError(f"Model {model_name!r} has no {CANARY} to promote; name one first.")
-    return plan_rollout(models, model_name, canary)
 
 
 def _entry(models: Sequence[ServedModel], model_name: str) -> ServedModel:
@@ -124,7 +120,7 @@ def roll_out(
         does not load a version in time, or the file cannot be written.
     """
     models = read_model_config_file(config_file)
-    plan = plan_promotion(models, model_name) if stable is None else plan_rollout(models, model_name, stable, canary)
+    plan = plan_rollout(models, model_name, stable, canary)
     check_versions(base_path, plan.versions)
     if address is not None:
         with GrpcClient(address, timeout_seconds) as client:

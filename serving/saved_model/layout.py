@@ -3,19 +3,21 @@
 The manifest has the SHA-256 of every file, so that a damaged copy is not served.
 """
 
+import dataclasses
 import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from tff_pdp.digests import from_text, with_digest
+from tff_pdp.digests import from_text, prefix_of, with_digest
 from tff_pdp.errors import ServingError
 
 # A request that names no signature gets the first.
 PREDICT_SIGNATURES = ("serving_default", "predict")
 IMAGES_SIGNATURE = "predict_images"
-CLASSIFY_SIGNATURE, REGRESS_SIGNATURE = "classify", "regress"
+# The methods of TensorFlow Serving's API; a signature that takes examples has the name of its method.
+PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
 
 SAVED_MODEL_FILE = "saved_model.pb"
 VARIABLES_PREFIX = "variables/variables"
@@ -31,6 +33,19 @@ WARMUP_FILE = f"{EXTRA_DIRECTORY}/tf_serving_warmup_requests"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VERSION_NAME = re.compile(r"[0-9]{1,19}")
 MAX_VERSION = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """The model that is asked: its newest version, or one by number, or one by label."""
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+
+    def __post_init__(self):
+        if self.version is not None and self.label is not None:
+            raise ServingError(f"Ask model {self.name!r} by version or by label, not both.")
 
 
 def check_model_name(model_name: str) -> None:
@@ -80,7 +95,7 @@ def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
             **details,
             "format_version": FORMAT_VERSION,
             "total_bytes": sum(path.stat().st_size for path in paths),
-            "files": {path.relative_to(export_dir).as_posix(): sha256(path) for path in paths},
+            "files": {path.relative_to(export_dir).as_posix(): prefix_of(path).sha256 for path in paths},
         }
     )
     write_json(export_dir / MANIFEST_FILE, content)
@@ -143,7 +158,7 @@ def check_manifest(export_dir: Path) -> None:
     if added := sorted(present.keys() - expected.keys()):
         raise ServingError(f"{export_dir} holds {', '.join(added)}, which its manifest does not list; remove it.")
     for name, file in present.items():
-        if sha256(file) != expected[name]:
+        if prefix_of(file).sha256 != expected[name]:
             raise ServingError(f"{file} does not match the SHA-256 in its manifest; copy the export again.")
 
 
@@ -159,9 +174,3 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def files(export_dir: Path) -> list[Path]:
     """Returns all files below a directory, sorted; links are not followed."""
     return sorted(path for path in export_dir.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -142,7 +142,8 @@ class Program:
                 # it could be a variable that `tf.saved_model.load` fills from the checkpoint.
                 waiting += string_assignments
             else:
-                found.append(Origin(place, _with_port(tensor), node.op if node is not None else "missing node"))
+                with_port = tensor if ":" in tensor else f"{tensor}:0"
+                found.append(Origin(place, with_port, node.op if node is not None else "missing node"))
         return found
 
     def _check_depth(self) -> None:
@@ -183,7 +184,3 @@ def _functions_of(node: node_def_pb2.NodeDef) -> set[str]:
 
 def _node_name(reference: str) -> str:
     return reference.removeprefix("^").partition(":")[0]
-
-
-def _with_port(reference: str) -> str:
-    return reference if ":" in reference else f"{reference}:0"

@@ -1,19 +1,18 @@
 """Loads one export and runs its signatures as TensorFlow Serving does: SignatureDefs in a session."""
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-from serving.errors import RequestError, code_from_number, invalid_argument
-from serving.saved_model import warmup
+from serving.errors import CODE_BY_NUMBER, RequestError, invalid_argument
+from serving.saved_model import layout, warmup
 from serving.saved_model.checks import check_export
-from serving.saved_model.signatures import Signature, Tensors, check_classes, check_values
+from serving.saved_model.signatures import CHECKED_OUTPUTS, Signature, Tensors
 from tff_pdp.errors import ServingError
 
 DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
@@ -42,12 +41,10 @@ def load_servable(export_dir: Path) -> "Servable":
 
 def _replay_warmup(servable: "Servable", export_dir: Path) -> None:
     for request in warmup.read_requests(export_dir):
-        if request.kind == warmup.PREDICT:
+        if request.method == layout.PREDICT:
             servable.predict(request.signature_name, request.inputs)
         else:
-            (examples,) = request.inputs.values()
-            run = servable.classify if request.kind == warmup.CLASSIFY else servable.regress
-            run(request.signature_name, examples)
+            servable.on_examples(request.method, request.signature_name, *request.inputs.values())
 
 
 class Servable:
@@ -62,9 +59,11 @@ class Servable:
         graph = tf.Graph()
         # A development server must not claim the accelerator that training uses.
         config = config_pb2.ConfigProto(device_count={"GPU": 0})
-        with graph.as_default(), _without_deprecation_warnings():
+        with graph.as_default():
             self._session = tf.compat.v1.Session(graph=graph, config=config)
-            meta_graph = tf.compat.v1.saved_model.load(self._session, [tf.saved_model.SERVING], str(export_dir))
+            # The public function warns that it is deprecated for programs, but TensorFlow Serving works by it.
+            meta_graph = SavedModelLoader(str(export_dir)).load(self._session, [tf.saved_model.SERVING])
+        assert meta_graph is not None
         self.signatures: dict[str, meta_graph_pb2.SignatureDef] = dict(meta_graph.signature_def)
         self._runnable = {
             name: Signature(name, definition)
@@ -73,27 +72,19 @@ class Servable:
         }
         self._callables = {name: self._make_callable(signature) for name, signature in self._runnable.items()}
 
-    def predict_signature(self, name: str) -> Signature:
-        """Returns the signature that a predict request names; empty for `serving_default`.
+    def signature(self, name: str, *, of_examples: bool = False) -> Signature:
+        """Returns the signature that a request names; empty for `serving_default`.
 
         Raises:
-          RequestError: FAILED_PRECONDITION if there is none.
+          RequestError: FAILED_PRECONDITION if there is none. For a request to classify or regress (`of_examples`)
+            INVALID_ARGUMENT, as in TensorFlow Serving.
         """
         name = name or DEFAULT_SIGNATURE
-        if name not in self._runnable:
-            raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.')
-        return self._runnable[name]
-
-    def examples_signature(self, name: str) -> Signature:
-        """Returns the signature that a classify or regress request names; empty for `serving_default`.
-
-        Raises:
-          RequestError: INVALID_ARGUMENT if there is none, where TensorFlow Serving answers differently from predict.
-        """
-        name = name or DEFAULT_SIGNATURE
-        if name not in self._runnable:
+        if name in self._runnable:
+            return self._runnable[name]
+        if of_examples:
             raise invalid_argument(f"No signature was found with the name: {name}")
-        return self._runnable[name]
+        raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.')
 
     def predict(
         self, signature_name: str, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str] = ()
@@ -108,33 +99,23 @@ class Servable:
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
         """
-        signature = self.predict_signature(signature_name)
+        signature = self.signature(signature_name)
         signature.check_predict(inputs, output_filter)
         return filtered(self.run(signature.name, inputs), output_filter)
 
-    def classify(self, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Classifies serialised `tf.Example` messages, bytes `[n]`.
+    def on_examples(self, method: str, signature_name: str, examples: np.ndarray) -> Tensors:
+        """Classifies or regresses (`method`) serialised `tf.Example` messages, bytes `[n]`.
 
         Returns:
-          `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, each only where the signature has it.
+          To `classify`, `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, each only where the signature has it;
+          to `regress`, `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
         """
-        signature = self.examples_signature(signature_name)
-        return check_classes(self.run(signature.name, signature.classify_inputs(examples)), len(examples))
-
-    def regress(self, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Regresses serialised `tf.Example` messages, bytes `[n]`.
-
-        Returns:
-          `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
-
-        Raises:
-          RequestError: with the code and message that TensorFlow Serving would send.
-        """
-        signature = self.examples_signature(signature_name)
-        return check_values(self.run(signature.name, signature.regress_inputs(examples)), len(examples))
+        signature = self.signature(signature_name, of_examples=True)
+        outputs = self.run(signature.name, signature.examples_input(method, examples))
+        return CHECKED_OUTPUTS[method](outputs, len(examples))
 
     def run(self, signature_name: str, inputs: Mapping[str, np.ndarray]) -> Tensors:
         """Runs a signature on inputs that passed its checks, and returns all outputs by their keys.
@@ -147,7 +128,8 @@ class Servable:
             outputs = self._callables[signature_name](*[inputs[key] for key in signature.input_keys])
         except tf.errors.OpError as error:
             message = error.message.removeprefix("Graph execution error:").strip()
-            raise RequestError(code_from_number(error.error_code), message) from error
+            code = CODE_BY_NUMBER.get(error.error_code, grpc.StatusCode.UNKNOWN)
+            raise RequestError(code, message) from error
         except UnicodeDecodeError as error:
             # The runtime quotes the refused input, and TensorFlow cannot raise a message that is not UTF-8.
             raise invalid_argument("An input was refused that is neither well-formed nor UTF-8.") from error
@@ -176,18 +158,3 @@ class Servable:
 def filtered(outputs: Tensors, output_filter: Sequence[str]) -> Tensors:
     """Returns the outputs that a request asks for, in its order; all of them if it names none."""
     return {key: outputs[key] for key in output_filter} if output_filter else outputs
-
-
-@contextlib.contextmanager
-def _without_deprecation_warnings() -> Iterator[None]:
-    """Hides one warning: the session loader is deprecated for programs, but TensorFlow Serving works by it."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "is deprecated" not in record.getMessage()
-
-    logger = tf.get_logger()
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)

@@ -1,6 +1,5 @@
 """Checks requests against a signature, in TensorFlow Serving's words and cheaply, and describes signatures."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -9,6 +8,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from serving.errors import invalid_argument
+from serving.saved_model.layout import CLASSIFY, REGRESS
 
 Tensors = dict[str, np.ndarray]
 
@@ -17,15 +17,6 @@ EXAMPLES_KEY = tf.saved_model.CLASSIFY_INPUTS
 CLASSES_KEY = tf.saved_model.CLASSIFY_OUTPUT_CLASSES
 SCORES_KEY = tf.saved_model.CLASSIFY_OUTPUT_SCORES
 VALUES_KEY = tf.saved_model.REGRESS_OUTPUTS
-
-
-@dataclasses.dataclass(frozen=True)
-class _Expected:
-    """The dtype and sizes an input must have: `object` for strings, None for sizes of any number."""
-
-    dtype: np.dtype
-    dtype_name: str
-    shape: tuple[int | None, ...] | None
 
 
 class Signature:
@@ -44,9 +35,10 @@ class Signature:
         self.definition = definition
         self.input_keys = tuple(sorted(definition.inputs))
         self.output_keys = tuple(sorted(definition.outputs))
-        tensors = (*definition.inputs.values(), *definition.outputs.values())
-        self.is_batchable = all(_has_free_first_size(info) for info in tensors)
-        self._expected = {key: _expected(definition.inputs[key]) for key in self.input_keys}
+        shapes = [info.tensor_shape.dim for info in (*definition.inputs.values(), *definition.outputs.values())]
+        self.is_batchable = all(shape and shape[0].size < 0 for shape in shapes)
+        # The dtype and the sizes: `object` for strings, None for sizes of any number.
+        self._expected = {key: (_dtype(info), _shape(info)) for key, info in definition.inputs.items()}
 
     def check_predict(self, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str]) -> None:
         """Checks the tensors of a predict request: names, dtypes, shapes and the outputs asked for.
@@ -56,16 +48,14 @@ class Signature:
         """
         self._check_input_names(inputs.keys())
         for key, array in inputs.items():
-            expected = self._expected[key]
+            dtype, shape = self._expected[key]
             # The session would cast in silence; the C++ server does not.
-            if array.dtype != expected.dtype and not (expected.dtype == object and array.dtype.kind in "SU"):
+            if array.dtype != dtype and not (dtype.kind == "O" and array.dtype.kind in "SU"):
                 raise invalid_argument(
-                    f"Expects arg[{key}] to be {expected.dtype_name} but {_dtype_name(array.dtype)} is provided"
+                    f"Expects arg[{key}] to be {_dtype_name(dtype)} but {_dtype_name(array.dtype)} is provided"
                 )
-            if not _fits(array.shape, expected.shape):
-                raise invalid_argument(
-                    f"input {key} has shape {list(array.shape)}, but the signature has {_shape_text(expected.shape)}"
-                )
+            if not _fits(array.shape, shape):
+                raise invalid_argument(f"input {key} has shape {list(array.shape)}, but the signature has {shape}")
         if output_filter:
             self._check_output_filter(output_filter)
 
@@ -94,50 +84,36 @@ class Signature:
             if key in output_filter[:index]:
                 raise invalid_argument(f"duplicate output tensor alias: {key}")
 
-    def classify_inputs(self, examples: np.ndarray) -> Tensors:
-        """Returns the input of a classification of serialised `tf.Example` messages, bytes `[n]`, n at least 1.
+    def examples_input(self, method: str, examples: np.ndarray) -> Tensors:
+        """Returns the input to `classify` or `regress` (`method`) serialised `tf.Example` messages, bytes `[n]`.
 
-        As in TensorFlow Serving, the names of a signature's tensors, not its method name, tell whether it can classify.
+        As in TensorFlow Serving, the names of a signature's tensors, not its method name, tell what it can do.
 
         Raises:
-          RequestError: INVALID_ARGUMENT if the signature cannot classify, or there are no examples.
+          RequestError: INVALID_ARGUMENT if the signature cannot do it, or there are no examples.
         """
-        self._check_single_input()
-        if len(self.output_keys) not in (1, 2):
-            raise invalid_argument(f"Expected one or two output Tensors, found {len(self.output_keys)}")
-        self._check_examples_input("classification")
-        if not {CLASSES_KEY, SCORES_KEY} & set(self.output_keys):
+        is_classify = method == CLASSIFY
+        if len(self.input_keys) != 1:
+            raise invalid_argument("Expected one input Tensor.")
+        if len(self.output_keys) not in ((1, 2) if is_classify else (1,)):
+            found = f"Expected one or two output Tensors, found {len(self.output_keys)}"
+            raise invalid_argument(found if is_classify else "Expected one output Tensor.")
+        if EXAMPLES_KEY not in self.input_keys:
+            noun = "classification" if is_classify else "regression"
+            raise invalid_argument(f"No {noun} inputs found in SignatureDef: {self.definition}")
+        if is_classify and not {CLASSES_KEY, SCORES_KEY} & set(self.output_keys):
             raise invalid_argument(
                 f'Expected classification signature outputs to contain at least one of "{CLASSES_KEY}" or '
                 f'"{SCORES_KEY}". Signature was: {self.definition}'
             )
-        return _examples_input(examples)
-
-    def regress_inputs(self, examples: np.ndarray) -> Tensors:
-        """Returns the input of a regression, if the signature can regress; see `classify_inputs`."""
-        self._check_single_input()
-        if len(self.output_keys) != 1:
-            raise invalid_argument("Expected one output Tensor.")
-        self._check_examples_input("regression")
-        if VALUES_KEY not in self.output_keys:
+        if not is_classify and VALUES_KEY not in self.output_keys:
             raise invalid_argument(f"No regression outputs found in SignatureDef: {self.definition}")
-        return _examples_input(examples)
-
-    def _check_single_input(self) -> None:
-        if len(self.input_keys) != 1:
-            raise invalid_argument("Expected one input Tensor.")
-
-    def _check_examples_input(self, method: str) -> None:
-        if EXAMPLES_KEY not in self.input_keys:
-            raise invalid_argument(f"No {method} inputs found in SignatureDef: {self.definition}")
+        if not len(examples):
+            raise invalid_argument("Input is empty.")
+        return {EXAMPLES_KEY: examples}
 
 
-def check_classes(outputs: Tensors, num_examples: int) -> Tensors:
-    """Returns the answer of a classification: `classes` bytes `[n, k]` or `scores` float32 `[n, k]`, or both.
-
-    Raises:
-      RequestError: INVALID_ARGUMENT if the outputs are not of that form.
-    """
+def _checked_classes(outputs: Tensors, num_examples: int) -> Tensors:
     found = {key: outputs[key] for key in (CLASSES_KEY, SCORES_KEY) if key in outputs}
     for key, array in found.items():
         if array.ndim != 2:
@@ -156,12 +132,7 @@ def check_classes(outputs: Tensors, num_examples: int) -> Tensors:
     return found
 
 
-def check_values(outputs: Tensors, num_examples: int) -> Tensors:
-    """Returns the answer of a regression, `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
-
-    Raises:
-      RequestError: INVALID_ARGUMENT if the output is not of that form.
-    """
+def _checked_values(outputs: Tensors, num_examples: int) -> Tensors:
     values = outputs[VALUES_KEY]
     if values.ndim != 1 and values.shape[1:] != (1,):
         raise invalid_argument(
@@ -174,10 +145,8 @@ def check_values(outputs: Tensors, num_examples: int) -> Tensors:
     return {VALUES_KEY: values}
 
 
-def _examples_input(examples: np.ndarray) -> Tensors:
-    if not len(examples):
-        raise invalid_argument("Input is empty.")
-    return {EXAMPLES_KEY: examples}
+# By method, checks outputs for a number of examples, and returns those of the answer; see `Servable.on_examples`.
+CHECKED_OUTPUTS = {CLASSIFY: _checked_classes, REGRESS: _checked_values}
 
 
 def describe(definition: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
@@ -200,13 +169,8 @@ def _shape(info: meta_graph_pb2.TensorInfo) -> tuple[int | None, ...] | None:
     return tuple([None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim])
 
 
-def _expected(info: meta_graph_pb2.TensorInfo) -> _Expected:
-    dtype = tf.as_dtype(info.dtype)
-    return _Expected(np.dtype(dtype.as_numpy_dtype), dtype.name, _shape(info))
-
-
-def _has_free_first_size(info: meta_graph_pb2.TensorInfo) -> bool:
-    return len(info.tensor_shape.dim) > 0 and info.tensor_shape.dim[0].size < 0
+def _dtype(info: meta_graph_pb2.TensorInfo) -> np.dtype:
+    return np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype)
 
 
 def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...] | None) -> bool:
@@ -224,10 +188,6 @@ def _dtype_name(dtype: np.dtype) -> str:
         return tf.as_dtype(dtype).name
     except TypeError:
         return str(dtype)
-
-
-def _shape_text(shape: tuple[int | None, ...] | None) -> str:
-    return "any shape" if shape is None else str(shape)
 
 
 def _listed(shape: tuple[int, ...]) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.core.framework import tensor_pb2
 from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 
 from serving.saved_model import layout
@@ -54,22 +53,17 @@ def _read_log(what: str, record: bytes) -> prediction_log_pb2.PredictionLog:
     except DecodeError as error:
         raise ServingError(f"{what} is not a PredictionLog: {error}.") from error
     kind = log.WhichOneof("log_type")
-    if kind not in ("predict_log", "classify_log", "regress_log"):
+    if kind not in [f"{method}_log" for method in (layout.PREDICT, layout.CLASSIFY, layout.REGRESS)]:
         raise ServingError(f"{what} is {kind or 'empty'}, not a predict, classify or regress log.")
-    _check_sizes(what, log.predict_log.request.inputs)
-    return log
-
-
-def _check_sizes(what: str, inputs: Mapping[str, tensor_pb2.TensorProto]) -> None:
-    for key, tensor in inputs.items():
+    for key, tensor in log.predict_log.request.inputs.items():
         # One value stands for all of them, so a few bytes may unfold to any size.
         sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
         if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_ELEMENTS:
             raise ServingError(f"{what} has an input {key!r} of shape {sizes[:8]}; store smaller requests.")
+    return log
 
 
 BATCH_SIZES = (1, 8)
-PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +71,12 @@ class WarmupRequest:
     """One stored request.
 
     Attributes:
-      kind: `predict`, `classify` or `regress`.
+      method: `predict`, `classify` or `regress`.
       signature_name: the signature.
       inputs: by key; to classify and regress only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
     """
 
-    kind: str
+    method: str
     signature_name: str
     inputs: Mapping[str, np.ndarray]
 
@@ -100,11 +94,7 @@ def write_requests(
             for batch_size in BATCH_SIZES:
                 # The unknown client and some known ones, each as often as it takes.
                 ids = np.resize(np.array(["", *client_ids[: batch_size - 1]], object), batch_size)
-                if signature_name in (layout.CLASSIFY_SIGNATURE, layout.REGRESS_SIGNATURE):
-                    log = _examples_log(model_name, signature_name, ids, input_shape)
-                else:
-                    log = _predict_log(model_name, signature_name, ids, input_shape)
-                writer.write(log.SerializeToString())
+                writer.write(_log(model_name, signature_name, ids, input_shape).SerializeToString())
 
 
 def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
@@ -114,15 +104,16 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
       ServingError: as `read_logs`.
     """
     for log in read_logs(export_dir):
-        match log.WhichOneof("log_type"):
-            case "predict_log":
-                request = log.predict_log.request
-                inputs = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
-                yield WarmupRequest(PREDICT, request.model_spec.signature_name, inputs)
-            case "classify_log":
-                yield _examples_request(CLASSIFY, log.classify_log.request)
-            case "regress_log":
-                yield _examples_request(REGRESS, log.regress_log.request)
+        kind = log.WhichOneof("log_type")
+        request, method = getattr(log, kind).request, kind.removesuffix("_log")
+        if method == layout.PREDICT:
+            inputs = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
+        else:
+            context, examples = read_examples(request.input)
+            # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
+            serialised = np.array([*(context + one for one in examples), None], object)[:-1]
+            inputs = {tf.saved_model.CLASSIFY_INPUTS: serialised}
+        yield WarmupRequest(method, request.model_spec.signature_name, inputs)
 
 
 def example(client_id: str, x: np.ndarray) -> tf.train.Example:
@@ -134,13 +125,18 @@ def example(client_id: str, x: np.ndarray) -> tf.train.Example:
     return tf.train.Example(features=tf.train.Features(feature=features))
 
 
-def _predict_log(
+def _log(
     model_name: str, signature_name: str, client_ids: np.ndarray, input_shape: tuple
 ) -> prediction_log_pb2.PredictionLog:
     log = prediction_log_pb2.PredictionLog()
-    request = log.predict_log.request
+    is_of_examples = signature_name in (layout.CLASSIFY, layout.REGRESS)
+    request = getattr(log, f"{signature_name if is_of_examples else layout.PREDICT}_log").request
     request.model_spec.name = model_name
     request.model_spec.signature_name = signature_name
+    if is_of_examples:
+        zeros = np.zeros(input_shape, np.float32)
+        request.input.example_list.examples.extend(example(client_id, zeros) for client_id in client_ids)
+        return log
     request.inputs["client_id"].CopyFrom(tf.make_tensor_proto(client_ids, tf.string))
     if signature_name == layout.IMAGES_SIGNATURE:
         black = tf.zeros(input_shape, tf.uint8)
@@ -150,25 +146,6 @@ def _predict_log(
         zeros = np.zeros((len(client_ids), *input_shape), np.float32)
         request.inputs["x"].CopyFrom(tf.make_tensor_proto(zeros))
     return log
-
-
-def _examples_log(
-    model_name: str, signature_name: str, client_ids: np.ndarray, input_shape: tuple
-) -> prediction_log_pb2.PredictionLog:
-    log = prediction_log_pb2.PredictionLog()
-    request = (log.classify_log if signature_name == layout.CLASSIFY_SIGNATURE else log.regress_log).request
-    request.model_spec.name = model_name
-    request.model_spec.signature_name = signature_name
-    zeros = np.zeros(input_shape, np.float32)
-    request.input.example_list.examples.extend(example(client_id, zeros) for client_id in client_ids)
-    return log
-
-
-def _examples_request(kind: str, request) -> WarmupRequest:
-    context, examples = read_examples(request.input)
-    # Concatenated messages are merged when they are parsed; where both have a feature, the later one counts.
-    serialised = np.array([*(context + one for one in examples), None], object)[:-1]
-    return WarmupRequest(kind, request.model_spec.signature_name, {tf.saved_model.CLASSIFY_INPUTS: serialised})
 
 
 def read_examples(message: input_pb2.Input) -> tuple[bytes, list[bytes]]:

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from serving.errors import log_failure
 from serving.saved_model import layout
@@ -23,9 +22,11 @@ from serving.tf_serving import METRICS_PATH, ServedModel
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)
-_DEFAULT_BATCHING = BatchingOptions()
+# The gRPC port of a server that answers, and how to end it.
+_Started = tuple[int, Callable[[], object]]
 
 
+@dataclasses.dataclass(eq=False)
 class EmbeddedServer:
     """Serves models over TensorFlow Serving's REST and gRPC APIs, on one event loop in a thread of its own.
 
@@ -35,80 +36,41 @@ class EmbeddedServer:
     There is no authentication and no encryption; the default address is the loopback address.
 
     Example:
-      with EmbeddedServer("exports/femnist", "femnist") as server:
+      with EmbeddedServer([ServedModel("femnist", Path("exports/femnist"))]) as server:
           print(server.banner)
           server.wait()
 
     Attributes:
       models: the models served from the start.
+      rest_port: port of the REST API; 0 for a free one, whose number is here while the server runs.
+      grpc_port: port of the gRPC API, likewise.
       host: the address listened on.
-      rest_port: the REST port, a free one in place of 0 while the server runs.
-      grpc_port: the gRPC port, likewise.
+      poll_seconds: how often to look for new versions; 0 for only at the start.
+      batching: how requests that wait for the model are merged; None to run each on its own.
+      limits: bounds on requests.
+
+    Raises:
+      ServingError: there is no model, two have the same name, or a name cannot be served.
     """
 
-    def __init__(
-        self,
-        base_path: str | Path,
-        model_name: str,
-        rest_port: int = 0,
-        grpc_port: int = 0,
-        host: str = "127.0.0.1",
-        *,
-        poll_seconds: float = 1.0,
-        batching: BatchingOptions | None = _DEFAULT_BATCHING,
-        max_bytes: int = Limits.max_bytes,
-        max_elements: int = Limits.max_elements,
-        timeout_seconds: float = Limits.timeout_seconds,
-    ):
-        """Serves the newest good version of one model. Does not start anything yet.
+    models: Sequence[ServedModel]
+    rest_port: int = 0
+    grpc_port: int = 0
+    host: str = "127.0.0.1"
+    poll_seconds: float = 1.0
+    batching: BatchingOptions | None = dataclasses.field(default_factory=BatchingOptions)
+    limits: Limits = dataclasses.field(default_factory=Limits)
 
-        Args:
-          base_path: directory of the model's versions, as exports are written.
-          model_name: the name requests use.
-          rest_port: port of the REST API; 0 picks a free one.
-          grpc_port: port of the gRPC API; 0 picks a free one.
-          host: address to listen on.
-          poll_seconds: how often to look for new versions; 0 for only at the start.
-          batching: how requests that wait for the model are merged; None to run each on its own.
-          max_bytes: largest request accepted; a larger REST body is answered with 413.
-          max_elements: most elements in one gRPC input tensor.
-          timeout_seconds: how long a REST client may take to send a request or to take its answer.
-
-        Raises:
-          ServingError: if the model name cannot be served, or a limit is not positive.
-        """
-        layout.check_model_name(model_name)
-        self.models: Sequence[ServedModel] = (ServedModel(model_name, Path(base_path)),)
-        self.host = host
-        self.rest_port = rest_port
-        self.grpc_port = grpc_port
-        self._poll_seconds = poll_seconds
-        self._batching = batching
-        self._limits = Limits(max_bytes, max_elements, timeout_seconds)
-        self._running = contextlib.ExitStack()
-        self._stopped = threading.Event()
-
-    @classmethod
-    def of_models(cls, models: Sequence[ServedModel], **options: Any) -> "EmbeddedServer":
-        """Serves several models. Does not start anything yet.
-
-        Args:
-          models: the models to serve, such as those of `read_model_config_file`.
-          **options: those of the constructor.
-
-        Raises:
-          ServingError: if there is no model, two have the same name, or a name cannot be served.
-        """
-        names = [model.name for model in models]
+    def __post_init__(self):
+        names = [model.name for model in self.models]
         if not names:
             raise ServingError("There is no model to serve: name at least one.")
         for name in names:
             layout.check_model_name(name)
             if names.count(name) > 1:
                 raise ServingError(f"Two models are called {name!r}: give each its own name.")
-        server = cls(models[0].base_path, names[0], **options)
-        server.models = tuple(models)
-        return server
+        self._running = contextlib.ExitStack()
+        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Takes the ports, loads the newest good versions and starts to answer.
@@ -121,9 +83,7 @@ class EmbeddedServer:
             listening = starting.enter_context(_bind("REST", self.host, self.rest_port))
             _bind("gRPC", self.host, self.grpc_port).close()
             metrics = Metrics()
-            manager = ModelManager(
-                self.models, poll_seconds=self._poll_seconds, metrics=metrics, batching=self._batching
-            )
+            manager = ModelManager(self.models, poll_seconds=self.poll_seconds, metrics=metrics, batching=self.batching)
             starting.callback(manager.stop)
             manager.load()
             grpc_port = starting.enter_context(self._answering(manager, metrics, listening))
@@ -161,9 +121,7 @@ class EmbeddedServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @contextlib.contextmanager
@@ -174,11 +132,11 @@ class EmbeddedServer:
         thread = threading.Thread(target=_run_loop, args=(answering, started), name="serving", daemon=True)
         thread.start()
         try:
-            yield started.result().grpc_port
+            yield started.result()[0]
         finally:
             # After Ctrl-C, the server starts all the same and must be ended.
             with contextlib.suppress(Exception):
-                started.result().end()
+                started.result()[1]()
             thread.join()
 
     async def _answer(
@@ -188,18 +146,11 @@ class EmbeddedServer:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(_log_loop_failure)
         async with (
-            running_grpc_server(manager, metrics, self.host, self.grpc_port, self._limits) as grpc_port,
-            running_rest_server(RestApi(manager, self._limits), metrics, listening, self._limits),
+            running_grpc_server(manager, metrics, self.host, self.grpc_port, self.limits) as grpc_port,
+            running_rest_server(RestApi(manager, self.limits), metrics, listening, self.limits),
         ):
-            started.set_result(_Started(grpc_port, lambda: loop.call_soon_threadsafe(stopping.set)))
+            started.set_result((grpc_port, lambda: loop.call_soon_threadsafe(stopping.set)))
             await stopping.wait()
-
-
-class _Started(NamedTuple):
-    """A server that answers, and how to end it."""
-
-    grpc_port: int
-    end: Callable[[], object]
 
 
 def _bind(protocol: str, host: str, port: int) -> socket.socket:

@@ -5,27 +5,28 @@ A method reads bytes as its request, and its errors become the status of the cal
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tensorflow_serving.apis import (
     classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
     inference_pb2,
-    input_pb2,
     model_management_pb2,
     predict_pb2,
     regression_pb2,
 )
 
 from serving.errors import INTERNAL_ERROR, RequestError, invalid_argument, log_failure
+from serving.saved_model.layout import CLASSIFY, REGRESS
 from serving.saved_model.servable import DEFAULT_SIGNATURE
-from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY
+from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY, Tensors
 from serving.saved_model.warmup import read_examples
 from serving.server.loaded_version import LoadedVersion
 from serving.server.manager import SIGNATURE_DEF, ModelManager, metadata_response, requested_spec, status_response
@@ -68,102 +69,78 @@ def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMetho
         await context.abort(code, text.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore"))
         raise AssertionError("abort returned")
 
-    return grpc.unary_unary_rpc_method_handler(call, response_serializer=_serialized)
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=operator.methodcaller("SerializeToString"))
 
 
-def _serialized(response: Message) -> bytes:
-    return response.SerializeToString()
+@dataclasses.dataclass(frozen=True)
+class _Services:
+    """Runs signatures and describes them; tells the states of models, and changes which are served."""
 
+    manager: ModelManager
+    metrics: Metrics
+    limits: Limits
 
-class ModelService:
-    """Tells the states of models, and changes which are served; `methods` has gRPC's handlers by name."""
-
-    def __init__(self, manager: ModelManager):
-        self._manager = manager
-        self.methods = {
-            "GetModelStatus": method_handler(get_model_status_pb2.GetModelStatusRequest, self._status),
-            "HandleReloadConfigRequest": method_handler(model_management_pb2.ReloadConfigRequest, self._reload),
+    def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+        """Returns gRPC's handlers by the names of service and method."""
+        return {
+            "PredictionService": {
+                "Predict": method_handler(predict_pb2.PredictRequest, self._predict),
+                "Classify": method_handler(classification_pb2.ClassificationRequest, self._classify),
+                "Regress": method_handler(regression_pb2.RegressionRequest, self._regress),
+                "GetModelMetadata": method_handler(get_model_metadata_pb2.GetModelMetadataRequest, self._metadata),
+                "MultiInference": method_handler(inference_pb2.MultiInferenceRequest, self._multi_inference),
+            },
+            "ModelService": {
+                "GetModelStatus": method_handler(get_model_status_pb2.GetModelStatusRequest, self._status),
+                "HandleReloadConfigRequest": method_handler(model_management_pb2.ReloadConfigRequest, self._reload),
+            },
         }
 
-    async def _status(
-        self, request: get_model_status_pb2.GetModelStatusRequest
-    ) -> get_model_status_pb2.GetModelStatusResponse:
+    async def _status(self, request: Any) -> Message:
         """Returns the states of one version, or of all that were seen."""
-        return status_response(self._manager, requested_spec(request))
+        return status_response(self.manager, requested_spec(request))
 
-    async def _reload(
-        self, request: model_management_pb2.ReloadConfigRequest
-    ) -> model_management_pb2.ReloadConfigResponse:
+    async def _reload(self, request: Any) -> Message:
         """Serves the models of the request, and no others; returns when they are loaded."""
-        await self._manager.reload(from_proto(request.config))
+        await self.manager.reload(from_proto(request.config))
         return model_management_pb2.ReloadConfigResponse()
-
-
-_ENTRYPOINT = "GRPC"
-
-
-class PredictionService:
-    """Runs signatures and describes them; `methods` has gRPC's handlers by name."""
-
-    def __init__(self, manager: ModelManager, metrics: Metrics, limits: Limits):
-        self._manager = manager
-        self._metrics = metrics
-        self._limits = limits
-        self.methods = {
-            "Predict": method_handler(predict_pb2.PredictRequest, self._predict),
-            "Classify": method_handler(classification_pb2.ClassificationRequest, self._classify),
-            "Regress": method_handler(regression_pb2.RegressionRequest, self._regress),
-            "GetModelMetadata": method_handler(get_model_metadata_pb2.GetModelMetadataRequest, self._metadata),
-            "MultiInference": method_handler(inference_pb2.MultiInferenceRequest, self._multi_inference),
-        }
 
     @contextlib.contextmanager
     def _acquired(self, api: str, request: Any) -> Iterator[tuple[Observation, LoadedVersion]]:
-        with (
-            self._metrics.request(_ENTRYPOINT, api) as observation,
-            self._manager.acquire(requested_spec(request)) as loaded,
-        ):
+        with self.metrics.request("GRPC", api) as observation, self.manager.acquire(requested_spec(request)) as loaded:
             observation.model_name = loaded.name
             yield observation, loaded
 
-    async def _predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
+    async def _predict(self, request: Any) -> Message:
         """Runs one signature on the tensors of the request."""
         with self._acquired("Predict", request) as (observation, loaded):
-            inputs = await to_arrays(request.inputs, self._limits.max_elements)
+            inputs = await to_arrays(request.inputs, self.limits.max_elements)
             signature_name = request.model_spec.signature_name
             outputs = await observation.timed(loaded.run(signature_name, inputs, tuple(request.output_filter)))
-            response = predict_pb2.PredictResponse()
-            _fill_spec(response, loaded, signature_name)
+            response = _response(predict_pb2.PredictResponse, loaded, signature_name)
             for key, array in outputs.items():
                 fill(response.outputs[key], array)
             return response
 
-    async def _classify(
-        self, request: classification_pb2.ClassificationRequest
-    ) -> classification_pb2.ClassificationResponse:
+    async def _classify(self, request: Any) -> Message:
         """Returns labels and scores of the examples of the request."""
         with self._acquired("Classify", request) as (observation, loaded):
+            outputs = await observation.timed(self._on_examples(CLASSIFY, request, loaded))
             signature_name = request.model_spec.signature_name
-            outputs = await observation.timed(loaded.classify(signature_name, self._examples(request.input)))
-            response = classification_pb2.ClassificationResponse()
-            _fill_spec(response, loaded, signature_name)
+            response = _response(classification_pb2.ClassificationResponse, loaded, signature_name)
             _fill_classes(response.result, outputs)
             return response
 
-    async def _regress(self, request: regression_pb2.RegressionRequest) -> regression_pb2.RegressionResponse:
+    async def _regress(self, request: Any) -> Message:
         """Returns one value for each example of the request."""
         with self._acquired("Regress", request) as (observation, loaded):
-            signature_name = request.model_spec.signature_name
-            outputs = await observation.timed(loaded.regress(signature_name, self._examples(request.input)))
-            response = regression_pb2.RegressionResponse()
-            _fill_spec(response, loaded, signature_name)
+            outputs = await observation.timed(self._on_examples(REGRESS, request, loaded))
+            response = _response(regression_pb2.RegressionResponse, loaded, request.model_spec.signature_name)
             for value in outputs[VALUES_KEY].ravel().tolist():
                 response.result.regressions.add().value = value
             return response
 
-    async def _metadata(
-        self, request: get_model_metadata_pb2.GetModelMetadataRequest
-    ) -> get_model_metadata_pb2.GetModelMetadataResponse:
+    async def _metadata(self, request: Any) -> Message:
         """Returns the signatures of a loaded version."""
         spec = requested_spec(request)
         for field in request.metadata_field:
@@ -171,24 +148,27 @@ class PredictionService:
                 raise invalid_argument(f"Metadata field {field} is not supported")
         if not request.metadata_field:
             raise invalid_argument("GetModelMetadataRequest must specify at least one metadata_field")
-        with self._manager.acquire(spec) as loaded:
+        with self.manager.acquire(spec) as loaded:
             return metadata_response(loaded)
 
-    async def _multi_inference(self, request: inference_pb2.MultiInferenceRequest) -> Any:
+    async def _multi_inference(self, request: Any) -> Message:
         """Refuses all requests: exports do not have the several heads in one graph that these are for."""
         raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
 
-    def _examples(self, message: input_pb2.Input) -> np.ndarray:
-        return examples_tensor(*read_examples(message), self._limits.max_bytes)
+    def _on_examples(self, method: str, request: Any, loaded: LoadedVersion) -> Awaitable[Tensors]:
+        examples = examples_tensor(*read_examples(request.input), self.limits.max_bytes)
+        return loaded.on_examples(method, request.model_spec.signature_name, examples)
 
 
-def _fill_spec(response: Any, loaded: LoadedVersion, signature_name: str) -> None:
+def _response(kind: Callable[[], Any], loaded: LoadedVersion, signature_name: str) -> Any:
+    response = kind()
     response.model_spec.name = loaded.name
     response.model_spec.version.value = loaded.version
     response.model_spec.signature_name = signature_name or DEFAULT_SIGNATURE
+    return response
 
 
-def _fill_classes(result: classification_pb2.ClassificationResult, outputs: dict[str, np.ndarray]) -> None:
+def _fill_classes(result: classification_pb2.ClassificationResult, outputs: Tensors) -> None:
     labels, scores = outputs.get(CLASSES_KEY), outputs.get(SCORES_KEY)
     num_examples, num_classes = next(array.shape for array in (labels, scores) if array is not None)
     for example in range(num_examples):
@@ -218,12 +198,9 @@ async def running_grpc_server(
             ("grpc.max_send_message_length", -1),
         ],
     )
-    prediction, models = PredictionService(manager, metrics, limits), ModelService(manager)
+    services = _Services(manager, metrics, limits).handlers()
     server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler("tensorflow.serving.PredictionService", prediction.methods),
-            grpc.method_handlers_generic_handler("tensorflow.serving.ModelService", models.methods),
-        )
+        [grpc.method_handlers_generic_handler(f"tensorflow.serving.{name}", one) for name, one in services.items()]
     )
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -177,9 +177,11 @@ def _check_batch_sizes(outputs: Mapping[str, np.ndarray]) -> None:
 
 def _to_column(key: str, array: np.ndarray) -> Any:
     if array.dtype == object:
-        write_one = _to_base64 if key.endswith(_BYTES_SUFFIX) else _to_text
-        written = np.empty(array.size, object)
-        written[:] = [write_one(value) for value in array.ravel()]
+        is_bytes, written = key.endswith(_BYTES_SUFFIX), np.empty(array.size, object)
+        written[:] = [
+            {"b64": base64.b64encode(value).decode()} if is_bytes else value.decode("utf-8", errors="replace")
+            for value in array.ravel()
+        ]
         return written.reshape(array.shape).tolist()
     if array.dtype.name not in _DTYPES:
         raise invalid_argument(f"Failed to write JSON value for tensor type: {array.dtype}")
@@ -187,11 +189,3 @@ def _to_column(key: str, array: np.ndarray) -> Any:
         return array.tolist()
     # These stay arrays, which are written fastest and with their own digits.
     return array.copy("C") if array.ndim else array[()]
-
-
-def _to_text(value: bytes) -> str:
-    return value.decode("utf-8", errors="replace")
-
-
-def _to_base64(value: bytes) -> dict[str, str]:
-    return {"b64": base64.b64encode(value).decode()}

@@ -176,12 +176,7 @@ def _check_plain_rows(rows: list, dtype: tf.DType) -> None:
     for index, row in enumerate(rows):
         if _is_object(row):
             raise invalid_argument(f"Expecting value/list but got object at item {index} of input list")
-        try:
-            _check_row(row, dtype, first)
-        except RequestError as error:
-            raise invalid_argument(
-                f"Failed to process element: {index} of 'instances' list. Error: {_status_text(error)}"
-            ) from error
+        _check_row(f"{index}", row, dtype, first)
 
 
 def _check_rows(rows: list, dtypes: dict[str, tf.DType]) -> None:
@@ -191,14 +186,10 @@ def _check_rows(rows: list, dtypes: dict[str, tf.DType]) -> None:
         if not _is_object(row):
             raise invalid_argument(f"Expecting object but got list at item {index} of input list")
         for key, value in row.items():
-            try:
-                if key not in dtypes:
-                    raise invalid_argument(f"JSON object: does not have named input: {key}")
-                _check_row(value, dtypes[key], first[key])
-            except RequestError as error:
-                raise invalid_argument(
-                    f"Failed to process element: {index} key: {key} of 'instances' list. Error: {_status_text(error)}"
-                ) from error
+            place = f"{index} key: {key}"
+            if key not in dtypes:
+                raise _row_error(place, invalid_argument(f"JSON object: does not have named input: {key}"))
+            _check_row(place, value, dtypes[key], first[key])
         if row.keys() != dtypes.keys():
             raise invalid_argument(
                 f"Failed to process element: {index} of 'instances' list. JSON object: {quote(row)} keys must be "
@@ -206,18 +197,26 @@ def _check_rows(rows: list, dtypes: dict[str, tf.DType]) -> None:
             )
 
 
-def _check_row(value: Any, dtype: tf.DType, first: list[Sequence[int]]) -> None:
+def _check_row(place: str, value: Any, dtype: tf.DType, first: list[Sequence[int]]) -> None:
     """Checks one value of one row, and that its shape is that of the first row, which is kept in `first`."""
     shape = _shape_of(value)
-    _check(value, shape, dtype)
-    expected = first[0] if first else shape
-    first.append(shape)
-    if np.prod(expected) != np.prod(shape):
-        raise invalid_argument(f"Expecting tensor size: {np.prod(expected):.0f} but got: {np.prod(shape):.0f}")
-    if expected != shape:
-        raise invalid_argument(
-            f"Expecting shape {str(list(expected)).replace(' ', '')} but got: {str(list(shape)).replace(' ', '')}"
-        )
+    try:
+        _check(value, shape, dtype)
+        expected = first[0] if first else shape
+        first.append(shape)
+        if np.prod(expected) != np.prod(shape):
+            raise invalid_argument(f"Expecting tensor size: {np.prod(expected):.0f} but got: {np.prod(shape):.0f}")
+        if expected != shape:
+            raise invalid_argument(
+                f"Expecting shape {str(list(expected)).replace(' ', '')} but got: {str(list(shape)).replace(' ', '')}"
+            )
+    except RequestError as error:
+        raise _row_error(place, error) from error
+
+
+def _row_error(place: str, error: RequestError) -> RequestError:
+    reason = f"{error.code.name}: {error.message}"
+    return invalid_argument(f"Failed to process element: {place} of 'instances' list. Error: {reason}")
 
 
 def _check(value: Any, shape: Sequence[int], dtype: tf.DType, level: int = 0) -> None:
@@ -247,10 +246,6 @@ def _check_leaf(value: Any, dtype: tf.DType) -> None:
     if _leaves([value], dtype) is None:
         name = _SERVING_TYPE_NAMES.get(dtype, dtype.name)
         raise format_error(value, f"Type: {type_name(value)} is not of expected type: {name}")
-
-
-def _status_text(error: RequestError) -> str:
-    return f"{error.code.name}: {error.message}"
 
 
 _INT64_MAX = 2**63 - 1

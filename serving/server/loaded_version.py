@@ -7,6 +7,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from serving.errors import RequestError
 from serving.saved_model.servable import Servable, filtered
-from serving.saved_model.signatures import Signature, Tensors, check_classes, check_values
+from serving.saved_model.signatures import CHECKED_OUTPUTS, Signature, Tensors
 from serving.server.options import BatchingOptions
 
 Inputs = Mapping[str, np.ndarray]
@@ -49,6 +50,7 @@ class _Waiting:
     answer: asyncio.Future[Tensors]
 
 
+@dataclasses.dataclass(eq=False)
 class Batcher:
     """Runs the requests of one signature in batches. Belongs to one event loop; only batches run in other threads.
 
@@ -56,23 +58,16 @@ class Batcher:
     an idle model answers a single request after some 50 microseconds. Requests of different dtypes or inner sizes are
     never merged. Merging never changes an answer: if a batch fails, its requests are run one by one, and a request
     whose inputs have different first sizes runs on its own.
+
+    `submit` is that of an executor with `num_batch_threads` to spare, whose threads call `run_inputs` and `on_batch`.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Inputs], Tensors],
-        options: BatchingOptions,
-        submit: Callable[..., object],
-        on_batch: OnBatch,
-    ):
-        """Builds an empty queue.
+    run_inputs: Callable[[Inputs], Tensors]
+    options: BatchingOptions
+    submit: Callable[..., object]
+    on_batch: OnBatch
 
-        `submit` is that of an executor with `num_batch_threads` to spare, whose threads run inputs and call `on_batch`.
-        """
-        self._run_inputs = run
-        self._options = options
-        self._submit = submit
-        self._on_batch = on_batch
+    def __post_init__(self):
         # By kind, so that a batch is taken from the front of one queue; a queue that is left over goes to the end.
         self._queues: dict[_Kind, collections.deque[_Waiting]] = {}
         self._num_waiting = 0
@@ -87,7 +82,7 @@ class Batcher:
           RequestError: UNAVAILABLE if the queue is full; otherwise as a run of this request alone.
         """
         loop = asyncio.get_running_loop()
-        num_examples, largest = _num_examples(inputs), self._options.max_batch_size
+        num_examples, largest = _num_examples(inputs), self.options.max_batch_size
         weight = min(num_examples or largest, largest)
         self._check_capacity(weight)
         waiting = _Waiting(inputs, num_examples, weight, loop.create_future())
@@ -104,12 +99,12 @@ class Batcher:
             raise
 
     def _check_capacity(self, weight: int) -> None:
-        limit = self._options.max_enqueued_batches
-        if self._num_waiting + weight > limit * self._options.max_batch_size:
+        limit = self.options.max_enqueued_batches
+        if self._num_waiting + weight > limit * self.options.max_batch_size:
             raise RequestError(
                 grpc.StatusCode.UNAVAILABLE,
                 "The batch scheduling queue to which this task was submitted is full; currently "
-                f"{-(-self._num_waiting // self._options.max_batch_size)} batches enqueued and max_enqueued_batches "
+                f"{-(-self._num_waiting // self.options.max_batch_size)} batches enqueued and max_enqueued_batches "
                 f"is {limit}",
             )
 
@@ -126,16 +121,15 @@ class Batcher:
     def _collect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts batches when all requests that arrived are read: running half of them first would cost another run."""
         self._quiet_turns = (self._quiet_turns or 0) + 1
-        if self._quiet_turns < _QUIET_TURNS and self._num_waiting < self._options.max_batch_size:
+        if self._quiet_turns < _QUIET_TURNS and self._num_waiting < self.options.max_batch_size:
             loop.call_soon(self._collect, loop)
             return
         self._quiet_turns = None
         self._start_batches(loop)
 
     def _start_batches(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._queues and self._num_running < self._options.num_batch_threads:
-            batch = self._take_batch()
-            self._submit(self._run_batch, batch, loop)
+        while self._queues and self._num_running < self.options.num_batch_threads:
+            self.submit(self._run_batch, self._take_batch(), loop)
             self._num_running += 1
 
     def _take_batch(self) -> list[_Waiting]:
@@ -143,7 +137,7 @@ class Batcher:
         queue = self._queues.pop(kind)
         batch = [queue.popleft()]
         weight = batch[0].weight
-        while queue and weight + queue[0].weight <= self._options.max_batch_size:
+        while queue and weight + queue[0].weight <= self.options.max_batch_size:
             batch.append(queue.popleft())
             weight += batch[-1].weight
         if queue:
@@ -174,7 +168,7 @@ class Batcher:
 
     def _answers(self, batch: Sequence[_Waiting]) -> Sequence[Tensors | Exception]:
         sizes = [waiting.num_examples or 0 for waiting in batch]
-        padding = self._options.padded_size(sum(sizes)) - sum(sizes)
+        padding = self.options.padded_size(sum(sizes)) - sum(sizes)
         # A request without a number of examples came alone, and cannot be padded.
         if all(sizes) and (len(batch) > 1 or padding):
             # A failure may be the fault of one request; each gets its own answer below.
@@ -183,11 +177,11 @@ class Batcher:
         return [self._run_alone(waiting) for waiting in batch]
 
     def _run_merged(self, batch: Sequence[_Waiting], sizes: Sequence[int], padding: int) -> list[Tensors]:
-        outputs = self._run_inputs({key: _merged(key, batch, padding) for key in batch[0].inputs})
+        outputs = self.run_inputs({key: _merged(key, batch, padding) for key in batch[0].inputs})
         for key, array in outputs.items():
             if array.ndim == 0 or len(array) != sum(sizes) + padding:
                 raise ValueError(f"Output {key} has shape {array.shape}, so it cannot be divided among requests.")
-        self._on_batch(sizes, sum(sizes) + padding)
+        self.on_batch(sizes, sum(sizes) + padding)
         return [
             {key: array[end - size : end] for key, array in outputs.items()}
             for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)
@@ -195,12 +189,12 @@ class Batcher:
 
     def _run_alone(self, waiting: _Waiting) -> Tensors | Exception:
         try:
-            outputs = self._run_inputs(waiting.inputs)
+            outputs = self.run_inputs(waiting.inputs)
         # Handed to the caller of this one request, who re-raises it.
         except Exception as error:
             return error
         if waiting.num_examples:
-            self._on_batch([waiting.num_examples], waiting.num_examples)
+            self.on_batch([waiting.num_examples], waiting.num_examples)
         return outputs
 
 
@@ -226,6 +220,7 @@ def _merged(key: str, batch: Sequence[_Waiting], padding: int) -> np.ndarray:
 Result = TypeVar("Result")
 
 
+@dataclasses.dataclass(eq=False)
 class LoadedVersion:
     """One version of one model.
 
@@ -236,25 +231,19 @@ class LoadedVersion:
       name: the model's name.
       version: the version's number.
       servable: the loaded export, closed by `retire`'s callback.
+      executor: the threads that run requests, and call `on_batch`.
+      batching: how requests are merged; None to run each on its own.
     """
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        servable: Servable,
-        *,
-        executor: Executor,
-        batching: BatchingOptions | None,
-        on_batch: OnBatch,
-    ):
-        """Takes over a loaded export; `executor` has the threads that run requests, and calls `on_batch` in them."""
-        self.name = name
-        self.version = version
-        self.servable = servable
-        self._executor = executor
-        self._batching = batching
-        self._on_batch = on_batch
+    name: str
+    version: int
+    servable: Servable
+    _: dataclasses.KW_ONLY
+    executor: Executor
+    batching: BatchingOptions | None
+    on_batch: OnBatch
+
+    def __post_init__(self):
         self._batchers: dict[str, Batcher] = {}
         self._lock = threading.Lock()
         self._num_users = 0
@@ -264,40 +253,30 @@ class LoadedVersion:
         self, signature_name: str, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str] = ()
     ) -> Tensors:
         """Answers a predict request as `Servable.predict` does."""
-        signature = self.servable.predict_signature(signature_name)
+        signature = self.servable.signature(signature_name)
         signature.check_predict(inputs, output_filter)
         return filtered(await self._run(signature, inputs), output_filter)
 
-    async def classify(self, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Answers a classify request as `Servable.classify` does."""
-        signature = self.servable.examples_signature(signature_name)
-        outputs = await self._run(signature, signature.classify_inputs(examples))
-        return check_classes(outputs, len(examples))
-
-    async def regress(self, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Answers a regress request as `Servable.regress` does."""
-        signature = self.servable.examples_signature(signature_name)
-        outputs = await self._run(signature, signature.regress_inputs(examples))
-        return check_values(outputs, len(examples))
+    async def on_examples(self, method: str, signature_name: str, examples: np.ndarray) -> Tensors:
+        """Answers a request to classify or regress as `Servable.on_examples` does."""
+        signature = self.servable.signature(signature_name, of_examples=True)
+        outputs = await self._run(signature, signature.examples_input(method, examples))
+        return CHECKED_OUTPUTS[method](outputs, len(examples))
 
     async def _run(self, signature: Signature, inputs: Mapping[str, np.ndarray]) -> Tensors:
-        if self._batching is None or not signature.is_batchable:
+        if self.batching is None or not signature.is_batchable:
             return await asyncio.wrap_future(self._submit(self.servable.run, signature.name, inputs))
-        return await self._batcher(signature.name, self._batching).run(inputs)
-
-    def _batcher(self, signature_name: str, options: BatchingOptions) -> Batcher:
-        if signature_name not in self._batchers:
-            servable = self.servable
-            self._batchers[signature_name] = Batcher(
-                lambda inputs: servable.run(signature_name, inputs), options, self._submit, self._on_batch
-            )
-        return self._batchers[signature_name]
+        batcher = self._batchers.get(signature.name)
+        if batcher is None:
+            run = functools.partial(self.servable.run, signature.name)
+            batcher = self._batchers[signature.name] = Batcher(run, self.batching, self._submit, self.on_batch)
+        return await batcher.run(inputs)
 
     def _submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
         """Runs in a thread, as a user of its own: a run outlives a caller that goes away."""
         self.add_user()
         try:
-            future = self._executor.submit(function, *arguments)
+            future = self.executor.submit(function, *arguments)
         except BaseException:
             self.remove_user()
             raise

@@ -19,12 +19,12 @@ from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
 from serving.errors import RequestError, invalid_argument
 from serving.saved_model import layout
+from serving.saved_model.layout import ModelSpec
 from serving.saved_model.servable import Servable, load_servable
-from serving.server import versions as version_status
 from serving.server.loaded_version import LoadedVersion
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
-from serving.server.versions import ModelSpec, ModelTable, StatusBoard, VersionLoader, VersionStatus
+from serving.server.versions import AVAILABLE, UNLOADING, ModelTable, StatusBoard, VersionLoader
 from serving.tf_serving import ServedModel, to_dict
 from tff_pdp.errors import ServingError
 
@@ -34,6 +34,8 @@ from tff_pdp.errors import ServingError
 _LOGGER = logging.getLogger(__name__)
 # Versions that load at the same time.
 _LOAD_THREADS = 2
+# More than one, also on one core: a slow model must not hold up the others.
+_RUN_THREADS = max(4, os.cpu_count() or 1)
 
 
 class ModelManager:
@@ -42,6 +44,9 @@ class ModelManager:
     Requests never wait for a change: `acquire` and `statuses` look things up, under a lock that is held for moments.
     Changes (`load`, the watching thread, `reload`) take turns under another lock, and work out a new table while the
     old one serves. A version that the new table lacks is freed when its last request has ended.
+
+    Attributes:
+      statuses: the states of all versions ever seen.
     """
 
     def __init__(
@@ -51,7 +56,6 @@ class ModelManager:
         poll_seconds: float,
         metrics: Metrics,
         batching: BatchingOptions | None = None,
-        allowed_roots: Sequence[Path] = (),
         load_export: Callable[[Path], Servable] = load_servable,
     ):
         """Does not touch the disk yet; see `load`.
@@ -61,21 +65,21 @@ class ModelManager:
           poll_seconds: how often to look for changes on disk; 0 to look only once.
           metrics: counts loads and batches.
           batching: how requests are merged; None to run each on its own.
-          allowed_roots: folders that `reload` may read; those of `models` and below are always allowed.
           load_export: checks, loads and warms up one export.
         """
         self._models = list(models)
         self._poll_seconds = poll_seconds
-        self._allowed_roots = [*allowed_roots, *(model.base_path for model in models)]
-        self._statuses = StatusBoard()
+        # Folders that `reload` may read, with those below.
+        self._allowed_roots = [model.base_path for model in models]
+        self.statuses = StatusBoard()
         self._load_executor = ThreadPoolExecutor(_LOAD_THREADS, thread_name_prefix="load")
-        self._run_executor = ThreadPoolExecutor(_run_threads(), thread_name_prefix="run")
+        self._run_executor = ThreadPoolExecutor(_RUN_THREADS, thread_name_prefix="run")
         self._loader = VersionLoader(
             load_export,
             load_executor=self._load_executor,
             run_executor=self._run_executor,
             batching=batching,
-            statuses=self._statuses,
+            statuses=self.statuses,
             metrics=metrics,
         )
         self._changing = threading.Lock()
@@ -130,14 +134,6 @@ class ModelManager:
         finally:
             version.remove_user()
 
-    def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns the states of one version, or of all versions ever seen, newest first.
-
-        Raises:
-          RequestError: NOT_FOUND for a model or version never seen.
-        """
-        return self._statuses.get(name, version)
-
     async def reload(self, models: Sequence[ServedModel]) -> None:
         """Replaces the whole list of models, and returns when the new ones serve. Nothing changes on an error.
 
@@ -169,7 +165,7 @@ class ModelManager:
             self._publish(table)
 
     def _due_to(self, name: str) -> str:
-        reasons = self._statuses.errors(name)
+        reasons = self.statuses.errors(name)
         return f" due to error: {' '.join(reasons)}" if reasons else ": no version found"
 
     def _check_folders(self, models: Iterable[ServedModel]) -> None:
@@ -189,7 +185,7 @@ class ModelManager:
             if not table.versions[model.name]:
                 raise ServingError(
                     f"No version of {model.name!r} under {model.base_path} can be served. "
-                    + (" ".join(self._statuses.errors(model.name)) or "Export a model there first.")
+                    + (" ".join(self.statuses.errors(model.name)) or "Export a model there first.")
                 )
         try:
             table.check_labels(table.models)
@@ -237,10 +233,10 @@ class ModelManager:
 
     def _report_available(self) -> None:
         for version in self._table.loaded():
-            self._statuses.set(version.name, version.version, version_status.AVAILABLE)
+            self.statuses.set(version.name, version.version, AVAILABLE)
 
     def _retire(self, version: LoadedVersion) -> None:
-        self._statuses.set(version.name, version.version, version_status.UNLOADING)
+        self.statuses.set(version.name, version.version, UNLOADING)
         version.retire(lambda: self._unload(version))
 
     def _unload(self, version: LoadedVersion) -> None:
@@ -252,12 +248,7 @@ class ModelManager:
 
     def _close(self, version: LoadedVersion) -> None:
         version.servable.close()
-        self._statuses.end_unloading(version.name, version.version)
-
-
-def _run_threads() -> int:
-    # More than one, also on one core: a slow model must not hold up the others.
-    return max(4, os.cpu_count() or 1)
+        self.statuses.end_unloading(version.name, version.version)
 
 
 SIGNATURE_DEF = "signature_def"
@@ -299,7 +290,7 @@ def status_response(manager: ModelManager, spec: ModelSpec) -> get_model_status_
       RequestError: NOT_FOUND for an unknown model or version.
     """
     response = get_model_status_pb2.GetModelStatusResponse()
-    for status in manager.statuses(spec.name, spec.version):
+    for status in manager.statuses.get(spec.name, spec.version):
         entry = response.model_version_status.add()
         entry.version = status.version
         entry.state = get_model_status_pb2.ModelVersionStatus.State.Value(status.state)

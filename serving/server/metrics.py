@@ -5,10 +5,12 @@ Labels are names of models that are served, never names that a request made up, 
 
 import asyncio
 import collections
+import contextlib
+import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 import prometheus_client
@@ -16,8 +18,6 @@ from prometheus_client.core import UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from serving.errors import RequestError
-
-CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
 _MICROSECONDS = 1e6
 # TensorFlow Serving's bounds: microseconds up to about 20 minutes, and examples.
@@ -27,36 +27,26 @@ _SIZE_BUCKETS = [2.0**power for power in range(14)]
 Result = TypeVar("Result")
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Observation:
-    """One request being answered: a block that is counted by its outcome and, if it succeeds, timed.
+    """One request being answered.
 
     Attributes:
+      runtime_latency: the times of runs.
       api: the method, `Predict` or over REST `predict`; empty where a path asks for none.
       model_name: the model that answers; empty where the request names none that is served.
     """
 
-    __slots__ = ("_entrypoint", "_metrics", "_start", "api", "model_name")
-
-    def __init__(self, metrics: "Metrics", entrypoint: str, api: str):
-        self._metrics = metrics
-        self._entrypoint = entrypoint
-        self.api = api
-        self.model_name = ""
-
-    def __enter__(self) -> "Observation":
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._metrics.request_ended(self, self._entrypoint, time.perf_counter() - self._start, error)
+    runtime_latency: prometheus_client.Histogram
+    api: str
+    model_name: str = ""
 
     async def timed(self, run: Awaitable[Result]) -> Result:
         """Awaits the run of a signature and times it with the wait for its batch, as TensorFlow Serving does."""
         start = time.perf_counter()
         result = await run
-        self._metrics.run_ended(self, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.runtime_latency.labels(self.model_name, self.api, "TF1").observe(seconds * _MICROSECONDS)
         return result
 
 
@@ -80,45 +70,42 @@ class Metrics:
         )
         for counts in (self._request_count, self._load_attempt_count, self._load_latency):
             self._registry.register(counts)
-        self._request_latency = self._histogram(
+        histogram = functools.partial(prometheus_client.Histogram, registry=self._registry)
+        latency, size = (functools.partial(histogram, buckets=one) for one in (_LATENCY_BUCKETS, _SIZE_BUCKETS))
+        self._request_latency = latency(
             ":tensorflow:serving:request_latency",
             "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
             ["model_name", "API", "entrypoint"],
-            _LATENCY_BUCKETS,
         )
-        self._runtime_latency = self._histogram(
+        self._runtime_latency = latency(
             ":tensorflow:serving:runtime_latency",
             "Distribution of wall time (in microseconds) for Tensorflow runtime.",
             ["model_name", "API", "runtime"],
-            _LATENCY_BUCKETS,
         )
-        self._input_batch_size = self._histogram(
+        self._input_batch_size = size(
             ":tensorflow:serving:batching_session:input_batch_size",
             "Tracks the batch size distribution on the inputs.",
             ["model_name"],
-            _SIZE_BUCKETS,
         )
-        self._processed_batch_size = self._histogram(
+        self._processed_batch_size = size(
             ":tensorflow:serving:batching_session:processed_batch_size",
             "Tracks the batch size distribution on processing.",
             ["model_name"],
-            _SIZE_BUCKETS,
         )
 
-    def request(self, entrypoint: str, api: str = "") -> Observation:
-        """Returns the block in which one request is answered; the entry point is `GRPC` or `REST`."""
-        return Observation(self, entrypoint, api)
-
-    def request_ended(self, request: Observation, entrypoint: str, seconds: float, error: BaseException | None) -> None:
-        """Counts a request, and its time if it has no error."""
-        self._request_count.add((request.model_name, _status(error)))
-        if error is None:
-            labels = request.model_name, request.api, entrypoint
-            self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
-
-    def run_ended(self, request: Observation, seconds: float) -> None:
-        """Counts the time that a request's signature took."""
-        self._runtime_latency.labels(request.model_name, request.api, "TF1").observe(seconds * _MICROSECONDS)
+    @contextlib.contextmanager
+    def request(self, entrypoint: str, api: str = "") -> Iterator[Observation]:
+        """Counts the request that the block answers by its outcome and, if it succeeds, times it."""
+        observation, start = Observation(self._runtime_latency, api), time.perf_counter()
+        try:
+            yield observation
+        except BaseException as error:
+            self._request_count.add((observation.model_name, _status(error)))
+            raise
+        seconds = time.perf_counter() - start
+        self._request_count.add((observation.model_name, "OK"))
+        labels = observation.model_name, observation.api, entrypoint
+        self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
         """Counts an attempt to load a version, which took so many seconds, warm-up included."""
@@ -138,19 +125,16 @@ class Metrics:
         """Returns all metrics in Prometheus' text format."""
         return prometheus_client.generate_latest(self._registry)
 
-    def _histogram(
-        self, name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]
-    ) -> prometheus_client.Histogram:
-        return prometheus_client.Histogram(name, documentation, labels, buckets=buckets, registry=self._registry)
 
-
+@dataclasses.dataclass(eq=False)
 class _Counts:
     """A counter without the `_total` that the library puts after names, which TensorFlow Serving's do not have."""
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str]):
-        self._name = name
-        self._documentation = documentation
-        self._labels = labels
+    name: str
+    documentation: str
+    labels: Sequence[str]
+
+    def __post_init__(self):
         self._counts: collections.Counter[tuple[str, ...]] = collections.Counter()
         self._lock = threading.Lock()
 
@@ -159,7 +143,7 @@ class _Counts:
             self._counts[tuple(labels)] += amount
 
     def collect(self) -> Iterator[Metric]:
-        family = UnknownMetricFamily(self._name, self._documentation, labels=self._labels)
+        family = UnknownMetricFamily(self.name, self.documentation, labels=self.labels)
         with self._lock:
             counts = dict(self._counts)
         for labels, count in counts.items():
@@ -167,9 +151,7 @@ class _Counts:
         yield family
 
 
-def _status(error: BaseException | None) -> str:
-    if error is None:
-        return "OK"
+def _status(error: BaseException) -> str:
     if isinstance(error, RequestError):
         return error.code.name
     return "CANCELLED" if isinstance(error, asyncio.CancelledError | ConnectionError) else "INTERNAL"

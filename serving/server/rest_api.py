@@ -7,17 +7,17 @@ import urllib.parse
 import numpy as np
 
 from serving.errors import RequestError, invalid_argument
-from serving.saved_model.layout import MAX_VERSION
+from serving.saved_model.layout import CLASSIFY, MAX_VERSION, PREDICT, ModelSpec
 from serving.saved_model.signatures import CLASSES_KEY, SCORES_KEY, VALUES_KEY, Signature, Tensors
 from serving.server.json_documents import format_outputs, parse, signature_name, write
 from serving.server.json_inputs import parse_examples, parse_inputs
 from serving.server.loaded_version import LoadedVersion
-from serving.server.manager import ModelManager, ModelSpec, metadata_json, status_json
+from serving.server.manager import ModelManager, metadata_json, status_json
 from serving.server.metrics import Observation
 from serving.server.options import Limits
 from serving.server.tensors import LARGE_BYTES, examples_tensor, off_loop
 
-PREDICT, CLASSIFY, REGRESS, STATUS, METADATA = "predict", "classify", "regress", "status", "metadata"
+STATUS, METADATA = "status", "metadata"
 
 _API_PREFIX = "/v1/"
 # A name is a key to compare, never a path to open; it may hold anything but the characters that end it.
@@ -74,12 +74,12 @@ def _to_version(digits: str | None) -> int | None:
     return int(significant)
 
 
+@dataclasses.dataclass(frozen=True)
 class RestApi:
     """Answers requests whose path and body have been read. Belongs to one event loop."""
 
-    def __init__(self, manager: ModelManager, limits: Limits):
-        self._manager = manager
-        self._limits = limits
+    manager: ModelManager
+    limits: Limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
         """Returns the JSON body of the answer; notes its model and times its run in `observation`.
@@ -88,11 +88,11 @@ class RestApi:
           RequestError: with the code and message that TensorFlow Serving would send.
         """
         if route.method == STATUS:
-            answer = status_json(self._manager, route.spec)
+            answer = status_json(self.manager, route.spec)
             observation.model_name = route.spec.name
             return answer
         if route.method == METADATA:
-            with self._manager.acquire(route.spec) as loaded:
+            with self.manager.acquire(route.spec) as loaded:
                 observation.model_name = loaded.name
                 return metadata_json(loaded)
         if route.method == PREDICT:
@@ -103,20 +103,21 @@ class RestApi:
         is_large = len(body) > LARGE_BYTES
         document = await off_loop(is_large, parse, body)
         name = signature_name(document)
-        with self._manager.acquire(route.spec) as loaded:
+        with self.manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
             inputs = await off_loop(is_large, parse_inputs, document, _signature(loaded, name).definition)
             outputs = await observation.timed(loaded.run(name, inputs))
         return await off_loop(is_large, format_outputs, outputs, rows="instances" in document)
 
     async def _on_examples(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        name, examples = await off_loop(len(body) > LARGE_BYTES, _read_examples, body, self._limits.max_bytes)
-        with self._manager.acquire(route.spec) as loaded:
+        name, examples = await off_loop(len(body) > LARGE_BYTES, _read_examples, body, self.limits.max_bytes)
+        with self.manager.acquire(route.spec) as loaded:
             observation.model_name = loaded.name
+            outputs = await observation.timed(loaded.on_examples(route.method, name, examples))
             if route.method == CLASSIFY:
-                return _format_classes(await observation.timed(loaded.classify(name, examples)))
-            outputs = await observation.timed(loaded.regress(name, examples))
-            return _format_results(outputs[VALUES_KEY].ravel())
+                return _format_classes(outputs)
+            values = outputs[VALUES_KEY].ravel()
+            return write({"results": values}, finite=bool(np.isfinite(values).all()))
 
 
 def _read_examples(body: bytes, max_bytes: int) -> tuple[str, np.ndarray]:
@@ -128,7 +129,7 @@ def _read_examples(body: bytes, max_bytes: int) -> tuple[str, np.ndarray]:
 
 def _signature(loaded: LoadedVersion, name: str) -> Signature:
     try:
-        return loaded.servable.predict_signature(name)
+        return loaded.servable.signature(name)
     except RequestError as error:
         # Over REST TensorFlow Serving looks for the inputs first, and has other words for this.
         missing = name or "serving_default"
@@ -147,7 +148,3 @@ def _format_classes(outputs: Tensors) -> bytes:
         for pair in zip(labels, scores, strict=True)
     ]
     return write({"results": results}, finite=bool(np.isfinite(scores).all()))
-
-
-def _format_results(values: np.ndarray) -> bytes:
-    return write({"results": values}, finite=bool(np.isfinite(values).all()))

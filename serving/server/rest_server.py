@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import socket
@@ -10,10 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import prometheus_client
 from aiohttp import hdrs, web
 
 from serving.errors import INTERNAL_ERROR, RequestError, log_failure
-from serving.server import metrics as metrics_page
 from serving.server.metrics import Metrics
 from serving.server.options import Limits
 from serving.server.rest_api import RestApi, find_route, is_in_api
@@ -52,19 +53,19 @@ async def running_rest_server(
         await runner.cleanup()
 
 
+@dataclasses.dataclass(frozen=True)
 class _Handler:
     """Turns HTTP requests into calls of the API, and errors into bodies."""
 
-    def __init__(self, api: RestApi, metrics: Metrics, limits: Limits):
-        self._api = api
-        self._metrics = metrics
-        self._limits = limits
+    api: RestApi
+    metrics: Metrics
+    limits: Limits
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._answer(request)
         try:
             # Sent here and not by the library, which would wait for a client that takes nothing in.
-            async with asyncio.timeout(self._limits.timeout_seconds):
+            async with asyncio.timeout(self.limits.timeout_seconds):
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError as error:
@@ -76,16 +77,16 @@ class _Handler:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         path = request.rel_url.raw_path
         if path == METRICS_PATH and request.method == "GET":
-            page = self._metrics.page()
-            return web.Response(body=page, headers={**_HEADERS, "Content-Type": metrics_page.CONTENT_TYPE})
+            page = self.metrics.page()
+            return web.Response(body=page, headers={**_HEADERS, "Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
         if not is_in_api(path):
             return _json_error(404, "Not found")
         try:
-            with self._metrics.request(_ENTRYPOINT) as observation:
-                body = await read_body(request, self._limits.max_bytes, self._limits.timeout_seconds)
+            with self.metrics.request(_ENTRYPOINT) as observation:
+                body = await read_body(request, self.limits.max_bytes, self.limits.timeout_seconds)
                 route = find_route(request.method, path)
                 observation.api = route.method
-                return _json(200, await self._api.answer(route, body, observation))
+                return _json(200, await self.api.answer(route, body, observation))
         except RequestError as error:
             response = _json_error(error.http_status, error.message)
             if isinstance(error, BodyError):

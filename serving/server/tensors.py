@@ -21,24 +21,20 @@ from serving.errors import RequestError, invalid_argument
 
 # By type: the dtype, and the field that holds values where they are not raw bytes.
 _VALUE_FIELDS: dict[int, tuple[np.dtype, str]] = {
-    number: (np.dtype(dtype), field)
-    for number, dtype, field in (
-        (types_pb2.DT_FLOAT, np.float32, "float_val"),
-        (types_pb2.DT_DOUBLE, np.float64, "double_val"),
-        (types_pb2.DT_INT8, np.int8, "int_val"),
-        (types_pb2.DT_INT16, np.int16, "int_val"),
-        (types_pb2.DT_INT32, np.int32, "int_val"),
-        (types_pb2.DT_UINT8, np.uint8, "int_val"),
-        (types_pb2.DT_UINT16, np.uint16, "int_val"),
-        (types_pb2.DT_INT64, np.int64, "int64_val"),
-        (types_pb2.DT_UINT32, np.uint32, "uint32_val"),
-        (types_pb2.DT_UINT64, np.uint64, "uint64_val"),
-        (types_pb2.DT_BOOL, np.bool_, "bool_val"),
-        (types_pb2.DT_HALF, np.float16, "half_val"),
-        (types_pb2.DT_BFLOAT16, tf.bfloat16.as_numpy_dtype, "half_val"),
-        (types_pb2.DT_COMPLEX64, np.complex64, "scomplex_val"),
-        (types_pb2.DT_COMPLEX128, np.complex128, "dcomplex_val"),
-    )
+    dtype.as_datatype_enum: (np.dtype(dtype.as_numpy_dtype), field)
+    for field, dtypes in {
+        "float_val": [tf.float32],
+        "double_val": [tf.float64],
+        "int_val": [tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16],
+        "int64_val": [tf.int64],
+        "uint32_val": [tf.uint32],
+        "uint64_val": [tf.uint64],
+        "bool_val": [tf.bool],
+        "half_val": [tf.half, tf.bfloat16],
+        "scomplex_val": [tf.complex64],
+        "dcomplex_val": [tf.complex128],
+    }.items()
+    for dtype in dtypes
 }
 _TYPES = {dtype: (number, field) for number, (dtype, field) in _VALUE_FIELDS.items()}
 _BOOL = np.dtype(np.bool_)
@@ -100,19 +96,15 @@ def _decoded(key: str, proto: tensor_pb2.TensorProto, shape: tuple[int, ...]) ->
             return _strings(proto, num_elements).reshape(shape)
         dtype, field = _VALUE_FIELDS[proto.dtype]
         content = proto.tensor_content
+        if content and dtype is _BOOL:
+            # Any byte may come; only 0 and 1 are valid booleans in memory.
+            return (np.frombuffer(content, np.uint8) != 0).reshape(shape)
         if content:
-            return _from_bytes(content, dtype).reshape(shape)
+            return np.frombuffer(content, dtype).reshape(shape)
         return _filled(_from_values(getattr(proto, field), dtype), num_elements).reshape(shape)
     # An unknown type, bytes or values that do not fit: TensorFlow Serving has one message for all of them.
     except (KeyError, ValueError, OverflowError, IndexError) as error:
         raise _malformed(key) from error
-
-
-def _from_bytes(content: bytes, dtype: np.dtype) -> np.ndarray:
-    if dtype is _BOOL:
-        # Any byte may come; only 0 and 1 are valid booleans in memory.
-        return np.frombuffer(content, np.uint8) != 0
-    return np.frombuffer(content, dtype)
 
 
 def _from_values(values: Iterable, dtype: np.dtype) -> np.ndarray:

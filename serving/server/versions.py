@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from serving.errors import RequestError, invalid_argument
+from serving.saved_model.layout import ModelSpec
 from serving.saved_model.servable import Servable
 from serving.server.loaded_version import LoadedVersion
 from serving.server.metrics import Metrics
@@ -26,15 +27,6 @@ from tff_pdp.errors import ServingError
 Versions = Mapping[int, LoadedVersion]
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelSpec:
-    """The model that a request asks for, and the version by number or label, or its newest."""
-
-    name: str
-    version: int | None = None
-    label: str | None = None
-
-
 class ModelTable:
     """The models that are served, in the order they were given, and the loaded versions of each by name and number."""
 
@@ -43,16 +35,6 @@ class ModelTable:
         self.versions = {model.name: versions[model.name] for model in models}
         self._by_name = {model.name: model for model in models}
 
-    def _resolve(self, spec: ModelSpec) -> ModelSpec:
-        if not spec.name:
-            raise invalid_argument("ModelSpec has no name specified.")
-        if spec.label is None:
-            return spec
-        model = self._by_name.get(spec.name)
-        if model is None or spec.label not in model.labels:
-            raise invalid_argument(f"Unrecognized servable version label: {spec.label}")
-        return ModelSpec(spec.name, model.labels[spec.label])
-
     def find(self, spec: ModelSpec) -> LoadedVersion:
         """Returns the version that a request asks for.
 
@@ -60,11 +42,18 @@ class ModelTable:
           RequestError: INVALID_ARGUMENT without a name or with an unknown label; NOT_FOUND if no such version is
             loaded.
         """
-        spec = self._resolve(spec)
+        if not spec.name:
+            raise invalid_argument("ModelSpec has no name specified.")
+        version = spec.version
+        if spec.label is not None:
+            model = self._by_name.get(spec.name)
+            if model is None or spec.label not in model.labels:
+                raise invalid_argument(f"Unrecognized servable version label: {spec.label}")
+            version = model.labels[spec.label]
         versions = self.versions.get(spec.name, {})
-        number = max(versions, default=None) if spec.version is None else spec.version
+        number = max(versions, default=None) if version is None else version
         if number is None or number not in versions:
-            wanted = f"Latest({spec.name})" if spec.version is None else f"Specific({spec.name}, {spec.version})"
+            wanted = f"Latest({spec.name})" if version is None else f"Specific({spec.name}, {version})"
             raise RequestError(grpc.StatusCode.NOT_FOUND, f"Servable not found for request: {wanted}")
         return versions[number]
 
@@ -134,61 +123,48 @@ class StatusBoard:
         Raises:
           RequestError: NOT_FOUND for a model or version never seen.
         """
-        with self._lock:
-            known = dict(self._statuses.get(name, {}))
-        if version is not None:
-            if version not in known:
-                raise RequestError(grpc.StatusCode.NOT_FOUND, f"Could not find version {version} of model {name}")
-            return [known[version]]
-        if not known:
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Could not find any versions of model {name}")
-        return [known[number] for number in sorted(known, reverse=True)]
+        found = [status for status in self._newest_first(name) if version in (None, status.version)]
+        if not found:
+            wanted = "any versions" if version is None else f"version {version}"
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Could not find {wanted} of model {name}")
+        return found
 
     def errors(self, name: str) -> list[str]:
         """Returns why versions of a model ended, newest first."""
+        return [status.error for status in self._newest_first(name) if status.error]
+
+    def _newest_first(self, name: str) -> list[VersionStatus]:
         with self._lock:
-            known = dict(self._statuses.get(name, {}))
-        return [known[number].error for number in sorted(known, reverse=True) if known[number].error]
+            return sorted(self._statuses.get(name, {}).values(), key=lambda status: status.version, reverse=True)
 
 
 _LOGGER = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class VersionLoader:
     """Loads versions in threads of its own, several at a time. Callers take turns: the loader is not thread-safe.
 
     A version that does not load counts as missing, and is not tried again until its files change: with the policy
     `Latest(1)`, the newest version that loads is served. (TensorFlow Serving tries a version five times, a minute
     apart, with the old version meanwhile, and with none after a restart.)
+
+    Attributes:
+      load_export: checks, loads and warms up one export.
+      load_executor: threads that load.
+      run_executor: threads that run the requests of loaded versions.
+      batching: how requests are merged; None to run each on its own.
+      statuses: records states up to `LOADING`, or `END` after a failure.
+      metrics: counts every attempt and every batch.
     """
 
-    def __init__(
-        self,
-        load_export: Callable[[Path], Servable],
-        *,
-        load_executor: Executor,
-        run_executor: Executor,
-        batching: BatchingOptions | None,
-        statuses: StatusBoard,
-        metrics: Metrics,
-    ):
-        """Loads nothing yet.
-
-        Args:
-          load_export: checks, loads and warms up one export.
-          load_executor: threads that load.
-          run_executor: threads that run the requests of loaded versions.
-          batching: how requests are merged; None to run each on its own.
-          statuses: records states up to `LOADING`, or `END` after a failure.
-          metrics: counts every attempt and every batch.
-        """
-        self._load_export = load_export
-        self._load_executor = load_executor
-        self._run_executor = run_executor
-        self._batching = batching
-        self._statuses = statuses
-        self._metrics = metrics
-        self._refused: dict[Path, frozenset] = {}
+    load_export: Callable[[Path], Servable]
+    load_executor: Executor
+    run_executor: Executor
+    batching: BatchingOptions | None
+    statuses: StatusBoard
+    metrics: Metrics
+    _refused: dict[Path, frozenset] = dataclasses.field(default_factory=dict, init=False)
 
     def bring_up(
         self, models: Sequence[ServedModel], found: Mapping[str, Mapping[int, Path]], loaded: Mapping[str, Versions]
@@ -202,7 +178,7 @@ class VersionLoader:
             model.name: {
                 version: path
                 for version, path in found[model.name].items()
-                if version in tables[model.name] or not self._is_refused(path)
+                if version in tables[model.name] or path not in self._refused or self._refused[path] != _snapshot(path)
             }
             for model in models
         }
@@ -224,20 +200,17 @@ class VersionLoader:
         }
 
     def _loaded(self, name: str, version: int, servable: Servable) -> LoadedVersion:
-        on_batch = functools.partial(self._metrics.batch_ran, name)
+        on_batch = functools.partial(self.metrics.batch_ran, name)
         return LoadedVersion(
-            name, version, servable, executor=self._run_executor, batching=self._batching, on_batch=on_batch
+            name, version, servable, executor=self.run_executor, batching=self.batching, on_batch=on_batch
         )
-
-    def _is_refused(self, export_dir: Path) -> bool:
-        return export_dir in self._refused and self._refused[export_dir] == _snapshot(export_dir)
 
     def _load_all(self, exports: Sequence[tuple[str, int, Path]]) -> list[Servable | None]:
         """Loads exports of models and versions; returns None for each that does not load, and remembers its files."""
         for name, version, _ in exports:
-            self._statuses.set(name, version, START)
+            self.statuses.set(name, version, START)
         snapshots = [_snapshot(export_dir) for _, _, export_dir in exports]
-        servables = list(self._load_executor.map(self._load, *zip(*exports, strict=True)))
+        servables = list(self.load_executor.map(self._load, *zip(*exports, strict=True)))
         for (_, _, export_dir), snapshot, servable in zip(exports, snapshots, servables, strict=True):
             if servable is None:
                 self._refused[export_dir] = snapshot
@@ -245,11 +218,11 @@ class VersionLoader:
 
     def _load(self, name: str, version: int, export_dir: Path) -> Servable | None:
         """Runs in a thread: returns None, and says why in the version's status, if the export does not load."""
-        self._statuses.set(name, version, LOADING)
+        self.statuses.set(name, version, LOADING)
         start = time.monotonic()
         servable, reason = None, ""
         try:
-            servable = self._load_export(export_dir)
+            servable = self.load_export(export_dir)
         except ServingError as error:
             reason = str(error)
         # Files may vanish under the loader; whatever happens to one version, the others must go on.
@@ -257,9 +230,9 @@ class VersionLoader:
             _LOGGER.exception("Loading %s failed.", export_dir)
             reason = f"{export_dir} does not load: {error}"
         if servable is None:
-            self._statuses.set(name, version, END, reason)
+            self.statuses.set(name, version, END, reason)
             _LOGGER.warning("Version %d of %s is refused: %s", version, name, reason)
-        self._metrics.load_attempt(name, version, servable is not None, time.monotonic() - start)
+        self.metrics.load_attempt(name, version, servable is not None, time.monotonic() - start)
         return servable
 
 

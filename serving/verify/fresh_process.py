@@ -63,11 +63,6 @@ class FreshProcess:
     def __exit__(self, *_) -> None:
         self.close()
 
-    @property
-    def process_id(self) -> int:
-        """Returns the process id of the worker that runs now."""
-        return self._worker.process.pid
-
     def close(self) -> None:
         """Ends the process; a second time does nothing."""
         self._worker.stop()
@@ -142,16 +137,12 @@ class _Worker:
         self.stop = weakref.finalize(self, _stop, self.process, os.getpid())
 
     def ask(self, job: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         deadline = time.monotonic() + timeout_seconds
         try:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
         except BrokenPipeError:
             raise self._died() from None
-        return json.loads(self._read_line(deadline, timeout_seconds))
-
-    def _read_line(self, deadline: float, timeout_seconds: float) -> bytes:
-        assert self.process.stdout is not None
         line = b""
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -161,7 +152,7 @@ class _Worker:
             if not part:
                 raise self._died()
             line += part
-        return line
+        return json.loads(line)
 
     def _died(self) -> _WorkerFailed:
         status = self.process.wait()

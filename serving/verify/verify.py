@@ -42,7 +42,8 @@ class VerifiedExport:
 
     def summary(self) -> str:
         """Returns a few lines for a person."""
-        claims = [f"{key.replace('_', ' ')} {value}" for key, value in self.claims.items() if _is_plain(value)]
+        plain = {key: value for key, value in self.claims.items() if isinstance(value, str | int | float)}
+        claims = [f"{key.replace('_', ' ')} {value}" for key, value in plain.items()]
         lines = [
             f"{self.export_dir}: verified",
             f"  {len(self.files)} files, {self.total_bytes:,} bytes; {len(self.ops)} ops, all allowed; "
@@ -54,20 +55,14 @@ class VerifiedExport:
         return "\n".join(lines)
 
 
-def verify_export(
-    export_dir: Path, *, expectations: Sequence[Expectation] = (), process: FreshProcess | None = None
-) -> VerifiedExport:
+def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequence[Expectation] = ()) -> VerifiedExport:
     """Checks the files and the graph of one version, loads the export and compares its answers, in a fresh process.
 
-    The calling process reads nothing of the export before. By default a process is started for this call, which takes
-    seconds.
+    The calling process reads nothing of the export before.
 
     Raises:
       ServingError: the export is refused; the message names the file or the answer, and why.
     """
-    if process is None:
-        with FreshProcess() as own:
-            return verify_export(export_dir, expectations=expectations, process=own)
     found = process.verify(export_dir, expectations)
     manifest = layout.read_manifest(export_dir)
     return VerifiedExport(
@@ -96,10 +91,6 @@ def versions_below(path: Path, *, latest: bool = False) -> list[Path]:
     if not versions:
         raise ServingError(f"{path} holds neither a {layout.SAVED_MODEL_FILE} nor numbered versions.")
     return versions[-1:] if latest else versions
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def _described(tensors: Mapping[str, Any]) -> str:

@@ -52,13 +52,6 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}
 
 
-def _scan(export_dir: Path) -> None:
-    """Looks for ops that read and write files, by TensorFlow's own list; the command prints them and does not fail."""
-    text = _run_command(export_dir, "scan")
-    if "does not contain the default denylisted ops" not in text or "contains the following denylisted ops" in text:
-        raise ServingError(f"{export_dir}: saved_model_cli scan finds what it forbids: {text.strip()}")
-
-
 def _run_signature(export_dir: Path, signature_name: str, inputs: Arrays, scratch: Path) -> Arrays:
     """Loads the export once more, runs one signature on inputs from a file, and returns the answers by their keys."""
     file, answers = scratch / "inputs.npz", scratch / "answers"
@@ -109,7 +102,7 @@ def _try_export(export_dir: Path, expectations: list[dict[str, str]], scratch: P
         stored = list(warmup.read_requests(export_dir))
         _check_all_warm_up(export_dir, servable, stored)
         requests = [_checked_request(export_dir, servable, expectation) for expectation in expectations]
-        requests += [(request.signature_name, request.inputs) for request in stored if request.kind == warmup.PREDICT]
+        requests += [(request.signature_name, request.inputs) for request in stored if request.method == layout.PREDICT]
         _try_command_line(export_dir, servable, requests, scratch)
         return {
             "signatures": {
@@ -157,7 +150,10 @@ def _try_command_line(export_dir: Path, servable: Servable, requests: list[tuple
     """Tries TensorFlow's own tool, as receivers of an export do: `show`, `scan` and `run`."""
     # Builds every function of the object graph, without running any.
     _run_command(export_dir, "show", "--all")
-    _scan(export_dir)
+    # Looks for ops that read and write files, by TensorFlow's own list; prints them and does not fail.
+    text = _run_command(export_dir, "scan")
+    if "does not contain the default denylisted ops" not in text or "contains the following denylisted ops" in text:
+        raise ServingError(f"{export_dir}: saved_model_cli scan finds what it forbids: {text.strip()}")
     for signature_name, inputs in requests[:1]:
         answers = _run_signature(export_dir, signature_name, inputs, scratch)
         what = f"{export_dir}, run by saved_model_cli,"

@@ -8,6 +8,7 @@ from benchmarks.serving import run
 from benchmarks.serving.layouts import LAYOUTS, build_models, client_id
 from serving.models import STACKED
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")
 
@@ -28,7 +29,7 @@ def test_every_layout_is_exported_and_called(tmp_path, monkeypatch):
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["mixes_clients"] == (row["layout"] != run.PER_CLIENT)
     base_path = exports[STACKED, 3][0].parent
-    with EmbeddedServer(base_path, run.MODEL_NAME) as server:
+    with EmbeddedServer([ServedModel(run.MODEL_NAME, base_path)]) as server:
         monkeypatch.setattr(run, "running_server", lambda *_: _Ports(server))
         monkeypatch.setattr(run, "CALLS", 3)
         figures = run.measure_protocols(base_path, run.MODEL_NAME)

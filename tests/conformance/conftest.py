@@ -48,7 +48,7 @@ def addresses(request):
 
     folder = request.getfixturevalue("models_folder")
     models = read_model_config_file(folder / CONFIG_FILE)
-    with EmbeddedServer.of_models(models, batching=read_batching_file(folder / BATCHING_FILE)) as server:
+    with EmbeddedServer(models, batching=read_batching_file(folder / BATCHING_FILE)) as server:
         yield Addresses(f"127.0.0.1:{server.grpc_port}", f"127.0.0.1:{server.rest_port}")
 
 

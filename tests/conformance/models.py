@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.production.containers import BATCHING_FILE, KitOptions, batching_parameters
-from serving.production.exports import docker_run
+from serving.production import exports
+from serving.production.containers import BATCHING_FILE, batching_parameters
+from serving.production.options import KitOptions
 from serving.tf_serving import CONFIG_FILE, MODELS_DIRECTORY, ServedModel, Specific, write_model_config_file
 from tests.rounding import ELEMENTARY, gamma
 
@@ -111,7 +112,7 @@ def write_models(folder: Path, models_directory: Path = Path(MODELS_DIRECTORY)) 
 def docker_command(folder: Path) -> str:
     """What serves them with TensorFlow Serving."""
     batching = ["--enable_batching=true", f"--batching_parameters_file={MODELS_DIRECTORY}/{BATCHING_FILE}"]
-    return docker_run(folder, MODELS_DIRECTORY, batching)
+    return exports.docker_command(folder, arguments=batching)
 
 
 def _drawing(seed: int):
@@ -126,6 +127,7 @@ REGRESSION_TOLERANCE = regression().rounding(3.0)
 
 def _export(base_path: Path, known: KnownModel, process) -> None:
     from serving.export.exporter import export_models
+    from serving.export.versions import hold
     from serving.models import PersonalModels
     from tff_pdp.models.dense import build_linear_regression, build_mlp
 
@@ -134,15 +136,15 @@ def _export(base_path: Path, known: KnownModel, process) -> None:
     else:
         model = build_mlp(IMAGE_SHAPE, NUM_CLASSES, (HIDDEN_UNITS,))
     rows = np.arange(1, len(CLIENT_IDS) + 1, dtype=np.int32)
-    export_models(
-        base_path,
-        PersonalModels(model, CLIENT_IDS, rows, known.shared, known.stacked),
-        model_name=known.name,
-        privacy_report={"claim": "none: these weights are drawn at random"},
-        model_card={"purpose": "conformance tests of servers"},
-        version=known.version,
-        process=process,
-    )
+    with hold(base_path) as held:
+        export_models(
+            held,
+            PersonalModels(model, CLIENT_IDS, rows, known.shared, known.stacked),
+            model_name=known.name,
+            privacy_report={"claim": "none: these weights are drawn at random"},
+            model_card={"purpose": "conformance tests of servers"},
+            process=process,
+        )
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from serving.__main__ import COMMANDS as SERVING_COMMANDS
 from serving.client_ids import ClientIdHash
-from serving.production.containers import KitOptions
+from serving.production.containers import REST_PORT
 from tests.conformance.models import CLASSIFIER, IMAGE_SHAPE, TOLERANCE
 from tests.places import ROOT
 from tests.rounding import half_a_digit
@@ -23,7 +23,7 @@ from tff_pdp.cli import COMMANDS
 pytestmark = pytest.mark.all
 
 TEXT = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-REST_ADDRESS = f"127.0.0.1:{KitOptions().rest_port}"
+REST_ADDRESS = f"127.0.0.1:{REST_PORT}"
 TABLES = {"serving": SERVING_COMMANDS, "tff-pdp": COMMANDS}
 
 

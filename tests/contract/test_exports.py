@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from serving.export.exporter import export_models
+from serving.export.versions import hold
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED
 from serving.saved_model.servable import load_servable
 from tests.contract.contract_support import build
@@ -90,15 +91,16 @@ def test_rows_of_an_export_are_the_personal_models(name, served_and_weights):
 @pytest.mark.parametrize("name", parameters(sorted(ALGORITHMS.own), test=EXPORTED))
 def test_an_export_answers_like_the_personal_models(name, served_and_weights, fresh_process, tmp_path):
     served, weights, global_weights = served_and_weights
-    version = export_models(
-        tmp_path,
-        served.models,
-        model_name=name,
-        privacy_report={},
-        model_card={},
-        references=served.references,
-        process=fresh_process,
-    )
+    with hold(tmp_path) as held:
+        version = export_models(
+            held,
+            served.models,
+            model_name=name,
+            privacy_report={},
+            model_card={},
+            references=served.references,
+            process=fresh_process,
+        )
     servable = load_servable(version)
     asked = [*IDS, "stranger", ""] * 2
     rng = np.random.default_rng(0)

@@ -8,6 +8,7 @@ from beam_pipelines.sources.partition import write_digits_leaf
 from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tests.places import DEMO
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.experiment.build import experiment_engine
@@ -99,7 +100,7 @@ def test_every_user_is_answered_by_its_own_model(output, name):
     # A probability changes by less than the logits do; served and expected ones are both rounded.
     logits = np.stack([_logit_magnitude(own, row) for own, row in zip(models, x, strict=True)])
     bounds = 2 * (PROBABILITY * expected + LOGIT * logits)
-    with EmbeddedServer(config.export_folder, name, rest_port=0, grpc_port=0) as server:
+    with EmbeddedServer([ServedModel(name, config.export_folder)]) as server:
         rest = RestClient(f"127.0.0.1:{server.rest_port}").predict(name, ids, x)
         with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
             grpc = client.predict(name, ids, x)

@@ -15,6 +15,7 @@ import yaml
 import tff_pdp.algorithms.whole_models.pfedme as method_module
 from serving.client.rest_client import RestClient
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tests.places import ROOT
 from tff_pdp import testing
 from tff_pdp.cli import main
@@ -84,7 +85,7 @@ def test_what_comes_from_outside_is_trained_tested_exported_and_served(lab, conf
     own_id = exported_ids(config)
     ids = [own_id(client_id) for client_id in client_ids]
     export = tf.saved_model.load(str(config.export_folder / "1"))
-    with EmbeddedServer(config.export_folder, "wards", rest_port=0, grpc_port=0) as server:
+    with EmbeddedServer([ServedModel("wards", config.export_folder)]) as server:
         answers = RestClient(f"127.0.0.1:{server.rest_port}").predict("wards", ids, x)
     directly = export.signatures["serving_default"](client_id=tf.constant(ids), x=tf.constant(x))
     np.testing.assert_allclose(answers.answers, directly["probabilities"], rtol=1e-5)

@@ -18,6 +18,7 @@ from serving.export.model_checks import LayoutSize
 from serving.saved_model import layout
 from serving.saved_model.servable import load_servable
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tests.places import DEMO
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
@@ -96,7 +97,7 @@ def weights_and_test_examples(config, name):
 def answers_of(config, client_ids, x):
     name = config.export.model_name
     client_ids = [exported_ids(config)(client_id) for client_id in client_ids]
-    with EmbeddedServer(config.export_folder, name, rest_port=0, grpc_port=0) as server:
+    with EmbeddedServer([ServedModel(name, config.export_folder)]) as server:
         rest = RestClient(f"127.0.0.1:{server.rest_port}").predict(name, client_ids, x)
         with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
             grpc = client.predict(name, client_ids, x)
@@ -110,7 +111,7 @@ def predictions_of(config, client_id, capsys, *options):
     path = Path(config.output) / "experiment.yaml"
     path.write_text(yaml.safe_dump(config.to_dict()))
     name = config.export.model_name
-    with EmbeddedServer(config.export_folder, name, rest_port=0, grpc_port=0) as server:
+    with EmbeddedServer([ServedModel(name, config.export_folder)]) as server:
         address = f"127.0.0.1:{server.rest_port}"
         arguments = ["--config", str(path), "--client-id", client_id, "--address", address, *options]
         assert main(["predict", *arguments]) == 0

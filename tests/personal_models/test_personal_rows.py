@@ -34,7 +34,6 @@ def test_what_everybody_has_is_held_once():
     assert list(rows.shared) == ["body"]
     assert rows.stacked["head"].tolist() == [0, 5, 6]
     assert (rows.rows.tolist(), rows.rows.dtype, rows.num_rows) == ([1, 2, 1], np.int32, 3)
-    assert (rows.nbytes_of_shared, rows.nbytes_of_row) == (8, 4)
     rows.separate()
     assert rows.stacked["head"].tolist() == [0, 5, 6, 5]
     assert rows.rows.tolist() == [1, 2, 3]
@@ -57,7 +56,7 @@ def test_a_name_that_differs_late_is_filled_in_for_all_before():
 def test_where_everybody_has_the_global_model_nothing_is_stacked():
     rows = PersonalRows(GLOBAL, 2, iter([weights([1, 2], 0)] * 2))
     rows.separate()
-    assert (rows.stacked, rows.rows.tolist(), rows.num_rows, rows.nbytes_of_row) == ({}, [0, 0], 1, 0)
+    assert (rows.stacked, rows.rows.tolist(), rows.num_rows) == ({}, [0, 0], 1)
     assert_equal([rows.shared], [GLOBAL])
 
 

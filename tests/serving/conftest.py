@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 
 from serving.export.exporter import export_models
+from serving.export.versions import hold
 from serving.models import PersonalModels
 from serving.server.embedded import EmbeddedServer
+from serving.server.options import Limits
+from serving.tf_serving import ServedModel
 from serving.verify.fresh_process import FreshProcess
 from tests.rounding import ELEMENTARY, gamma
 from tff_pdp.models.base import Model
@@ -49,13 +52,13 @@ class Exporter:
     def export(self, base_path: Path, personal_weights=None, **changes) -> Path:
         arguments = {
             "models": self.models(personal_weights),
-            "example_inputs": self.x,
             "model_name": MODEL_NAME,
             "privacy_report": {"claim": "none"},
             "model_card": {"purpose": "test"},
             "process": self.process,
         }
-        return export_models(base_path, **{**arguments, **changes})
+        with hold(base_path.absolute()) as held:
+            return export_models(held, **{**arguments, **changes})
 
     def rounding(self, x: np.ndarray | None = None) -> float:
         """How far two probabilities of one client's model may lie apart in float32, of examples as large as these.
@@ -100,6 +103,6 @@ def export_dir(exporter, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def server(export_dir):
     with EmbeddedServer(
-        export_dir.parent, MODEL_NAME, poll_seconds=60, max_bytes=MAX_BYTES, max_elements=MAX_ELEMENTS
+        [ServedModel(MODEL_NAME, export_dir.parent)], poll_seconds=60, limits=Limits(MAX_BYTES, MAX_ELEMENTS)
     ) as running:
         yield running

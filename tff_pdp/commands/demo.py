@@ -16,6 +16,7 @@ from serving.client.grpc_client import GrpcClient
 from serving.client.rest_client import RestClient
 from serving.production.exports import docker_command, write_models_config
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
@@ -105,7 +106,7 @@ def _largest_difference(config: ExperimentConfig) -> float:
     clients = method.clients
     base_path, name = config.export_folder, config.export.model_name
     differences = []
-    with EmbeddedServer(base_path, name, rest_port=0, grpc_port=0) as server:
+    with EmbeddedServer([ServedModel(name, base_path)]) as server:
         for client in (RestClient(f"127.0.0.1:{server.rest_port}"), GrpcClient(f"127.0.0.1:{server.grpc_port}")):
             for client_id in clients.client_ids:
                 x = clients.load(client_id, "test").x[:NUM_EXAMPLES]

@@ -13,6 +13,7 @@ from serving.export.exporter import export_models
 from serving.export.model_checks import LayoutSize, estimate
 from serving.export.per_client import export_per_client, only_client
 from serving.export.versions import hold
+from serving.verify.fresh_process import FreshProcess
 from tff_pdp.experiment.build import experiment_engine, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
@@ -75,7 +76,8 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
         published.
       DataError: another process writes to the run's folder, or a file there is damaged.
     """
-    with only_writer(config.algorithm_folder(config.export.algorithm)):
+    # First of all the process: it imports TensorFlow while this one loads and checks.
+    with FreshProcess() as process, only_writer(config.algorithm_folder(config.export.algorithm)):
         method, state = load_trained(config, config.export.algorithm)
         exported_id = exported_ids(config)
         with contextlib.ExitStack() as stack:
@@ -89,12 +91,13 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
         card = _model_card(method, state, served, report) | {
             "title": config.title,
             **ids_and_settings(config, exported_id),
+            "run": run_id_of(config.algorithm_folder(config.export.algorithm)),
         }
-        card["run"] = run_id_of(config.algorithm_folder(config.export.algorithm))
         name, folder = config.export.model_name, config.export_folder
         content: dict[str, Any] = {"privacy_report": report, "model_card": card, "references": served.references}
+        content["process"] = process
         if is_divided:
-            own = export_per_client(folder.parent, served.models, model_name=name, progress=True, **content)
+            own = export_per_client(folder.parent, served.models, model_name=name, **content)
             versions = {f"{name}.{client_id}": version for client_id, version in own.items()}
             size = estimate(only_client(served.models, 0) if served.models.client_ids else served.models)
         else:

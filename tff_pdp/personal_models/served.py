@@ -6,7 +6,7 @@ returns, some clients at a time. Models that are made from small states may be h
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,11 @@ import tensorflow as tf
 
 from serving.export.expectations import MAX_REFERENCES
 from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, PersonalModels
+from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
 from tff_pdp.models.derived import SCALE, SHIFT
 from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, mean_arrays, nbytes
-
-_DIGEST_BYTES = 16
 
 
 class PersonalRows:
@@ -53,8 +52,10 @@ class PersonalRows:
         everything = dict(self.shared)
         for client, arrays in zip(range(num_clients), clients, strict=True):
             own = {name: _like(everything, name, arrays) for name in {**everything, **arrays}}
-            different = [name for name, array in own.items() if not _same_bits(array, everything[name])]
-            key = tuple((name, _digest(own[name])) for name in different)
+            # By bits, not by value: zeros have a sign.
+            different = [name for name in own if not np.array_equal(_bytes(own[name]), _bytes(everything[name]))]
+            digests = [hashlib.blake2b(_bytes(own[name]).data, digest_size=16).digest() for name in different]
+            key = tuple(zip(different, digests, strict=True))
             if key not in known:
                 known[key] = len(known)
                 self._write(known[key], own, different)
@@ -65,16 +66,6 @@ class PersonalRows:
     def stacked(self) -> dict[str, np.ndarray]:
         """The rows: `[num_rows, ...]` by name."""
         return {name: buffer[: self.num_rows] for name, buffer in sorted(self._buffers.items())}
-
-    @property
-    def nbytes_of_row(self) -> int:
-        """The number of bytes of one row of all stacks together."""
-        return sum(buffer[0].nbytes for buffer in self._buffers.values())
-
-    @property
-    def nbytes_of_shared(self) -> int:
-        """The number of bytes of the shared arrays."""
-        return sum(array.nbytes for array in self.shared.values())
 
     def separate(self) -> None:
         """Gives every client a row of its own, in the order of clients, where anything differs at all."""
@@ -111,15 +102,6 @@ def _like(expected: Arrays, name: str, arrays: Arrays) -> np.ndarray:
     return array
 
 
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    # Not by value: zeros have a sign.
-    return np.array_equal(_bytes(one), _bytes(other))
-
-
-def _digest(array: np.ndarray) -> bytes:
-    return hashlib.blake2b(_bytes(array).data, digest_size=_DIGEST_BYTES).digest()
-
-
 def _bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
@@ -128,6 +110,8 @@ AUTO, PER_CLIENT = "auto", "per_client"
 # One export up to here; larger ones of few clients are divided.
 MAX_BYTES_OF_ONE_EXPORT = 2**30
 MAX_CLIENTS_OF_OWN_EXPORTS = 100
+# How names of arrays begin, of the server's broadcast and of clients' states.
+_BROADCAST, _STATE = "broadcast", "client"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +161,7 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
         del states
     references: dict[str, Arrays] = {"": global_weights}
     rows = PersonalRows(global_weights, num_clients, _noting(trained, references))
-    shared, row = rows.nbytes_of_shared, rows.nbytes_of_row
+    shared, row = nbytes(rows.shared), nbytes({name: stack[0] for name, stack in rows.stacked.items()})
     sizes |= {STACKED: shared + (1 + num_clients) * row, CLUSTERS: shared + rows.num_rows * row}
     possible = [CLUSTERS, PER_CLIENT] if _are_worth_sharing(rows) else [STACKED, PER_CLIENT]
     chosen = _choice(layout, {name: sizes[name] for name in possible}, num_clients)
@@ -200,35 +184,44 @@ def from_states(trained: TrainedClients) -> PersonalModels:
     algorithm = trained.algorithm
     message = algorithm.broadcast(trained.server_state)
     first = algorithm.init_client(message)
-    message_names, state_names = _names(message, "broadcast"), _names(first, "client")
 
     def own_arrays() -> Iterator[Arrays]:
         for numbers, states in trained.parts():
             for number, state in zip(numbers, states, strict=True):
-                yield {**trained.scaling(number), **_flat(state, state_names)}
+                yield {**trained.scaling(number), **_flat(state, _STATE)}
 
     rows = PersonalRows(
-        {**mean_arrays(trained.scalings), **_flat(first, state_names)}, len(trained.client_ids), own_arrays()
+        {**mean_arrays(trained.scalings), **_flat(first, _STATE)}, len(trained.client_ids), own_arrays()
     )
     if not _are_worth_sharing(rows):
         rows.separate()
-    scaling_names = (SHIFT, SCALE) if trained.scalings else ()
-
-    def make_weights(shared: Weights, own: Weights) -> Weights:
-        # Which of the two has a name depends on the values: a state that nobody changed is shared.
-        arrays = {name: tf.convert_to_tensor(array) for name, array in {**shared, **own}.items()}
-        weights = algorithm.personalise(_nested(message_names, arrays), _nested(state_names, arrays))
-        return {**{name: arrays[name] for name in scaling_names}, **weights}
-
     return PersonalModels(
         trained.served_model,
         trained.client_ids,
         rows.rows,
-        {**_flat(message, message_names), **rows.shared},
+        {**_flat(message, _BROADCAST), **rows.shared},
         rows.stacked,
-        make_weights=make_weights,
-        layout=HYPERNETWORK,
+        weights_from_states(algorithm, message, first, is_scaled=bool(trained.scalings)),
+        HYPERNETWORK,
     )
+
+
+def weights_from_states(
+    algorithm: Algorithm, message: Any, state: Any, *, is_scaled: bool
+) -> Callable[[Weights, Weights], Weights]:
+    """Returns `make_weights` of models whose rows are states, like `state`, with a broadcast like `message` shared.
+
+    With `is_scaled`, rows have the scaling of inputs, too.
+    """
+    scaling_names = (SHIFT, SCALE) if is_scaled else ()
+
+    def make_weights(shared: Weights, own: Weights) -> Weights:
+        # Which of the two has a name depends on the values: a state that nobody changed is shared.
+        arrays = {name: tf.convert_to_tensor(array) for name, array in {**shared, **own}.items()}
+        weights = algorithm.personalise(_nested(message, _BROADCAST, arrays), _nested(state, _STATE, arrays))
+        return {**{name: arrays[name] for name in scaling_names}, **weights}
+
+    return make_weights
 
 
 def _choice(layout: str, sizes: Mapping[str, int], num_clients: int) -> str:
@@ -270,21 +263,15 @@ def _reference_numbers(trained: TrainedClients) -> list[int]:
     return sorted(set(np.linspace(0, last, count).astype(int).tolist())) if last >= 0 else []
 
 
-def _names(state: Any, prefix: str) -> Any:
-    """Returns the nest with each leaf replaced by its name: the keys on the way to it."""
+def _flat(state: Any, name: str) -> dict[str, np.ndarray]:
+    """Returns the leaves of a nest by name: `name`, and the keys on the way to the leaf."""
     if isinstance(state, Mapping):
-        return {key: _names(value, f"{prefix}/{key}") for key, value in state.items()}
-    return prefix
+        return {path: leaf for key, inner in state.items() for path, leaf in _flat(inner, f"{name}/{key}").items()}
+    return {name: np.asarray(state)}
 
 
-def _flat(state: Any, names: Any) -> dict[str, np.ndarray]:
-    if isinstance(names, Mapping):
-        return {name: leaf for key, inner in names.items() for name, leaf in _flat(state[key], inner).items()}
-    return {names: np.asarray(state)}
-
-
-def _nested(names: Any, arrays: Mapping[str, Any]) -> Any:
-    """The inverse of `_flat`."""
-    if isinstance(names, Mapping):
-        return {key: _nested(inner, arrays) for key, inner in names.items()}
-    return arrays[names]
+def _nested(like: Any, name: str, arrays: Mapping[str, Any]) -> Any:
+    """The inverse of `_flat`, of a nest like this one."""
+    if isinstance(like, Mapping):
+        return {key: _nested(inner, f"{name}/{key}", arrays) for key, inner in like.items()}
+    return arrays[name]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from serving.export.exporter import export_models
+from serving.export.versions import hold
 from serving.models import PersonalModels
 from serving.saved_model import layout
 from tests.places import DEMO
@@ -19,6 +20,7 @@ from tff_pdp.experiment.config import load_experiment
 from tff_pdp.models import dense
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, exported_ids, ids_and_settings
+from tff_pdp.personal_models.new_clients import version as new_versions
 from tff_pdp.personal_models.new_clients.version import adding_to_export, publish_with_clients
 
 pytestmark = pytest.mark.usefixtures("one_fresh_process")
@@ -55,13 +57,15 @@ def export_of(config, clients=CLIENTS):
         {name: np.stack([own[name] for own in weights]) for name in model.head},
     )
     name = config.export.algorithm
-    return export_models(
-        config.export_folder,
-        models,
-        model_name=config.export.model_name,
-        privacy_report={"unit": "silo_example", "claim": "none", "claim_reason": "made up", "silos": []},
-        model_card={"algorithm": name, "clients": len(clients), **ids_and_settings(config, exported_id)},
-    )
+    with hold(config.export_folder) as held, new_versions.FreshProcess() as process:
+        return export_models(
+            held,
+            models,
+            model_name=config.export.model_name,
+            privacy_report={"unit": "silo_example", "claim": "none", "claim_reason": "made up", "silos": []},
+            model_card={"algorithm": name, "clients": len(clients), **ids_and_settings(config, exported_id)},
+            process=process,
+        )
 
 
 def row_of(exported, value):

@@ -14,6 +14,7 @@ from serving.client.rest_client import RestClient
 from serving.client_ids import ClientIdHash
 from serving.export.stored_models import read_models
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tests.places import DEMO
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError, DataError, ServingError
@@ -158,7 +159,7 @@ def test_a_running_server_takes_up_a_new_user_whose_model_fits_and_nobody_elses_
     new = silo("carol", 7, is_flipped=True)
     dataset = new_dataset(tmp_path / "new", [new, silo("dave", 8)])
     before = arrays_of(config, version)
-    with EmbeddedServer(config.export_folder, config.export.model_name, rest_port=0, grpc_port=0) as server:
+    with EmbeddedServer([ServedModel(config.export.model_name, config.export_folder)]) as server:
         assert served_accuracy(server, config, "carol", new, personalized=False) < 0.5
         done = personalize(config, dataset, ["carol"], FitOptions(steps=300, learning_rate=1.0), progress=False)
         assert int(done.version.name) == int(version.name) + 1

@@ -83,7 +83,7 @@ def test_examples_are_classified_with_or_without_a_client(images, servable):
         example(x=floats(x), **({"client_id": strings(client_id.encode())} if client_id else {}))
         for client_id, x in zip(IDS, images.x, strict=True)
     ]
-    answer = servable.classify("classify", np.array(serialised, object))
+    answer = servable.on_examples("classify", "classify", np.array(serialised, object))
     assert set(answer) == {"classes", "scores"}
     assert answer["classes"].tolist() == [[b"0", b"1", b"2"]] * 4
     np.testing.assert_allclose(answer["scores"], images.expected(IDS, images.x), atol=images.rounding())
@@ -103,7 +103,7 @@ def test_examples_are_classified_with_or_without_a_client(images, servable):
 )
 def test_examples_that_do_not_fit_are_refused(servable, broken, message):
     with refuses(message) as caught:
-        servable.classify("classify", np.array([example(x=floats(range(72))), broken], object))
+        servable.on_examples("classify", "classify", np.array([example(x=floats(range(72))), broken], object))
     assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from serving.export.exporter import export_models
+from serving.export.versions import hold
 from serving.models import PersonalModels
+from serving.verify.fresh_process import FreshProcess
 from tests.serving.fuzz.cases import ServedModel
 from tff_pdp.models.dense import build_mlp
 
@@ -56,7 +58,8 @@ def export_model(root: Path) -> ServedModel:
         shared={},
         stacked={name: np.stack([one[name] for one in weights.values()]) for name in weights[""]},
     )
-    export_models(base_path, models, model_name=MODEL_NAME, privacy_report={}, model_card={}, example_inputs=examples)
+    with hold(base_path) as held, FreshProcess() as process:
+        export_models(held, models, model_name=MODEL_NAME, privacy_report={}, model_card={}, process=process)
     answers = {
         key: tf.nn.softmax(model.predict(value, tf.constant(examples))).numpy() for key, value in weights.items()
     }

@@ -8,8 +8,8 @@ import pytest
 from serving.__main__ import COMMANDS, main
 from serving.production import rollout
 from serving.production.kit import write_production_kit
-from serving.production.rollout import plan_promotion, plan_rollout, roll_out
-from serving.tf_serving import All, Latest, ServedModel, Specific, read_model_config_file
+from serving.production.rollout import plan_rollout, roll_out
+from serving.tf_serving import Latest, ServedModel, Specific, read_model_config_file
 from tests.serving.production.fake_exports import write_export
 from tests.serving.production.label_server import AVAILABLE, END, LabelServer, running
 from tests.unrun import parse
@@ -49,15 +49,15 @@ def test_the_plan_loads_before_it_labels():
     assert plan.loading([]) == [other, _toy(Specific((1, 2, 3)), stable=1, canary=2)]
     assert plan.before == [other, toy]
     assert plan.final == [other, _toy(Specific((2, 3)), stable=2, canary=3)]
-    promotion = plan_promotion([other, toy], "toy")
+    promotion = plan_rollout([other, toy], "toy", None)
     assert promotion.final[1] == _toy(Specific((2,)), stable=2)
     with pytest.raises(ServingError, match="has no canary"):
-        plan_promotion([other, toy], "other")
+        plan_rollout([other, toy], "other", None)
     with pytest.raises(ServingError, match="'digits' is not in the list; it has other, toy"):
         plan_rollout([other, toy], "digits", 1)
 
 
-@pytest.mark.parametrize("policy", [Latest(2), All()])
+@pytest.mark.parametrize("policy", [Latest(2), Latest(None)])
 def test_what_answers_meanwhile_stays_loaded(policy):
     plan = plan_rollout([_toy(policy, stable=3)], "toy", 6)
     # What the server has loaded, and what a label names whether it is loaded or not.
@@ -66,7 +66,7 @@ def test_what_answers_meanwhile_stays_loaded(policy):
 
 def test_labels_of_other_names_stay():
     before = _toy(Specific((3, 4, 9)), stable=3, canary=4, audited=9)
-    plan = plan_promotion([before], "toy")
+    plan = plan_rollout([before], "toy", None)
     assert plan.final == [_toy(Specific((4, 9)), stable=4, audited=9)]
     assert plan.versions == (4, 9)
 

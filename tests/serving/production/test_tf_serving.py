@@ -18,10 +18,10 @@ def test_models_config_parses_and_agrees_with_the_command(tmp_path):
     (entry,) = config.model_config_list.config
     assert (entry.name, entry.base_path, entry.model_platform) == ("toy", "/models/toy", "tensorflow")
     assert entry.model_version_policy.latest.num_versions == 1
-    words = shlex.split(docker_command(tmp_path, "toy", rest_port=9001))
+    words = shlex.split(docker_command(tmp_path, "toy"))
     assert words[:3] == ["docker", "run", "--rm"]
     assert f"type=bind,source={tmp_path},target=/models/toy,readonly" in words
-    assert "127.0.0.1:9001:8501" in words
+    assert "127.0.0.1:8501:8501" in words
     assert words[-1] == f"--model_config_file=/models/toy/{path.name}"
 
 
@@ -53,7 +53,7 @@ def test_nothing_to_serve_is_refused(tmp_path):
     with pytest.raises(ServingError, match="holds no version"):
         write_models_config(tmp_path, "toy")
     with pytest.raises(ServingError, match="cannot be served"):
-        docker_command(tmp_path, 'a"b')
+        write_models_config(tmp_path, 'a"b')
 
 
 @pytest.mark.parametrize(

@@ -484,7 +484,7 @@ def test_an_unreadable_file_is_refused(copy, monkeypatch):
     def fail(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(manifest, "sha256", fail)
+    monkeypatch.setattr(manifest, "prefix_of", fail)
     with refuses(copy, "cannot be read: .*Permission denied"):
         check_export(copy)
 

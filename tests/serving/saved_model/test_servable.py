@@ -158,29 +158,29 @@ def test_an_op_that_fails_refuses_the_request_with_its_message(servable):
 
 
 def test_only_signatures_whose_tensors_all_begin_with_the_examples_are_batchable(servable):
-    assert servable.predict_signature("").is_batchable
+    assert servable.signature("").is_batchable
     # A shape of its own, or one that is fixed, is not divided among requests.
-    assert not servable.predict_signature("fixed").is_batchable
-    assert not servable.predict_signature("scalar").is_batchable
+    assert not servable.signature("fixed").is_batchable
+    assert not servable.signature("scalar").is_batchable
 
 
 def test_unknown_signatures_are_refused_differently_by_predict_and_classify(servable):
     expected = (grpc.StatusCode.FAILED_PRECONDITION, 'Serving signature key "s" not found.')
     assert refusal(lambda: servable.predict("s", arrays())) == expected
     expected = (grpc.StatusCode.INVALID_ARGUMENT, "No signature was found with the name: s")
-    assert refusal(lambda: servable.classify("s", examples(1))) == expected
-    assert refusal(lambda: servable.regress("s", examples(1))) == expected
+    assert refusal(lambda: servable.on_examples("classify", "s", examples(1))) == expected
+    assert refusal(lambda: servable.on_examples("regress", "s", examples(1))) == expected
 
 
 def test_classify_returns_classes_and_scores(servable):
-    outputs = servable.classify("classify", examples(2, -3))
+    outputs = servable.on_examples("classify", "classify", examples(2, -3))
     assert outputs["classes"].tolist() == [[b"plus", b"minus"]] * 2
     np.testing.assert_array_equal(outputs["scores"], [[2, -2], [-3, 3]])
 
 
 def test_regress_returns_values(servable):
-    np.testing.assert_array_equal(servable.regress("regress", examples(2, -3))["outputs"], [4, -6])
-    np.testing.assert_array_equal(servable.regress("column", examples(2, -3))["outputs"], [[2], [-3]])
+    np.testing.assert_array_equal(servable.on_examples("regress", "regress", examples(2, -3))["outputs"], [4, -6])
+    np.testing.assert_array_equal(servable.on_examples("regress", "column", examples(2, -3))["outputs"], [[2], [-3]])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_regress_returns_values(servable):
     ],
 )
 def test_signatures_that_cannot_classify_or_regress_are_refused(servable, method, name, values, message):
-    code, found = refusal(lambda: getattr(servable, method)(name, examples(*values)))
+    code, found = refusal(lambda: servable.on_examples(method, name, examples(*values)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert found.startswith(message)
 

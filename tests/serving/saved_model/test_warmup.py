@@ -30,7 +30,7 @@ def test_every_signature_is_warmed_up_for_known_and_unknown_clients(folder):
     names = ("serving_default", "predict_images", "classify")
     warmup.write_requests(folder, "m", names, ["a", "b"], (2, 3, 1))
     requests = list(warmup.read_requests(folder))
-    assert [(request.kind, request.signature_name) for request in requests] == [
+    assert [(request.method, request.signature_name) for request in requests] == [
         *[("predict", "serving_default")] * 2,
         *[("predict", "predict_images")] * 2,
         *[("classify", "classify")] * 2,
@@ -55,7 +55,7 @@ def test_a_context_is_part_of_every_example(folder):
     message.examples.add().CopyFrom(warmup.example("own", np.array([2.0])))
     write(folder, log)
     (request,) = warmup.read_requests(folder)
-    assert request.kind == "regress"
+    assert request.method == "regress"
     read = [(e.features.feature["client_id"], e.features.feature["x"]) for e in parsed(request.inputs["inputs"])]
     assert [client.bytes_list.value[0] for client, _ in read] == [b"of the context", b"own"]
     assert [x.float_list.value[0] for _, x in read] == [1.0, 2.0]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
 
 from serving.server.embedded import EmbeddedServer
+from serving.server.options import Limits
 from serving.tf_serving import ServedModel
 from tests.serving.conftest import MAX_BYTES, MAX_ELEMENTS, MODEL_NAME, Exporter
 from tff_pdp.models.dense import build_linear_regression
@@ -32,9 +33,7 @@ def server(export_dir, line_dir):
         ServedModel(MODEL_NAME, export_dir.parent, labels={"stable": 1}),
         ServedModel("line", line_dir.parent),
     ]
-    with EmbeddedServer.of_models(
-        models, poll_seconds=60, max_bytes=MAX_BYTES, max_elements=MAX_ELEMENTS, timeout_seconds=TIMEOUT_SECONDS
-    ) as running:
+    with EmbeddedServer(models, poll_seconds=60, limits=Limits(MAX_BYTES, MAX_ELEMENTS, TIMEOUT_SECONDS)) as running:
         yield running
 
 

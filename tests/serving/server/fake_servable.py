@@ -44,7 +44,7 @@ class FakeServable:
         self.sizes = []
         self.is_closed = False
 
-    def predict_signature(self, name: str) -> Signature:
+    def signature(self, name: str) -> Signature:
         return signature(name or "serving_default")
 
     def run(self, name: str, inputs: dict) -> dict:

@@ -25,7 +25,7 @@ from serving.saved_model import layout
 from serving.server import embedded
 from serving.server.embedded import EmbeddedServer
 from serving.server.loaded_version import LoadedVersion
-from serving.server.options import BatchingOptions
+from serving.server.options import BatchingOptions, Limits
 from serving.tf_serving import ServedModel
 from tff_pdp.errors import ServingError
 
@@ -76,13 +76,13 @@ def test_busy_port_is_one_clear_error(server, export_dir):
         number = getattr(server, port)
         for refused in (number, 70000):
             with pytest.raises(ServingError, match=f"port {refused} on 127.0.0.1"):
-                EmbeddedServer(export_dir.parent, "toy", **{port: refused}).start()
+                EmbeddedServer([ServedModel("toy", export_dir.parent)], **{port: refused}).start()
     assert threading.active_count() == before
 
 
 def test_nothing_runs_after_stop(export_dir, exporter):
     before = set(threading.enumerate())
-    server = EmbeddedServer(export_dir.parent, "toy")
+    server = EmbeddedServer([ServedModel("toy", export_dir.parent)])
     server.start()
     assert "TensorFlow Serving" in server.banner
     # An idle keep-alive connection must not hold the server up.
@@ -116,29 +116,29 @@ def test_ctrl_c_while_it_starts_leaves_nothing_running(export_dir, monkeypatch):
     monkeypatch.setattr(embedded, "Future", Interrupted)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        EmbeddedServer(export_dir.parent, "toy").start()
+        EmbeddedServer([ServedModel("toy", export_dir.parent)]).start()
     assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name == "serving"]
 
 
 def test_nothing_to_serve_is_one_clear_error(tmp_path):
     before = set(threading.enumerate())
     with pytest.raises(ServingError, match="Export a model there first"):
-        EmbeddedServer(tmp_path, "toy").start()
+        EmbeddedServer([ServedModel("toy", tmp_path)]).start()
     with pytest.raises(ServingError, match="Cannot read the export directory"):
-        EmbeddedServer(tmp_path / "missing", "toy").start()
+        EmbeddedServer([ServedModel("toy", tmp_path / "missing")]).start()
     assert set(threading.enumerate()) <= before
 
 
 def test_arguments_that_cannot_be_served_are_refused(tmp_path):
     with pytest.raises(ServingError, match="cannot be served"):
-        EmbeddedServer(tmp_path, "../up")
+        EmbeddedServer([ServedModel("../up", tmp_path)])
     with pytest.raises(ServingError, match="no model to serve"):
-        EmbeddedServer.of_models([])
+        EmbeddedServer([])
     with pytest.raises(ServingError, match="Two models are called 'a'"):
-        EmbeddedServer.of_models([ServedModel("a", tmp_path)] * 2)
+        EmbeddedServer([ServedModel("a", tmp_path)] * 2)
     for limit in ("max_bytes", "max_elements", "timeout_seconds"):
         with pytest.raises(ServingError, match=f"{limit} must be positive"):
-            EmbeddedServer(tmp_path, "a", **{limit: 0})
+            Limits(**{limit: 0})
 
 
 def test_several_models_are_served_and_told(server):
@@ -148,7 +148,7 @@ def test_several_models_are_served_and_told(server):
 
 def test_a_reload_replaces_the_models(export_dir, line_dir):
     models = [ServedModel("toy", export_dir.parent), ServedModel("line", line_dir.parent)]
-    with EmbeddedServer.of_models(models, poll_seconds=0) as server:
+    with EmbeddedServer(models, poll_seconds=0) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             request = model_management_pb2.ReloadConfigRequest()
             request.config.model_config_list.config.add(
@@ -199,7 +199,7 @@ def test_a_swap_under_load_loses_no_request_and_answers_are_those_of_a_version(
                 failures.append(answer)
 
     with (
-        EmbeddedServer(tmp_path, "toy", poll_seconds=0.05, batching=batching) as server,
+        EmbeddedServer([ServedModel("toy", tmp_path)], poll_seconds=0.05, batching=batching) as server,
         grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
     ):
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
@@ -220,7 +220,7 @@ def test_a_swap_under_load_loses_no_request_and_answers_are_those_of_a_version(
 
 def test_a_corrupt_version_keeps_the_old(exporter, export_dir, second_dir, tmp_path):
     shutil.copytree(export_dir, tmp_path / "1")
-    with EmbeddedServer(tmp_path, "toy", poll_seconds=0.05) as server:
+    with EmbeddedServer([ServedModel("toy", tmp_path)], poll_seconds=0.05) as server:
         shutil.copytree(second_dir, tmp_path / "staging")
         (tmp_path / "staging" / layout.SAVED_MODEL_FILE).write_bytes(b"garbage")
         (tmp_path / "staging").rename(tmp_path / "2")
@@ -242,7 +242,7 @@ def test_a_stop_answers_what_it_has_begun(exporter, export_dir, monkeypatch):
         return await run(self, *arguments)
 
     monkeypatch.setattr(LoadedVersion, "run", run_slowly)
-    server = EmbeddedServer(export_dir.parent, "toy")
+    server = EmbeddedServer([ServedModel("toy", export_dir.parent)])
     server.start()
     answers = []
 
@@ -263,7 +263,7 @@ def test_a_stop_answers_what_it_has_begun(exporter, export_dir, monkeypatch):
 
 
 def test_a_stop_under_load_returns_and_answers_nothing_wrong(exporter, export_dir):
-    server = EmbeddedServer(export_dir.parent, "toy")
+    server = EmbeddedServer([ServedModel("toy", export_dir.parent)])
     server.start()
     codes, wrong, answered = [], [], threading.Event()
     expected, bound = exporter.expected(["alice"], exporter.x[:1]), exporter.rounding()

@@ -15,7 +15,7 @@ from serving.server.manager import ModelManager, ModelSpec
 from serving.server.metrics import Metrics
 from serving.server.options import BatchingOptions
 from serving.server.versions import VersionStatus
-from serving.tf_serving import All, Latest, ServedModel, Specific
+from serving.tf_serving import Latest, ServedModel, Specific
 from tests.serving.server.fake_servable import MODEL_FILE, FakeServable, write_version
 from tff_pdp.errors import ServingError
 
@@ -42,9 +42,10 @@ def build():
     """Builds managers of fake servables, loaded unless told; stops them at the end."""
     managers = []
 
-    def make(*models, load=True, **options):
+    def make(*models, load=True, allowed_roots=(), **options):
         options = {"poll_seconds": 0.01, "metrics": Metrics(), "load_export": FakeServable, **options}
         manager = ModelManager(models, **options)
+        manager._allowed_roots += allowed_roots
         managers.append(manager)
         if load:
             manager.load()
@@ -58,7 +59,7 @@ def build():
 def versions(manager, name="m"):
     """Version numbers by state, as `statuses` reports them."""
     states = {}
-    for status in manager.statuses(name):
+    for status in manager.statuses.get(name):
         states.setdefault(status.state, []).append(status.version)
     return states
 
@@ -93,7 +94,7 @@ def acquire(manager, **spec):
 
 @pytest.mark.parametrize(
     ("policy", "served"),
-    [(Latest(1), [5]), (Latest(2), [5, 3]), (All(), [5, 3, 1]), (Specific((1, 3, 4)), [3, 1])],
+    [(Latest(1), [5]), (Latest(2), [5, 3]), (Latest(None), [5, 3, 1]), (Specific((1, 3, 4)), [3, 1])],
     ids=["latest", "latest two", "all", "specific"],
 )
 def test_the_policy_decides_what_is_served(build, tmp_path, policy, served):
@@ -121,8 +122,8 @@ def test_unknown_names_labels_and_versions_are_answered_as_by_tensorflow_serving
         (lambda: acquire(manager, name=""), invalid, "ModelSpec has no name specified."),
         (lambda: acquire(manager, name="m", label="l"), invalid, "Unrecognized servable version label: l"),
         (lambda: acquire(manager, name="n", label="l"), invalid, "Unrecognized servable version label: l"),
-        (lambda: manager.statuses("n"), not_found, "Could not find any versions of model n"),
-        (lambda: manager.statuses("m", 7), not_found, "Could not find version 7 of model m"),
+        (lambda: manager.statuses.get("n"), not_found, "Could not find any versions of model n"),
+        (lambda: manager.statuses.get("m", 7), not_found, "Could not find version 7 of model m"),
     ]
     for call, code, message in cases:
         assert refusal(call) == (code, message)
@@ -131,7 +132,7 @@ def test_unknown_names_labels_and_versions_are_answered_as_by_tensorflow_serving
 def test_labels_stand_for_versions(build, tmp_path):
     for number in (1, 2):
         write_version(tmp_path, number, scale=number)
-    manager = build(ServedModel("m", tmp_path, All(), {"stable": 1, "canary": 2}))
+    manager = build(ServedModel("m", tmp_path, Latest(None), {"stable": 1, "canary": 2}))
     assert [scale(manager, label=label) for label in ("stable", "canary")] == [1, 2]
 
 
@@ -161,7 +162,7 @@ def test_at_the_start_the_newest_version_that_loads_is_served(build, tmp_path):
     counted = Counted()
     manager = build(ServedModel("m", tmp_path), metrics=counted)
     assert versions(manager) == {"END": [2], "AVAILABLE": [1]}
-    assert manager.statuses("m", 2)[0].error == f"{tmp_path / '2'} does not load"
+    assert manager.statuses.get("m", 2)[0].error == f"{tmp_path / '2'} does not load"
     assert counted.attempts == [("m", 2, False), ("m", 1, True)]
     assert scale(manager) == 1
 
@@ -211,14 +212,14 @@ def test_an_error_that_is_nobodys_fault_ends_the_version_and_not_the_server(buil
     manager.start_watching()
     write_version(tmp_path, 2)
     wait_until(lambda: versions(manager) == {"END": [2], "AVAILABLE": [1]})
-    assert "2 does not load: vanished" in manager.statuses("m", 2)[0].error
+    assert "2 does not load: vanished" in manager.statuses.get("m", 2)[0].error
 
 
 def test_removed_versions_end_as_in_tensorflow_serving(build, tmp_path):
     base = tmp_path / "m"
     for number in (1, 2):
         write_version(base, number, scale=number)
-    manager = build(ServedModel("m", base, All()))
+    manager = build(ServedModel("m", base, Latest(None)))
     manager.start_watching()
     shutil.rmtree(base / "2")
     wait_until(lambda: versions(manager) == {"END": [2], "AVAILABLE": [1]})
@@ -240,7 +241,7 @@ def test_removed_versions_end_as_in_tensorflow_serving(build, tmp_path):
 def test_the_last_good_version_stays_while_what_should_replace_it_does_not_load(build, tmp_path):
     for number in (1, 2):
         write_version(tmp_path, number, scale=number)
-    manager = build(ServedModel("m", tmp_path, All()))
+    manager = build(ServedModel("m", tmp_path, Latest(None)))
     manager.start_watching()
     (tmp_path / "3").mkdir()
     shutil.rmtree(tmp_path / "1")
@@ -342,7 +343,7 @@ def test_a_reload_replaces_the_whole_list_and_returns_when_it_serves(build, tmp_
     for name in ("a", "b"):
         write_version(tmp_path / name, 1, scale=1)
         write_version(tmp_path / name, 2, scale=2)
-    manager = build(ServedModel("a", tmp_path / "a", All()), allowed_roots=[tmp_path])
+    manager = build(ServedModel("a", tmp_path / "a", Latest(None)), allowed_roots=[tmp_path])
     with manager.acquire(ModelSpec("a", 1)) as version:
         kept = version.servable
     models = [
@@ -422,7 +423,7 @@ def test_a_model_that_cannot_move_stays_available_under_the_same_number(build, t
     time.sleep(0.05)
     for name in ("m", "n"):
         assert scale(manager, name=name) == 3
-        assert manager.statuses(name) == [VersionStatus(1, "AVAILABLE")]
+        assert manager.statuses.get(name) == [VersionStatus(1, "AVAILABLE")]
 
 
 def test_signatures_of_fixed_sizes_are_never_merged(build, tmp_path):

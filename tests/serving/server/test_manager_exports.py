@@ -29,14 +29,14 @@ def manager(request, tmp_path):
 
 def wait_for(manager, version, state):
     deadline = time.monotonic() + 20
-    while manager.statuses("toy", version)[0].state != state:
+    while manager.statuses.get("toy", version)[0].state != state:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def wait_for_first_sight(manager, version):
     deadline = time.monotonic() + 20
-    while version not in [status.version for status in manager.statuses("toy")]:
+    while version not in [status.version for status in manager.statuses.get("toy")]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -99,7 +99,7 @@ def test_examples_are_classified_through_the_same_batches(manager, exporter, exp
     async def classify(client, number):
         serialised = warmup.example(client, exporter.x[number]).SerializeToString()
         with manager.acquire(ModelSpec("toy")) as version:
-            return (await version.classify("classify", np.array([serialised], object)))["scores"]
+            return (await version.on_examples("classify", "classify", np.array([serialised], object)))["scores"]
 
     async def main():
         return await asyncio.gather(*(classify(*call) for call in zip(clients, numbers, strict=True)))
@@ -143,7 +143,7 @@ def test_a_corrupt_version_keeps_the_old_one_and_a_slow_copy_is_tried_again(mana
     (tmp_path / "2.tmp").rename(tmp_path / "2")
     wait_for_first_sight(manager, 2)
     wait_for(manager, 2, "END")
-    assert layout.SAVED_MODEL_FILE in manager.statuses("toy", 2)[0].error
+    assert layout.SAVED_MODEL_FILE in manager.statuses.get("toy", 2)[0].error
     assert asyncio.run(ask(manager, exporter, "alice", 0))[0] == 1
     # The copy becomes complete in place.
     shutil.copy(export_dir / layout.SAVED_MODEL_FILE, tmp_path / "2" / layout.SAVED_MODEL_FILE)
@@ -157,4 +157,4 @@ def test_a_first_load_can_be_repeated_when_the_copy_is_complete(manager, export_
         manager.load()
     shutil.copytree(export_dir, tmp_path / "1", dirs_exist_ok=True)
     manager.load()
-    assert [status.state for status in manager.statuses("toy")] == ["AVAILABLE"]
+    assert [status.state for status in manager.statuses.get("toy")] == ["AVAILABLE"]

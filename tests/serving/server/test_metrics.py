@@ -13,6 +13,7 @@ from serving.server import metrics as metrics_module
 from serving.server.embedded import EmbeddedServer
 from serving.server.metrics import Metrics
 from serving.server.rest_server import BodyError
+from serving.tf_serving import ServedModel
 from tests.rounding import half_a_digit
 
 
@@ -48,12 +49,12 @@ def test_requests_are_counted_by_model_and_status():
 
 
 def test_times_are_in_microseconds_under_the_bounds_of_tensorflow_serving(monkeypatch):
-    times = iter([10.0, 10.002])
+    times = iter([9.0, 10.0, 10.002, 11.0])
     monkeypatch.setattr(metrics_module, "time", types.SimpleNamespace(perf_counter=lambda: next(times)))
     metrics = Metrics()
-    observation = metrics.request("GRPC", "Predict")
-    observation.model_name = "m"
-    assert asyncio.run(observation.timed(asyncio.sleep(0, "answer"))) == "answer"
+    with metrics.request("GRPC", "Predict") as observation:
+        observation.model_name = "m"
+        assert asyncio.run(observation.timed(asyncio.sleep(0, "answer"))) == "answer"
     samples = _samples(metrics.page())
     labels = {"model_name": "m", "API": "Predict", "runtime": "TF1"}
     assert _count(samples, ":tensorflow:serving:runtime_latency_sum", **labels) == pytest.approx(2000)
@@ -95,7 +96,7 @@ def test_requests_that_are_refused_unread_are_counted_by_what_they_are():
 
 def test_a_server_tells_its_batches_and_not_what_is_outside_the_api(export_dir, exporter):
     with (
-        EmbeddedServer(export_dir.parent, "toy") as server,
+        EmbeddedServer([ServedModel("toy", export_dir.parent)]) as server,
         RestClient(f"127.0.0.1:{server.rest_port}") as client,
     ):
         for num_examples in (2, 3):
@@ -115,7 +116,7 @@ def test_a_server_tells_its_batches_and_not_what_is_outside_the_api(export_dir, 
 
 
 def test_a_server_tells_its_own_metrics_and_no_names_that_requests_made_up(export_dir):
-    with EmbeddedServer(export_dir.parent, "toy") as server:
+    with EmbeddedServer([ServedModel("toy", export_dir.parent)]) as server:
         url = f"http://127.0.0.1:{server.rest_port}"
         for path in ("/v1/models/toy", "/v1/models/made_up", "/v1/models/made_up/metadata"):
             try:

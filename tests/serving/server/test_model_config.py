@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
 from serving.errors import RequestError
-from serving.tf_serving import All, Latest, ServedModel, Specific, from_proto, read_model_config_file
+from serving.tf_serving import Latest, ServedModel, Specific, from_proto, read_model_config_file
 from tff_pdp.errors import ServingError
 
 
@@ -31,7 +31,7 @@ def test_a_file_lists_models_with_policies_and_labels(tmp_path):
     assert read_model_config_file(path) == [
         ServedModel("a", Path("/m/a"), Latest(1), {}),
         ServedModel("b", Path("/m/b"), Latest(3), {}),
-        ServedModel("c", Path("/m/c"), All(), {}),
+        ServedModel("c", Path("/m/c"), Latest(None), {}),
         ServedModel("d", Path("/m/d"), Specific((4, 2)), {"stable": 2, "canary": 4}),
     ]
 
@@ -42,7 +42,7 @@ def test_a_file_lists_models_with_policies_and_labels(tmp_path):
         (Latest(1), {9}),
         (Latest(2), {3, 9}),
         (Latest(5), {1, 3, 9}),
-        (All(), {1, 3, 9}),
+        (Latest(None), {1, 3, 9}),
         (Specific((3, 4)), {3}),
         (Specific((4,)), set()),
     ],

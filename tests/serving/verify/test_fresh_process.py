@@ -45,7 +45,7 @@ def is_running(process_id):
 def test_answers_that_are_right_pass_and_are_described(fresh_process, export_dir, capfd):
     outputs = load_servable(export_dir).predict("predict", INPUTS)
     expectations = [Expectation("predict", INPUTS, outputs), Expectation("", INPUTS, outputs)]
-    verified = verify_export(export_dir, expectations=expectations, process=fresh_process)
+    verified = verify_export(export_dir, fresh_process, expectations)
     assert verified.files["saved_model.pb"] == (export_dir / "saved_model.pb").stat().st_size
     assert verified.total_bytes == sum(path.stat().st_size for path in export_dir.rglob("*") if path.is_file())
     assert {"MatMul", "Softmax", "LookupTableFindV2", "RestoreV2"} < set(verified.ops)
@@ -123,22 +123,22 @@ def test_a_graph_that_does_not_load_is_refused_and_the_process_goes_on(fresh_pro
                 if node.op == "MatMul" or node.op == "BatchMatMulV2":
                     node.op = "Relu"
     check_export(copy)
-    process_id = fresh_process.process_id
+    process_id = fresh_process._worker.process.pid
     with pytest.raises(ServingError, match=f"{copy} does not load: "):
         fresh_process.verify(copy)
     fresh_process.verify(export_dir)
-    assert fresh_process.process_id == process_id
+    assert fresh_process._worker.process.pid == process_id
 
 
 def test_a_process_that_hangs_or_dies_is_a_refusal_and_is_replaced(export_dir):
     with FreshProcess(timeout_seconds=0.3) as process:
-        first = process.process_id
+        first = process._worker.process.pid
         os.kill(first, signal.SIGSTOP)
         with pytest.raises(ServingError, match=r"the process that loaded it did not finish within 0\.3 s"):
             process.verify(export_dir)
         assert not is_running(first)
     with FreshProcess() as process:
-        first = process.process_id
+        first = process._worker.process.pid
         os.kill(first, signal.SIGSTOP)
         killer = threading.Timer(0.2, os.kill, [first, signal.SIGKILL])
         killer.start()
@@ -146,7 +146,7 @@ def test_a_process_that_hangs_or_dies_is_a_refusal_and_is_replaced(export_dir):
             process.verify(export_dir)
         killer.join()
         process.verify(export_dir)
-        assert process.process_id != first
+        assert process._worker.process.pid != first
 
 
 def test_what_a_dying_process_wrote_is_told(export_dir, monkeypatch, tmp_path):
@@ -163,7 +163,7 @@ def test_what_a_dying_process_wrote_is_told(export_dir, monkeypatch, tmp_path):
 
 def test_an_interrupted_verification_does_not_leave_its_answer_for_the_next(export_dir, monkeypatch):
     with FreshProcess() as process:
-        first = process.process_id
+        first = process._worker.process.pid
 
         def interrupt(*_):
             raise KeyboardInterrupt
@@ -181,7 +181,7 @@ def test_the_process_does_not_outlive_its_parent(ending):
         "import os, sys\n"
         "from serving.verify.fresh_process import FreshProcess\n"
         "process = FreshProcess()\n"
-        "print(process.process_id, flush=True)\n"
+        "print(process._worker.process.pid, flush=True)\n"
         f"{ending}\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -191,7 +191,7 @@ def test_the_process_does_not_outlive_its_parent(ending):
 
 def test_closing_ends_the_process():
     with FreshProcess() as process:
-        worker = process.process_id
+        worker = process._worker.process.pid
         assert is_running(worker)
     assert not is_running(worker)
     process.close()

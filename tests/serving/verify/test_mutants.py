@@ -46,7 +46,7 @@ def _verify_mutants(process, export_dir, tmp_path, make, seeds):
         mutant = tmp_path / "base" / str(seed)
         done = make(export_dir, mutant, seed)
         try:
-            verify_export(mutant, process=process)
+            verify_export(mutant, process)
             outcomes["verified"] += 1
         except ServingError as error:
             assert str(mutant) in str(error), done
@@ -55,7 +55,7 @@ def _verify_mutants(process, export_dir, tmp_path, make, seeds):
     assert outcomes["refused"] > len(seeds) / 4
     assert outcomes["verified"] > 0
     # However the mutants went, what is right is still found right.
-    verify_export(export_dir, process=process)
+    verify_export(export_dir, process)
 
 
 @pytest.mark.parametrize("name", ["../../../outside/secret.txt", "{outside}/secret.txt"])
@@ -63,7 +63,7 @@ def test_assets_outside_are_not_opened(fresh_process, copy, tmp_path, name, cana
     with edited(copy) as meta_graph:
         meta_graph.asset_file_def[0].filename = name.format(outside=tmp_path / "outside")
     with pytest.raises(ServingError, match="outside its assets directory"):
-        verify_export(copy, process=fresh_process)
+        verify_export(copy, fresh_process)
 
 
 def test_links_to_the_outside_are_not_followed(fresh_process, copy, tmp_path, canary):
@@ -71,7 +71,7 @@ def test_links_to_the_outside_are_not_followed(fresh_process, copy, tmp_path, ca
     vocabulary.unlink()
     vocabulary.symlink_to(tmp_path / "outside" / "secret.txt")
     with pytest.raises(ServingError, match="is a link"):
-        verify_export(copy, process=fresh_process)
+        verify_export(copy, fresh_process)
 
 
 def test_files_named_in_the_graph_are_not_opened(fresh_process, copy, tmp_path, canary):
@@ -83,4 +83,4 @@ def test_files_named_in_the_graph_are_not_opened(fresh_process, copy, tmp_path, 
                 name.attr["dtype"].type = tf.string.as_datatype_enum
                 name.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(str(tmp_path / "outside" / "secret.txt")))
     with pytest.raises(ServingError, match=r"its name comes from 'file_name:output:0' \(Const\)"):
-        verify_export(copy, process=fresh_process)
+        verify_export(copy, fresh_process)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from serving.server.embedded import EmbeddedServer
+from serving.tf_serving import ServedModel
 from tests.tiers import amount
 from tests.training.record.damages import Damage
 from tests.training.record.whole_runs import (
@@ -120,7 +121,7 @@ def words(whole_runs, tmp_path_factory):
     added = tmp_path_factory.mktemp("added") / "added.npz"
     own = points("newer", 11)
     np.savez(added, x=own.x[:NUM_TRAIN].astype(np.float32), y=np.asarray(own.y[:NUM_TRAIN]) > 0)
-    with EmbeddedServer(whole_runs["silos"].config.export_folder, model_name="digits") as server:
+    with EmbeddedServer([ServedModel("digits", whole_runs["silos"].config.export_folder)]) as server:
         yield {"ADDED": str(added), "ADDRESS": f"127.0.0.1:{server.rest_port}"}
 
 

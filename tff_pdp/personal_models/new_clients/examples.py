@@ -64,7 +64,8 @@ def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> New
         return _of_dataset(path, client_ids, model)
     if len(client_ids) != 1:
         raise DataError(f"{path} holds one client's examples: name that client with exactly one --client-id")
-    return NewClients(tuple(client_ids), [_of_file(path, model)], [_nothing(model)])
+    nothing = ClientExamples(np.zeros((0, *model.input_shape), np.float32), np.zeros(0, model.label_dtype))
+    return NewClients(tuple(client_ids), [_of_file(path, model)], [nothing])
 
 
 def _of_dataset(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
@@ -129,10 +130,6 @@ def _check_rows(path: Path, name: str, is_good: np.ndarray, what: str) -> None:
     if bad.size:
         more = f", as {bad.size - 1} more do" if bad.size > 1 else ""
         raise DataError(f"{path}: row {bad[0]} of {name} (counted from 0) {what}{more}")
-
-
-def _nothing(model: Model) -> ClientExamples:
-    return ClientExamples(np.zeros((0, *model.input_shape), np.float32), np.zeros(0, model.label_dtype))
 
 
 def _shape(model: Model) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.models.base import Model
 from tff_pdp.personal_models.new_clients.costs import plan_gradients, plan_selection, put_on_record
 from tff_pdp.personal_models.new_clients.examples import NewClients
 from tff_pdp.personal_models.new_clients.gradient_fit import (
@@ -155,10 +156,10 @@ class NewRows:
     """
 
     values: Arrays
-    chosen: np.ndarray | None = None
-    epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    noise_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    recorded: Mapping[str, Composed] = dataclasses.field(default_factory=dict)
+    chosen: np.ndarray | None
+    epsilons: Mapping[str, float]
+    noise_multipliers: Mapping[str, float]
+    recorded: Mapping[str, Composed]
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
         """Returns by these client ids: arrays of all that a client owns, or the number of an existing row."""
@@ -190,11 +191,43 @@ def fit_new_rows(
     Raises:
       ConfigError, BudgetError, DataError: as `new_clients.costs`.
     """
-    if not config.privacy.is_private:
+    privacy, ledger, recorded, chosen = config.privacy, None, {}, None
+    plan, epsilon = None, math.inf
+    model = model_of_rows(models, list(models.stacked) if settings.is_choice else fitted_names(models))
+    if settings.budget is not None and settings.is_choice:
+        epsilon, ledger = plan_selection(privacy, settings.budget, new.num_examples)
+    elif settings.budget is not None:
+        plan, ledger = plan_gradients(
+            privacy,
+            settings.budget,
+            settings.steps,
+            new.num_examples,
+            model.num_parameters(),
+            batch_size=settings.batch_size,
+            clip_norm=settings.clip_norm,
+        )
+    if ledger is not None:
+        recorded = put_on_record(config, new, ledger)
+    elif not privacy.is_private:
         # Rows of users under privacy.kind user are made without noise, too, and are for those users alone.
         put_on_record(config, new, None)
-    fit = _select if settings.is_choice else _train
-    return fit(config, models, new, settings, key, progress)
+    seeds = np.stack([key.client_seed(1, client_id) for client_id in new.client_ids])
+    if settings.is_choice:
+        selector = build_selector(model, privacy.selection_loss_bound, privacy.generator)
+        chosen = _select(selector, model, models, new, epsilon, seeds, progress)
+        values = {name: stack[chosen] for name, stack in models.stacked.items()}
+    else:
+        estimator = plan.estimator(model) if plan else build_minibatch(model, settings.batch_size)
+        mechanism = plan.client_mechanism(new.client_ids) if plan else {}
+        steps, rate = settings.steps, settings.learning_rate
+        values = _finite(new, fit_rows(model, new.train, estimator, steps, rate, mechanism, seeds, progress))
+    return NewRows(
+        values,
+        chosen,
+        {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids} if ledger else {},
+        {client_id: plan.mechanisms[client_id].noise_multiplier for client_id in new.client_ids} if plan else {},
+        recorded,
+    )
 
 
 def measure(
@@ -218,67 +251,26 @@ def measure(
     return of(None), of(own_rows)
 
 
-def _train(
-    config: ExperimentConfig,
-    models: PersonalModels,
-    new: NewClients,
-    settings: FitSettings,
-    key: RunKey,
-    progress: Progress,
-) -> NewRows:
-    """Fits rows by gradient steps: DP-SGD in protected silos, plain ones otherwise."""
-    model = model_of_rows(models, fitted_names(models))
-    fit, seeds = (settings.steps, settings.learning_rate), _seeds(key, new.client_ids)
-    if settings.budget is None:
-        estimator = build_minibatch(model, settings.batch_size)
-        return NewRows(_finite(new, fit_rows(model, new.train, estimator, *fit, {}, seeds, progress)))
-    plan, ledger = plan_gradients(
-        config.privacy,
-        settings.budget,
-        settings.steps,
-        new.num_examples,
-        model.num_parameters(),
-        batch_size=settings.batch_size,
-        clip_norm=settings.clip_norm,
-    )
-    recorded = put_on_record(config, new, ledger)
-    mechanism, estimator = plan.client_mechanism(new.client_ids), plan.estimator(model)
-    return NewRows(
-        _finite(new, fit_rows(model, new.train, estimator, *fit, mechanism, seeds, progress)),
-        epsilons={client_id: ledger.epsilon(client_id).best for client_id in new.client_ids},
-        noise_multipliers={client_id: plan.mechanisms[client_id].noise_multiplier for client_id in new.client_ids},
-        recorded=recorded,
-    )
-
-
 def _select(
-    config: ExperimentConfig,
+    selector: Callable[..., Any],
+    model: Model,
     models: PersonalModels,
     new: NewClients,
-    settings: FitSettings,
-    key: RunKey,
+    epsilon: float,
+    seeds: np.ndarray,
     progress: Progress,
-) -> NewRows:
-    """Selects the cluster that fits each client best: privately in protected silos, exactly otherwise."""
-    epsilon, epsilons, recorded = np.inf, {}, {}
-    if settings.budget is not None:
-        epsilon, ledger = plan_selection(config.privacy, settings.budget, new.num_examples)
-        recorded = put_on_record(config, new, ledger)
-        epsilons = {client_id: ledger.epsilon(client_id).best for client_id in new.client_ids}
-    model = model_of_rows(models, list(models.stacked))
-    privacy = config.privacy
-    selector = build_selector(model, privacy.selection_loss_bound, privacy.generator)
+) -> np.ndarray:
+    """Returns the row of the cluster that fits each client best, selected with this epsilon; inf selects exactly."""
     select = tf.function(selector, reduce_retracing=True, autograph=False)
     first = GLOBAL_ROW + 1
     candidates = {name: tf.constant(stack[first:]) for name, stack in models.stacked.items()}
-    seeds, chosen = _seeds(key, new.client_ids), np.zeros(len(new.client_ids), np.int32)
+    chosen = np.zeros(len(new.client_ids), np.int32)
     for places, (x, y, num_examples) in stacks(new.train, model):
         data = {"x": tf.constant(x), "y": tf.constant(y), "num_examples": tf.constant(num_examples)}
-        epsilons_of_stack = tf.fill([len(places)], tf.constant(epsilon, tf.float32))
-        chosen[places] = first + select(candidates, data, epsilons_of_stack, tf.constant(seeds[places])).numpy()
+        epsilons = tf.fill([len(places)], tf.constant(epsilon, tf.float32))
+        chosen[places] = first + select(candidates, data, epsilons, tf.constant(seeds[places])).numpy()
         progress(len(places))
-    rows = {name: stack[chosen] for name, stack in models.stacked.items()}
-    return NewRows(rows, chosen, epsilons, recorded=recorded)
+    return chosen
 
 
 def _finite(new: NewClients, rows: Arrays) -> Arrays:
@@ -290,7 +282,3 @@ def _finite(new: NewClients, rows: Arrays) -> Arrays:
                 "client's examples as those of training were scaled"
             )
     return rows
-
-
-def _seeds(key: RunKey, client_ids: Sequence[str]) -> np.ndarray:
-    return np.stack([key.client_seed(1, client_id) for client_id in client_ids])

@@ -180,11 +180,8 @@ def _line(client: AddedClient) -> str:
         noise = f", noise multiplier {plain(client.noise_multiplier)}" if client.noise_multiplier else ""
         words.append(f"spent epsilon {upper(client.epsilon)} at delta {client.delta:g}{noise}")
         if client.recorded.releases > 1:
-            words.append(f"with all {client.recorded.releases} releases on record {_recorded_text(client.recorded)}")
+            recorded = client.recorded
+            none = f"claim: none, and no epsilon: {recorded.why_no_bound}"
+            cost = none if recorded.why_no_bound else f"epsilon {upper(recorded.epsilon)} at delta {recorded.delta:g}"
+            words.append(f"with all {recorded.releases} releases on record {cost}")
     return "; ".join(words)
-
-
-def _recorded_text(recorded: Composed) -> str:
-    if recorded.why_no_bound:
-        return f"claim: none, and no epsilon: {recorded.why_no_bound}"
-    return f"epsilon {upper(recorded.epsilon)} at delta {recorded.delta:g}"

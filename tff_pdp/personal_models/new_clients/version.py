@@ -9,9 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from serving.export.expectations import expectations_of_version
 from serving.export.exporter import export_models
 from serving.export.model_checks import check_client_ids
@@ -19,18 +16,17 @@ from serving.export.stored_models import read_models, with_clients
 from serving.export.versions import HeldBasePath, hold
 from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
 from serving.saved_model import layout
-from serving.verify.fresh_process import Expectation
+from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.errors import ConfigError, ServingError
 from tff_pdp.experiment.build import build_model, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
-from tff_pdp.models.base import Model, Weights
-from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
+from tff_pdp.models.derived import with_scaled_inputs
 from tff_pdp.personal_models.model_card import check_settings, newest_version, served_ids
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
-from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, from_states
-from tff_pdp.personal_models.trained_clients import TrainedClients
+from tff_pdp.personal_models.served import MAX_REFERENCES, PER_CLIENT, weights_from_states
+from tff_pdp.personal_models.trained_clients import as_arrays
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.reports.content import json_safe
@@ -131,19 +127,22 @@ def publish_with_clients(
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
     report = _report_with(exported.privacy_report, costs, config.privacy.generator)
-    return export_models(
-        exported.held,
-        models,
-        model_name=config.export.model_name,
-        privacy_report=report,
-        model_card=_card_with(exported.model_card, report, exported.version, rows, num_clients=len(models.client_ids)),
-        references=_references(exported.models, rows),
-        further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
-    )
+    card = _card_with(exported.model_card, report, exported.version, rows, num_clients=len(models.client_ids))
+    with FreshProcess() as process:
+        return export_models(
+            exported.held,
+            models,
+            model_name=config.export.model_name,
+            privacy_report=report,
+            model_card=card,
+            process=process,
+            references=_references(exported.models, rows),
+            further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
+        )
 
 
 def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels:
-    version = newest_version(held.path)
+    version = newest_version(held)
     assert version is not None
     card = layout.read_document(version, layout.MODEL_CARD_FILE)
     report = layout.read_document(version, layout.PRIVACY_REPORT_FILE)
@@ -154,8 +153,10 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
         name, config.algorithms[name], num_clients=1, rounds=config.training.rounds, head=model.head
     )
     is_scaled = not config.privacy.feature_scaling.changes_nothing
-    is_made = layout.read_manifest(version).get("layout") == HYPERNETWORK
-    make_weights = _make_weights(algorithm, model, model_seed(config), is_scaled) if is_made else None
+    make_weights = None
+    if layout.read_manifest(version).get("layout") == HYPERNETWORK and algorithm.export.served_from_state:
+        message = algorithm.broadcast(algorithm.init_server(model.init(model_seed(config))))
+        make_weights = weights_from_states(algorithm, message, algorithm.init_client(message), is_scaled=is_scaled)
     try:
         models = read_models(version, with_scaled_inputs(model) if is_scaled else model, make_weights)
         answers = expectations_of_version(version, models)
@@ -187,40 +188,13 @@ def _check_plan(privacy: PlanSettings, version: Path, report: Mapping[str, Any])
         )
 
 
-def _make_weights(
-    algorithm: Algorithm, model: Model, model_seed: int, is_scaled: bool
-) -> Callable[[Weights, Weights], Weights] | None:
-    """Returns the function from rows to weights where rows are small states, otherwise None."""
-    if not algorithm.export.served_from_state:
-        return None
-    unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
-    trained = TrainedClients(
-        model=model,
-        algorithm=algorithm,
-        server_state=algorithm.init_server(model.init(model_seed)),
-        client_ids=[],
-        ready_states=lambda numbers: [],
-        personalise=lambda states: [],
-        global_weights=None,
-        scalings=[unscaled] if is_scaled else [],
-    )
-    return from_states(trained).make_weights
-
-
 def _references(models: PersonalModels, rows: Mapping[str, Any]) -> dict[str, Any]:
     """Returns weights of the global model and of some new clients: the export must give their answers."""
-
-    def weights_of(row: Any) -> Any:
-        if not isinstance(row, Mapping):
-            return models.weights_of_row(row)
-        if models.make_weights is None:
-            return {**models.shared, **row}
-        shared = {name: tf.convert_to_tensor(array) for name, array in models.shared.items()}
-        return models.make_weights(shared, {name: tf.convert_to_tensor(array) for name, array in row.items()})
-
-    some = dict(list(rows.items())[:MAX_REFERENCES])
-    found = {client_id: weights_of(row) for client_id, row in {"": GLOBAL_ROW, **some}.items()}
-    return {client_id: {name: np.asarray(array) for name, array in own.items()} for client_id, own in found.items()}
+    some = {"": GLOBAL_ROW, **dict(list(rows.items())[:MAX_REFERENCES])}
+    return {
+        client_id: as_arrays(models.weights_of(row) if isinstance(row, Mapping) else models.weights_of_row(row))
+        for client_id, row in some.items()
+    }
 
 
 _SILOS_ADDED = (
