@@ -44,7 +44,7 @@ class ClientResult(NamedTuple):
     """The result of a client's step.
 
     Attributes:
-      state: what the client keeps for its next round.
+      state: state that the client keeps for its next round.
       released: weights that leave the client, by the names in `Algorithm.released`.
     """
 
@@ -65,7 +65,7 @@ class GradFn(Protocol):
         trainable: Sequence[str] | None = None,
         /,
     ) -> Weights:
-        """Returns `scale * gradient`, by name of the weights, or of the trainable weights alone.
+        """Returns `scale * gradient` by name, for all weights or for the trainable ones alone.
 
         Args:
           weights: the weights at which the gradient is taken.
@@ -122,7 +122,7 @@ class Claims:
     """The changes that a method makes to a privacy plan's guarantee; by default, none.
 
     Attributes:
-      condition: condition of the guarantee besides those of the privacy plan; empty for none.
+      condition: condition of the guarantee, in addition to the privacy plan's conditions; empty for none.
       unsound: reason why nothing is guaranteed under any privacy plan; empty if the plan's guarantee holds.
       noised_size: `initial weights -> number of released values whose noise has an effect`; by default, all have.
       noise_on_own_support: noise is added only to coordinates where the client's own value is not zero. Such noise

@@ -23,7 +23,7 @@ _EPOCHS = re.compile(r"epoch|([1-9][0-9]*) epochs?")
 
 
 class Observed(NamedTuple):
-    """A state of training, as hooks see it.
+    """A state of training, in the form that hooks get.
 
     Attributes:
       round_number: number of rounds that have been run.
@@ -77,7 +77,7 @@ class HParam:
 
     Attributes:
       default: value for configurations that give none.
-      meaning: what the hyper-parameter is, a noun phrase for readers.
+      meaning: description for readers, a noun phrase.
       symbol: symbol in the method's paper.
       unit: unit of the value; empty for a number without unit.
       low: smallest allowed value.

@@ -3,7 +3,7 @@
 `AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first. P_k and R_k are precision and recall if
 examples with at least the k-th score count as positive. Nothing is interpolated, and equal scores are one threshold:
 the definition of scikit-learn's `average_precision_score`. Each positive example adds one step of recall, so AP is the
-mean, over the positive examples, of the precision at their own scores; this module computes it so.
+mean, over the positive examples, of the precision at their own scores; this module computes this mean.
 
 A score of NaN ranks last, with minus infinity: a model must not gain by giving no answer.
 """

@@ -203,8 +203,8 @@ def conv2d_kernel(
       inputs: inputs of the layer, `[batch, height, width, in]`.
       cotangent: cotangent of the layer's output, `[batch, height', width', out]`.
       window: height and width of the kernel.
-      strides: as in `layers.conv2d`.
-      padding: as in `layers.conv2d`.
+      strides: stride in height and in width.
+      padding: `VALID` or `SAME`, as in TensorFlow.
       pull: pull on the kernel, `[*window, in, out]`; None for no pull.
     """
     *sizes_in, channels_in = _sizes(inputs)

@@ -6,8 +6,8 @@ HyperNetFL). Without privacy it is pFedHN (Shamsian et al., "Personalized Federa
 
 Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) from its descriptor v,
 takes local steps to theta', and releases the matching change of phi: the transposed Jacobian by phi, times theta' -
-theta. Its descriptor moves by the transposed Jacobian by v, likewise, and never leaves the client. The descriptor is a
-function of raw data, and so is the model made from it: post-processing of phi alone does not cover them.
+theta. Its descriptor moves by the transposed Jacobian by v, times the same difference, and never leaves the client. The
+descriptor is a function of raw data, and so is the model made from it: post-processing of phi alone covers neither.
 """
 
 import dataclasses

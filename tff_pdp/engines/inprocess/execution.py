@@ -51,7 +51,7 @@ class LoadedProgram:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The computation's name across processes."""
+        """Name of the computation across processes."""
         return fingerprint(self.program)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:

@@ -95,8 +95,8 @@ class _RuleWiring:
 
     Attributes:
       rule: form of the function for stacks.
-      sources: for each argument of the function, the number of the graph's input.
-      targets: for each output of the graph, the number of the function's result or, for input i, -1 - i.
+      sources: number of the graph's input for each argument of the function.
+      targets: for each output of the graph, number of the function's result; for input i of the graph, -1 - i.
     """
 
     rule: StackedRule
