@@ -32,7 +32,7 @@ FED_AVG = build_fed_avg()
         (AUTOMATIC, "a number of at least 0, or auto", [2.5, "auto"], ["Auto", "epoch"]),
         (
             LOCAL_STEPS,
-            "a whole number of at least 1, or such as '5 epochs'",
+            "a whole number of at least 1, or epochs, such as '5 epochs'",
             [1, 2**31 - 1, "epoch", "12 epochs"],
             [0, 2**31, 1.0, True, "auto", "0 epochs"],
         ),
@@ -80,10 +80,10 @@ def test_gradients_are_counted_by_steps_and_products_of_steps():
     ("changes", "message"),
     [
         ({"hparams": {**FED_AVG.hparams, "round": SET_BY_RUNTIME}}, "only client_index can be SET_BY_RUNTIME"),
-        ({"public": {"steps": "weighted_mean"}}, "public scalars need"),
-        ({"public": {"update": "weighted_mean"}, "public_values": dict}, "names of their own"),
-        ({"released": {"update": "rows"}}, "rows need `num_clients`, and `client_index`"),
-        ({"released": {"update": "rows"}, "num_clients": 3}, "rows need"),
+        ({"public": {"steps": "weighted_mean"}}, "`public` needs `public_values`"),
+        ({"public": {"update": "weighted_mean"}, "public_values": dict}, "names that are not in `released`"),
+        ({"released": {"update": "rows"}}, "`rows` need `num_clients` and the hyper-parameter `client_index`"),
+        ({"released": {"update": "rows"}, "num_clients": 3}, "`rows` need `num_clients`"),
     ],
 )
 def test_contracts_that_cannot_be_kept_are_refused(changes, message):

@@ -61,7 +61,7 @@ def test_arguments():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_shape": (15, 28, 1)}, "2 convolutions of kernel_size 5 .* at least 16 x 16, not 15 x 28"),
+        ({"input_shape": (15, 28, 1)}, "2 convolutions with kernel_size 5 .* at least 16 x 16, not 15 x 28"),
         ({"channels": (8, 0)}, r"model.channels must be .*at least 1, not \(8, 0\)"),
         ({"hidden_units": (120, 0)}, r"model.hidden_units must be .*at least 1, not \(120, 0\)"),
     ],

@@ -174,7 +174,7 @@ def test_a_plan_that_charges_too_little_is_refused():
 
             return CheapPlan(**{field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)})
 
-    with pytest.raises(AssertionError, match="charges are those of the whole training"):
+    with pytest.raises(AssertionError, match="charges add up to training_counts"):
         testing.check_plan(Cheap, PRIVATE)
 
 
@@ -197,13 +197,17 @@ def build_{name}():
 @pytest.mark.parametrize(
     ("name", "statement", "rule"),
     [
-        ("undeclared", "result = result._replace(released={**result.released, 'size': {}})", "is what is declared"),
+        (
+            "undeclared",
+            "result = result._replace(released={**result.released, 'size': {}})",
+            "in `released`, no others",
+        ),
         ("twice", "algorithm.client_update(broadcast, state, data, grad_fn, hparams)", "asked for once"),
         (
             "bare",
             "u = dict(result.released['update']); k = list(u)[0]; import tensorflow as tf; "
             "u[k] = tf.zeros_like(u[k]) + tf.reduce_sum(data.x); result = result._replace(released={'update': u})",
-            "without noise",
+            "every released coordinate has noise",
         ),
     ],
 )

@@ -5,8 +5,8 @@ base: the contract: `Algorithm`, `GradFn`, functions on weights
 local_sgd: the local solver
 minibatch: the plain gradient estimator
 server_optimizer: what the server does with a mean update
-clustering: a model for each cluster, selected privately, summed by cluster
-partial_sharing: a shared body, a head of every client's own
+clustering: one model per cluster, private selection, sums by cluster
+partial_sharing: a shared body, and a head per client
 auto_prox: MR-MTL's lambda, set from released models
 whole_models: methods whose clients own a whole model, or share one
 shared_parts: methods whose clients share a part of their models

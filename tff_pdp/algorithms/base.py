@@ -1,9 +1,9 @@
 """Defines what a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
 
 An algorithm knows nothing of noise, of TFF or of engines. It receives a `grad_fn` that may sample, clip and add
-noise, and the values it releases go through an aggregator that may do the same. What leaves a client is exactly what
-`released` names; how often a local step touches the data is `data_passes`, how often a model is chosen by its fit to
-the data `selection_rounds`. The privacy plan reads those fields.
+noise, and the values it releases go through an aggregator that may do the same. Nothing leaves a client except what
+`released` names. `data_passes` is the number of gradients per local step, `selection_rounds` the number of rounds in
+which clients choose a model by its fit to their data. The privacy plan reads these fields.
 """
 
 import collections
@@ -19,10 +19,10 @@ from tff_pdp.models.base import Weights
 
 # A nest of named tensors; an empty mapping where an algorithm keeps nothing.
 State = Mapping[str, Any]
-# `rows`: the server has one row for each client, by `client_index`, and knows who is `present` in a round.
+# `rows`: the server has one row for each client, by `client_index`, and knows which clients are `present` in a round.
 AggregationKind = Literal["mean", "sum", "rows"]
 PublicKind = Literal["weighted_mean"]
-# What can be `SET_BY_RUNTIME`.
+# Names of the hyper-parameters that may be `SET_BY_RUNTIME`.
 RUNTIME_HPARAMS = ("client_index",)
 
 
@@ -30,9 +30,9 @@ class ClientData(NamedTuple):
     """One client's training examples, perhaps padded.
 
     Attributes:
-      x: float32 `[n, *input_shape]`.
-      y: `[n]`, of the model's label type.
-      num_examples: int32 scalar, at most n; rows from there on are padding.
+      x: features, float32 `[n, *input_shape]`.
+      y: labels, `[n]`, of the model's label type.
+      num_examples: int32 scalar, at most n; the rows from `num_examples` on are padding.
     """
 
     x: tf.Tensor
@@ -41,7 +41,12 @@ class ClientData(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What a client step returns: the state it keeps, and the named values it releases."""
+    """The result of a client's step.
+
+    Attributes:
+      state: state that the client keeps for its next round.
+      released: weights that leave the client, by the names in `Algorithm.released`.
+    """
 
     state: State
     released: Mapping[str, Weights]
@@ -60,35 +65,35 @@ class GradFn(Protocol):
         trainable: Sequence[str] | None = None,
         /,
     ) -> Weights:
-        """Returns `scale * gradient`, with the structure of the weights, or of the trainable ones.
+        """Returns `scale * gradient` by name, for all weights or for the trainable ones alone.
 
         Args:
-          weights: where to take it.
+          weights: the weights at which the gradient is taken.
           data: the client's examples.
-          index: int32, which of the round's gradients it is, from 0 to local steps times data passes. Batch and noise
-            are those of the index, so each may be asked for once: the difference of two answers would carry no noise.
-          scale: float32, the learning rate. Applied to the losses it costs nothing; applied to the gradient it would
-            cost a pass over all weights, and such passes are what a step with a small batch consists of.
-          pull: added to each example's gradient before it is clipped. Nothing private depends on whether a method does
-            that or adds it afterwards; what is learned does.
-          trainable: names of the weights to take it for, the others being constants; all by default.
+          index: int32, number of the gradient in the round, from 0 to one below local steps times data passes. The
+            index decides batch and noise, so ask for each index once: the difference of two answers has no noise.
+          scale: float32, the learning rate. Multiplying the losses by it costs nothing; multiplying the gradient would
+            cost a pass over all weights, which is most of the cost of a step with a small batch.
+          pull: value added to each example's gradient before the clip. A method that adds the pull after the clip has
+            the same privacy, but learns something else.
+          trainable: names of the weights that the gradient is taken by; the others are constants. All by default.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientEstimator:
-    """Where a client's `grad_fn` comes from: which examples a step uses, and what becomes of their gradients.
+    """The functions that a client's `grad_fn` is made of: the draw of a step's examples, and the gradient.
 
     Attributes:
-      mechanism: names of the float32 scalars it takes from each client.
+      mechanism: names of the float32 scalars that the functions take from each client.
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
-        draws`: all that the clients' rounds draw at random, with a leading axis of clients. `max_examples` is the size
-        their data are padded to, a step one gradient. What is drawn for a client must not depend on the others.
+        draws`: all random draws of the clients' rounds, with a leading axis of clients. `max_examples` is the number
+        of rows of the padded data; a step is one gradient. A client's draws must not depend on the other clients.
       gradient: `(mechanism, draws, weights, data, index, scale, pull, trainable) -> scale * gradient`, for one client;
-        see `GradFn`. The data has at least one row, of zeros where the client has no examples. The scale must not be a
-        function of the data. Where it is zero, as in the steps of a stack after a client's own, the result must be
-        zero, too.
+        see `GradFn`. The data have at least one row, of zeros if the client has no examples. The scale must not be a
+        function of the data. If the scale is zero, the result must be zero: a stack of clients goes on until its last
+        client has taken all steps, with scale zero for the others.
     """
 
     mechanism: tuple[str, ...]
@@ -98,15 +103,14 @@ class GradientEstimator:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """How the models of trained clients may be stored. Which weights clients own is seen from the models themselves.
+    """The ways in which trained clients' models may be stored. Exports find the weights that clients own by themselves.
 
     Attributes:
-      served_from_state: a client's model is made from a state that is small next to it, by `personalise` alone: an
-        export may hold what `broadcast` returns once, the client states in place of models, and `personalise` itself.
-        Nothing may be done to a state before, so there is no `adapt`, and `init_client` must be the state that
-        `global_model` is made from, which unknown clients get.
-      serves_candidates: the model that `personalise` returns is always one of the `candidates`, never a client's own:
-        a client that comes after training need only select one.
+      served_from_state: `personalise` alone makes a client's model from a small state. An export may then hold the
+        broadcast once, the client states in place of models, and `personalise` itself. The method must have no
+        `adapt`, and `init_client` must return the state that `global_model` is made from, which unknown clients get.
+      serves_candidates: `personalise` always returns one of the `candidates`, never a model of the client's own: a
+        client that comes after training need only select one.
     """
 
     served_from_state: bool = False
@@ -115,14 +119,14 @@ class Export:
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What a method makes of a privacy plan's guarantee; by default, nothing.
+    """The changes that a method makes to a privacy plan's guarantee; by default, none.
 
     Attributes:
-      condition: under which condition a guarantee holds, if only under one, besides those of the privacy plan.
-      unsound: why nothing is guaranteed whatever the privacy plan is, if so.
-      noised_size: `initial weights -> number of values` that noise on a release changes anything by; by default, all.
-      noise_on_own_support: the noise of a released value is limited to where the client's own value is not zero. It
-        then protects nobody; for a paper's variant only.
+      condition: condition of the guarantee, in addition to the privacy plan's conditions; empty for none.
+      unsound: reason why nothing is guaranteed under any privacy plan; empty if the plan's guarantee holds.
+      noised_size: `initial weights -> number of released values whose noise has an effect`; by default, all have.
+      noise_on_own_support: noise is added only to coordinates where the client's own value is not zero. Such noise
+        protects nobody; this is for a paper's variant only.
     """
 
     condition: str = ""
@@ -151,40 +155,40 @@ class Algorithm:
     By default the server is that of FedAvg: its state is a shared model's `weights`, plus the mean `update`.
 
     Attributes:
-      name: its name in `tff_pdp.experiment.kinds.ALGORITHMS`.
-      title: its name for a reader.
-      hparams: hyper-parameters by name. Each becomes a scalar on every client, so that clients may have values of their
-        own without another compilation; numbers of steps arrive as `LocalSteps`, in the order of `hparams` their
-        gradients are numbered in. `client_index`, which is `SET_BY_RUNTIME`, counts the clients from 0.
-      released: what leaves a client, and how the server combines it; `rows` become `{rows: [num_clients, ...], present:
-        [num_clients]}`, where rows of clients that do not take part are zeros.
-      data_passes: number of gradient computations on local data for each local step (2 for Ditto), each with an index
-        of its own.
+      name: name of the method in `tff_pdp.experiment.kinds.ALGORITHMS`.
+      title: name of the method in reports.
+      hparams: hyper-parameters by name. Each becomes a scalar on every client, so clients may have values of their own
+        without another compilation. Numbers of steps arrive as `LocalSteps`; gradients are numbered in the order of
+        `hparams`. `client_index`, which is `SET_BY_RUNTIME`, counts the clients from 0.
+      released: names of the values that leave a client, each with how the server combines them. `rows` become `{rows:
+        [num_clients, ...], present: [num_clients]}`; rows of clients that do not take part are zeros.
+      data_passes: number of gradients on local data per local step (2 for Ditto), each with an index of its own.
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
-      personalise: `(broadcast, client state) -> weights of that client's model`; of its adapted state, where it adapts.
+      personalise: `(broadcast, client state) -> weights of that client's model`; methods with `adapt` get its result.
       init_server: `initial weights -> server state`.
       broadcast: `server state -> what every client receives`.
       server_update: `(server state, aggregates by name, released or public) -> server state`.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
-      public: scalars that the server learns besides, by name, each a mean in which clients count as they do in means of
-        what is released.
-      public_values: `hyper-parameters -> public scalars`, of each client. It is given no data, so that a privacy plan
+      public: public scalars that the server also learns, by name, each a mean over the clients, in which clients count
+        as in means of released values.
+      public_values: `hyper-parameters -> public scalars` of one client. The function gets no data, so a privacy plan
         need only see that hyper-parameters are public.
-      num_clients: how many clients there are, of methods that release `rows`.
-      candidates: `broadcast -> weights of several models`, stacked along a first axis: a client privately selects the
-        one that fits its data best, and finds its number, int32, in the hyper-parameter `selected`. None for methods
-        that select nothing.
-      selection_rounds: how many rounds, from the first, clients select in; afterwards `selected` is -1.
-      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: what a client does for
-        itself before its model is used, with as many gradients as the `Steps` say that are `in_adapt`. Nothing of it
-        leaves the client, so it costs nothing where users are protected; None where there is nothing to do.
-      needs_everyone: the method is right only where every client takes part in every round, or leaves for good: the
-        server's state, or that of a client who comes late, assumes so. Users, of whom some are drawn, cannot have it.
+      num_clients: number of all clients, for methods that release `rows`.
+      candidates: `broadcast -> weights of several models`, stacked along a first axis. A client privately selects the
+        model that fits its data best; hyper-parameter `selected` has the model's number, int32. None for methods that
+        select nothing.
+      selection_rounds: number of rounds, from the first, in which clients select; afterwards `selected` is -1.
+      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: the client's own
+        preparation before its model is used. It takes the gradients of the `Steps` that are `in_adapt`. Nothing of it
+        leaves the client, so it costs nothing where users are protected. None for methods without preparation.
+      needs_everyone: the method is right only if every client takes part in every round until it leaves for good: the
+        server's state, or the state of a client that comes late, assumes so. User-level plans, which draw some users
+        for each round, refuse such methods.
       hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
-        that a configuration leaves to `auto`; None where there are none.
-      export: how clients' models may be stored.
-      claims: what the method makes of the privacy plan's guarantee.
+        that a configuration leaves to `auto`; None if no hyper-parameter may be `auto`.
+      export: the ways in which clients' models may be stored.
+      claims: the changes that the method makes to the privacy plan's guarantee.
     """
 
     name: str
@@ -217,13 +221,13 @@ class Algorithm:
         if unknown:
             raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be SET_BY_RUNTIME, not {unknown}")
         if bool(self.public) != (self.public_values is not None) or set(self.public) & set(self.released):
-            raise ValueError(f"{self.name}: public scalars need names of their own, and `public_values`")
+            raise ValueError(f"{self.name}: `public` needs `public_values`, and names that are not in `released`")
         if "rows" in self.released.values() and (self.num_clients is None or "client_index" not in self.hparams):
-            raise ValueError(f"{self.name}: rows need `num_clients`, and `client_index` to know their places")
+            raise ValueError(f"{self.name}: released `rows` need `num_clients` and the hyper-parameter `client_index`")
 
     @property
     def step_hparams(self) -> Sequence[str]:
-        """The hyper-parameters that count steps of a round."""
+        """Names of the hyper-parameters that count steps of a round."""
         return step_names(self.hparams)
 
     @property
@@ -232,7 +236,7 @@ class Algorithm:
         return {name: one.default for name, one in self.hparams.items() if not one.is_set_by_runtime}
 
     def num_gradients(self, hparams: Mapping[str, Any]) -> Any:
-        """How many gradients a client asks for in a round, of hyper-parameters as numbers, arrays or tensors."""
+        """Returns the number of gradients of a client's round; hyper-parameters are numbers, arrays or tensors."""
         return self.data_passes * count_gradients(self.hparams, hparams)
 
 
@@ -245,12 +249,12 @@ def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weight
 
 
 def choose(condition: tf.Tensor, if_true: Weights, if_false: Weights) -> Weights:
-    """One of two sets of weights, by a bool scalar."""
+    """Returns `if_true` or `if_false`, as a bool scalar says."""
     return map_weights(lambda one, other: tf.where(condition, one, other), if_true, if_false)
 
 
 def split(weights: Weights, names: Sequence[str]) -> tuple[Weights, Weights]:
-    """The weights of some names, and the others, each in their order."""
+    """Returns the weights that have these names, and all others; both keep their order."""
     chosen, others = collections.OrderedDict(), collections.OrderedDict()
     for name, value in weights.items():
         (chosen if name in names else others)[name] = value
@@ -258,17 +262,22 @@ def split(weights: Weights, names: Sequence[str]) -> tuple[Weights, Weights]:
 
 
 def merge(weights: Weights, *parts: Weights) -> Weights:
-    """The weights, with those of the parts in their place; in the order of the first argument."""
+    """Returns the weights with values of the parts in place of their own, in the order of the first argument."""
     replaced = {name: value for part in parts for name, value in part.items()}
     return collections.OrderedDict((name, replaced.get(name, value)) for name, value in weights.items())
 
 
 def put_in_place(weights: Weights, place: tf.Tensor) -> Weights:
-    """Weights with a first axis of places: themselves in their own, which is one-hot float32 `[places]`, and zeros."""
+    """Returns weights with a new first axis of places: the given weights at one place, zeros at all others.
+
+    Args:
+      weights: tensors by name.
+      place: float32 `[places]`, one-hot at that place.
+    """
     return map_weights(lambda value: tf.reshape(place, [-1] + [1] * value.shape.rank) * value[tf.newaxis], weights)
 
 
 def rounds_of(fraction: float, rounds: int) -> int:
-    """How many rounds a fraction of all rounds is: rounded up, and at least one where it is not zero."""
+    """Returns the number of rounds in a fraction of all rounds, rounded up: at least 1 if the fraction is above 0."""
     # A hair less, so that 10 % of 200 rounds is 20 although 0.1 * 200 may be a little more.
     return min(rounds, math.ceil(fraction * rounds * (1 - 1e-9)))

@@ -1,10 +1,10 @@
-"""Builds what clustered methods share: one model for each cluster, private selection among them, sums by cluster.
+"""Builds the parts that clustered methods share: a model per cluster, private selection of a cluster, sums by cluster.
 
 IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) and HypCluster (Mansour et
-al., arXiv:2002.10619, 2020): in every round each client selects the cluster whose model fits its data best, trains that
-model, and the server averages what the members of a cluster release. Here the selection is private (the exponential
-mechanism, `tff_pdp.privacy.mechanisms.selection`), and may stop after the first rounds, each of which costs budget;
-from then on a client stays in the cluster it is in ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
+al., arXiv:2002.10619, 2020): in every round each client selects the cluster whose model fits its data best and trains
+that model; the server averages the releases of a cluster's members. Here the selection is private (the exponential
+mechanism, `tff_pdp.privacy.mechanisms.selection`) and costs budget in each round. It may stop after the first rounds;
+each client then stays in its cluster ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
 """
 
 import collections
@@ -18,15 +18,15 @@ from tff_pdp.models.base import Weights
 
 
 def init_clusters(weights: Weights, num_clusters: int, init_stddev: float) -> State:
-    """The server's first state: `centroids`, of shape `[num_clusters, ...]`, and `round`, of which there were none.
+    """Returns the server's first state: `centroids`, of shape `[num_clusters, ...]`, and `round`, the number 0.
 
-    The first cluster starts from the given weights, the others apart from them: clusters that are alike cannot be told
-    apart by any client.
+    The first cluster starts from the given weights, each other cluster from these weights plus noise: no client could
+    choose between equal clusters.
 
     Args:
       weights: initial weights; public.
-      num_clusters: how many clusters.
-      init_stddev: standard deviation of what is added, drawn from a public seed.
+      num_clusters: number of clusters.
+      init_stddev: standard deviation of the added Gaussian noise, drawn from a public seed.
     """
 
     def stack(position: int, value: tf.Tensor) -> tf.Tensor:
@@ -41,25 +41,25 @@ def init_clusters(weights: Weights, num_clusters: int, init_stddev: float) -> St
 
 
 def init_member(broadcast: State) -> State:
-    """The state of a client that takes part for the first time: a `cluster` and `weights` of its own."""
+    """Returns the state of a client that takes part for the first time: the first `cluster`, and its `weights`."""
     return {"weights": centroid_of(broadcast, tf.constant(0)), "cluster": tf.constant(0)}
 
 
 def cluster_of(client_state: State, hparams: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The cluster just selected or, in rounds without selection, the one the client is in: int32 scalar."""
+    """Returns the cluster just selected or, in rounds without selection, the client's last cluster: int32 scalar."""
     selected = hparams["selected"]
     return tf.where(selected >= 0, selected, client_state["cluster"])
 
 
 def centroid_of(broadcast: State, cluster: tf.Tensor) -> Weights:
-    """The model of one cluster."""
+    """Returns the model of one cluster."""
     return map_weights(lambda stacked: tf.gather(stacked, cluster), broadcast["centroids"])
 
 
 def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int) -> dict[str, Weights]:
-    """A client's movement in its cluster's place and zeros in the others', and a one where it counts as a member.
+    """Returns a client's movement and membership (a one), both at its cluster's place, with zeros at all others.
 
-    Which cluster a client is in is a function of its private selection, so its sum may be released like the movement.
+    Membership is a function of the client's private selection, so sums of it may be released, as those of movements.
     """
     place = tf.one_hot(cluster, num_clusters)
     return {"movement": put_in_place(movement, place), "members": {"count": place}}
@@ -68,13 +68,13 @@ def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int)
 def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[[State, Mapping[str, Weights]], State]:
     """Builds the server's update: each cluster's model moves by the mean of its members' movements.
 
-    A cluster without members keeps its model, but for the rounds in which clients select: there it starts again beside
-    the largest, and both go on from where it is. Otherwise one that nobody fits at first is lost for good, and two
-    groups of clients have to share another. Memberships are released, so nothing else is learnt from clients.
+    A cluster without members keeps its model, except in rounds in which clients select: the cluster then restarts from
+    the model of the largest cluster plus noise. Otherwise a cluster that fits no client at first would be lost for
+    good, and two groups of clients would share another cluster. The update reads only released values.
 
     Args:
-      selection_rounds: how many rounds clients select their cluster in.
-      init_stddev: standard deviation of what tells the two apart, drawn from a public seed.
+      selection_rounds: number of rounds in which clients select their cluster.
+      init_stddev: standard deviation of that noise, drawn from a public seed.
     """
 
     def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:
@@ -101,7 +101,7 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
 
 
 def clusters(num_clusters: int, init_stddev: float, selection_rounds: int) -> dict[str, Any]:
-    """The fields of an `Algorithm` that say what its server does, what is released to it, and when clients select."""
+    """Returns the fields of an `Algorithm` about its server, its releases and its selections, by name."""
     return {
         "released": {"movement": "sum", "members": "sum"},
         "data_passes": 1,

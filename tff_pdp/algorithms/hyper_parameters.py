@@ -1,4 +1,4 @@
-"""Declares hyper-parameters: numbers that every client may have its own of, and what may set them during training."""
+"""Declares hyper-parameters: numbers that may differ between clients, and hooks that set numbers during training."""
 
 import dataclasses
 import math
@@ -18,17 +18,17 @@ from tff_pdp.settings import words_of_type
 
 # In place of a value in a configuration: a hook sets the hyper-parameter.
 AUTO = "auto"
-# As many steps as make some epochs of whole batches.
+# A number of epochs of whole batches, in place of a number of steps.
 _EPOCHS = re.compile(r"epoch|([1-9][0-9]*) epochs?")
 
 
 class Observed(NamedTuple):
-    """A state of training, as hooks see it.
+    """A state of training, in the form that hooks get.
 
     Attributes:
-      round_number: rounds that have been run.
-      server_state: the algorithm's.
-      client_states: of all clients, each leaf with a first axis of clients.
+      round_number: number of rounds that have been run.
+      server_state: the algorithm's state at the server.
+      client_states: states of all clients, each leaf with a first axis of clients.
     """
 
     round_number: int
@@ -39,11 +39,11 @@ class Observed(NamedTuple):
 class Hook:
     """Sets hyper-parameters during training from states that are private already; by default, none.
 
-    A hook is made of what is public of a training (`PrivacyPlan.public_parameters`), and runs outside of computations.
+    A hook is made from public facts of a training (`PrivacyPlan.public_parameters`), and runs outside of computations.
     Its memory is a nest of arrays, which a checkpoint keeps.
 
     Guarantee: post-processing; a hook costs no epsilon.
-    Assumes: all that a hook reads of clients' states is released, as the iterates of DP-SGD are.
+    Assumes: a hook reads only released parts of clients' states, such as the iterates of DP-SGD.
     """
 
     def init(self) -> Mapping[str, Any]:
@@ -51,20 +51,20 @@ class Hook:
         return {}
 
     def hparams(self, state: Mapping[str, Any], places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Returns a round's hyper-parameters, `[clients]` by name, of the memory and of the clients' places, int64."""
+        """Returns a round's hyper-parameters, `[clients]` by name, from memory and the int64 `places` of clients."""
         return {}
 
     def after(self, state: Mapping[str, Any], before: Observed, after: Observed) -> Mapping[str, Any]:
-        """Returns the memory after a round, by the memory and training before the round, and training after it."""
+        """Returns the memory after a round, from the memory and training before the round and training after it."""
         return state
 
 
 class LocalSteps(NamedTuple):
-    """How many steps a client takes; the value of a hyper-parameter such as `local_steps` inside a computation.
+    """A client's number of steps: the value of a hyper-parameter such as `local_steps` inside a computation.
 
     Attributes:
-      count: int32 scalar, at least 1.
-      bound: int32 scalar, at least `count`, and the same for all clients computed together.
+      count: number of steps of this client, int32 scalar, at least 1.
+      bound: int32 scalar, at least `count`, and the same for all clients that are computed together.
     """
 
     count: tf.Tensor
@@ -76,15 +76,15 @@ class HParam:
     """A hyper-parameter of an algorithm: on each client a float32 scalar, or int32 where the default is a whole number.
 
     Attributes:
-      default: where a configuration names no value.
-      meaning: for a reader, a phrase.
-      symbol: in the method's paper.
-      unit: of the value; empty for a mere number.
-      low: smallest value.
-      high: largest value.
-      is_auto: a configuration may say `auto`: the algorithm's hook then sets the hyper-parameter.
-      not_auto: why it may not, for the message that refuses `auto`.
-      is_set_by_runtime: `Method` fills it in, and a configuration may not.
+      default: value for configurations that give none.
+      meaning: description for readers, a noun phrase.
+      symbol: symbol in the method's paper.
+      unit: unit of the value; empty for a number without unit.
+      low: smallest allowed value.
+      high: largest allowed value.
+      is_auto: whether a configuration may say `auto`: the algorithm's hook then sets the hyper-parameter.
+      not_auto: reason why `auto` is not allowed, for the message that refuses it.
+      is_set_by_runtime: whether `Method` sets the value; a configuration then may not.
     """
 
     default: float | int
@@ -97,35 +97,35 @@ class HParam:
     not_auto: str = ""
     is_set_by_runtime: bool = False
 
-    # Whether a private search may try values: numbers of steps decide how much noise they need.
+    # Whether a private search may try values. It may not try numbers of steps, which decide the noise multiplier.
     is_searched: ClassVar[bool] = True
 
     @property
     def dtype(self) -> type[np.generic]:
-        """Of the scalars: int32 or float32."""
+        """NumPy type of the scalars: int32 or float32."""
         return np.int32 if isinstance(self.default, int) else np.float32
 
     @property
     def hint(self) -> Any:
-        """Type of the numbers in range."""
+        """Type annotation of the numbers in range."""
         if isinstance(self.default, int):
             return Annotated[int, Meta(ge=int(self.low), le=int(min(self.high, np.iinfo(np.int32).max)))]
         return Annotated[float, Meta(ge=self.low, le=self.high)]
 
     @property
     def words(self) -> str:
-        """What a configuration may say, in words."""
+        """Values that a configuration may give, in words."""
         of_numbers = words_of_type(types.type_info(self.hint)).removesuffix(f" and at most {np.iinfo(np.int32).max:g}")
         return f"{of_numbers}, or {AUTO}" if self.is_auto else of_numbers
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of what a configuration may say."""
+        """JSON Schema of the values that a configuration may give."""
         numbers = msgspec.json.schema(self.hint)
         return {"anyOf": [numbers, {"const": AUTO}]} if self.is_auto else numbers
 
     def check(self, key: str, value: Any) -> None:
-        """Checks a value as a configuration gives it; the key says in messages where that stands.
+        """Checks a configuration's value of the hyper-parameter; messages name the key.
 
         Raises:
           ConfigError: the value has the wrong type or is out of range.
@@ -141,11 +141,11 @@ class HParam:
 
 @dataclasses.dataclass(frozen=True)
 class Steps(HParam):
-    """A number of local steps: algorithms find `LocalSteps`.
+    """A number of local steps; algorithms get `LocalSteps` as its value.
 
     Attributes:
-      factors: names of further `Steps`: each of these steps takes as many gradients as their product says.
-      in_adapt: counts steps of `Algorithm.adapt`, and none of a round.
+      factors: names of further `Steps`, whose product is the number of gradients in each of these steps.
+      in_adapt: whether the steps are taken in `Algorithm.adapt` and not in a round.
     """
 
     unit: str = "steps"
@@ -157,22 +157,22 @@ class Steps(HParam):
 
     @property
     def words(self) -> str:
-        """What a configuration may say, in words."""
-        return f"{super().words}, or such as '5 epochs'"
+        """Values that a configuration may give, in words."""
+        return f"{super().words}, or epochs, such as '5 epochs'"
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of what a configuration may say."""
+        """JSON Schema of the values that a configuration may give."""
         return {"anyOf": [super().schema, {"type": "string", "pattern": f"^({_EPOCHS.pattern})$"}]}
 
     def check(self, key: str, value: Any) -> None:
-        """As of `HParam`; some epochs are a number of steps, too."""
+        """Checks a value, as in `HParam`; a number of epochs is allowed, too."""
         if not read_epochs(value):
             super().check(key, value)
 
 
 def read_epochs(value: Any) -> int | None:
-    """How many epochs a number of steps is, if it is given so; an epoch is as many whole batches as there are, or one.
+    """Returns the number of epochs, if steps are given in epochs. An epoch takes all whole batches, at least one step.
 
     >>> read_epochs("epoch"), read_epochs("5 epochs"), read_epochs(3)
     (1, 5, None)
@@ -182,7 +182,7 @@ def read_epochs(value: Any) -> int | None:
 
 
 def count_gradients(hparams: Mapping[str, HParam], values: Mapping[str, Any], *, in_adapt: bool = False) -> Any:
-    """How many gradients all steps of a round, or of an adaptation, take; values are numbers, arrays or tensors."""
+    """Returns the number of gradients in a round, or in an adaptation; values are numbers, arrays or tensors."""
     steps = {name: one for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt}
     factors = {factor for one in steps.values() for factor in one.factors}
     return sum(
@@ -193,21 +193,21 @@ def count_gradients(hparams: Mapping[str, HParam], values: Mapping[str, Any], *,
 
 
 def step_names(hparams: Mapping[str, HParam], *, in_adapt: bool = False) -> Sequence[str]:
-    """The hyper-parameters that count steps of a round, or of an adaptation, in order."""
+    """Returns the names of the hyper-parameters that count steps of a round, or of an adaptation, in order."""
     return tuple(name for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt)
 
 
-# The number of a client, from 0: who it is.
+# A client's number, counted from 0.
 SET_BY_RUNTIME = HParam(0, is_set_by_runtime=True)
 LEARNING_RATE = HParam(0.1, "learning rate of local steps", symbol="η", unit="weight² per loss")
 LOCAL_STEPS = Steps(1, "length of a client's round", symbol="τ")
-# Of methods that take local steps alone.
+# Hyper-parameters of methods that take only local steps.
 LOCAL_TRAINING: Mapping[str, HParam] = {"learning_rate": LEARNING_RATE, "local_steps": LOCAL_STEPS}
 HEAD_LEARNING_RATE = HParam(0.1, "learning rate of steps on the head", symbol="η_h", unit="weight² per loss")
-HEAD_STEPS = Steps(10, "how long a client trains its head in a round, before the body", symbol="τ_h")
-ADAPT_STEPS = Steps(10, "how long a client trains before its model is used", symbol="τ_a", in_adapt=True)
+HEAD_STEPS = Steps(10, "length of a client's training of its head in a round, before the body", symbol="τ_h")
+ADAPT_STEPS = Steps(10, "length of a client's training before its model is used", symbol="τ_a", in_adapt=True)
 
 
 def prox_weight(default: float, pulled_to: str = "the shared weights", **options: Any) -> HParam:
-    """The strength of a pull to an anchor, lambda: the gradient of `lambda / 2 * |w - anchor|^2`."""
+    """Returns the strength lambda of a pull to an anchor, which is the gradient of `lambda / 2 * |w - anchor|^2`."""
     return HParam(default, f"strength of the pull to {pulled_to}", symbol="λ", unit="loss per weight²", **options)

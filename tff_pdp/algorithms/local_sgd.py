@@ -1,4 +1,4 @@
-"""The local solver every method shares: gradient steps on one client's data, with an optional pull to an anchor."""
+"""The local solver of every method: gradient steps on one client's data, with an optional pull to an anchor."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from tff_pdp.models.base import Weights
 
 
 class View(NamedTuple):
-    """How the weights of a model come from the weights that are trained.
+    """The map from trained weights to a model's weights.
 
     Attributes:
-      apply: `weights -> the model's weights`; of several trajectories the weights of all, in their order.
-      spread: `(gradient by the model's weights, weights) -> gradient by the trainable weights`, or what stands for it.
-      trainable: names of the model's weights that a gradient is asked for; all by default.
+      apply: `weights -> the model's weights`; with several trajectories, it takes the weights of all, in their order.
+      spread: `(gradient by the model's weights, weights) -> gradient by the trained weights`, or its substitute.
+      trainable: names of the model's weights that the gradient is taken by; all by default.
     """
 
     apply: Callable[..., Weights]
@@ -27,18 +27,19 @@ class View(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """Weights that a client trains, and how.
+    """Weights that a client trains, with the options of their training.
 
     Attributes:
-      start: the weights to start from.
+      start: weights before the first step.
       trainable: names of the weights to train; all by default.
-      momentum: float32 scalar: the velocity is so much of itself and the new movement, from zero; none for plain SGD.
-      anchor: weights to be pulled towards; none for plain SGD.
-      prox_weight: float32 scalar, the strength of the pull.
-      prox_inside_clip: add the proximal term to each example's gradient before the clip instead, as the released code
-        of the MR-MTL paper does. It costs the same privacy; a strong pull then takes all the room under the clip.
-      view: how the model's weights come from these; by default they are the same. Not with `prox_inside_clip`.
-      penalty: gradient of a further term that does not depend on the data, of the trainable weights.
+      momentum: float32 scalar: velocity = momentum * velocity + movement, from zero; None for plain SGD.
+      anchor: weights that the trained weights are pulled to; None for no pull.
+      prox_weight: float32 scalar, strength of the pull.
+      prox_inside_clip: add the pull to each example's gradient before the clip, as the MR-MTL paper's released code
+        does; by default it is added after clip and noise. The privacy cost is the same; a strong pull before the clip
+        leaves little of the data's gradient.
+      view: map from these weights to the model's; by default both are the same. Not with `prox_inside_clip`.
+      penalty: `trained weights -> gradient` of a further term that does not depend on the data.
     """
 
     start: Weights
@@ -62,26 +63,26 @@ def local_sgd(
     """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
-    costs no privacy and is not distorted by the clip. Several trajectories take their steps at the same time, each from
-    where all of them are, and each with a gradient of its own: of two, step t asks for the gradients 2t and 2t + 1.
+    costs no privacy and is not distorted by the clip. Several trajectories take their steps together, each with a
+    gradient of its own, and each seeing all weights before the step: step t of two asks for gradients 2t and 2t + 1.
 
     Args:
-      start: what is trained: weights or, with options, a trajectory, or several of them.
+      start: weights to train; a trajectory, for weights with options; or a tuple of several trajectories.
       data: the client's examples.
-      grad_fn: scaled gradient of the data term, already private where the plan asks for it.
+      grad_fn: scaled gradient of the loss on the data, already private where the plan asks for it.
       learning_rate: float32 scalar.
-      local_steps: how many; steps from there to the bound leave the weights as they are.
-      first_index: of the round's gradients, the number of the first that is asked for here.
+      local_steps: number of steps; further steps, up to the bound, leave the weights unchanged.
+      first_index: number, in the round, of the first gradient that is asked for here.
 
     Returns:
-      The trained weights, `Weights`; a tuple of several trajectories' weights.
+      The trained weights, `Weights`; for several trajectories a tuple with the weights of each.
     """
     several = start if isinstance(start, tuple) else (start if isinstance(start, Trajectory) else Trajectory(start),)
 
     def movement_of(
         one: Trajectory, own: Weights, whole: Weights, wholes: Sequence[Weights], number: tf.Tensor, rate: tf.Tensor
     ) -> Weights:
-        """How far a step moves the weights `own` that a trajectory trains, of the `whole`, before momentum."""
+        """Returns the movement of a trajectory's trained weights `own`, without momentum; `whole` has all weights."""
         pulling = {} if one.anchor is None else split(one.anchor, list(own))[0]
         pull = map_weights(lambda w, a: one.prox_weight * (w - a), own, pulling) if one.prox_inside_clip else None
         if one.view is None:
@@ -95,8 +96,8 @@ def local_sgd(
             movement = map_weights(lambda m, p: m + rate * p, movement, one.penalty(own))
         return movement
 
-    # A function of its own: in the cyclic graph that TensorFlow otherwise makes of a loop it does not find oneDNN's
-    # kernel for the gradient of a max pooling, which is several times as fast as the other one.
+    # A function of its own: in the cyclic graph that TensorFlow otherwise makes of a loop, it does not find oneDNN's
+    # kernel for the gradient of a max pooling, which is several times as fast as the default kernel.
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def step(index: tf.Tensor, current: tuple[Weights, ...], velocities: tuple[Weights, ...]) -> tuple:
         is_own = index < local_steps.count
@@ -121,14 +122,14 @@ def local_sgd(
         {} if one.momentum is None else map_weights(tf.zeros_like, own)
         for one, own in zip(several, trained, strict=True)
     )
-    # The first step is outside of the loop. Clients that start from the same weights, computed together, take it with
-    # one matrix product for all of them; in the loop everyone has weights of their own.
+    # The first step is outside of the loop: clients that are computed together from the same weights share one matrix
+    # product there. In the loop each client has weights of its own.
     first = step(tf.constant(0), trained, velocities)
     _, trained, _ = tf.while_loop(
         lambda index, *_: index < local_steps.bound,
         step,
         first,
-        # One step reads the weights the step before wrote: nothing to run in parallel.
+        # Each step reads the weights that the step before wrote, so nothing can run in parallel.
         parallel_iterations=1,
     )
     merged = tuple(merge(fixed, own) for fixed, own in zip(all_fixed, trained, strict=True))
@@ -142,9 +143,9 @@ def _with_momentum(momentum: tf.Tensor, velocity: Weights, movement: Weights, is
 def _number(
     first_index: tf.Tensor | int, index: tf.Tensor, steps: LocalSteps, place: int, num_trajectories: int
 ) -> tf.Tensor:
-    """The number of a step's gradient, the one of a trajectory, among the round's."""
+    """Returns the number, in the round, of the gradient that a trajectory takes in a step."""
     if isinstance(first_index, int) and first_index == 0:
-        # A stack of clients shares it, which makes all that depends on it faster.
+        # All clients of a stack share this number, so all that depends on the number is faster.
         return index if num_trajectories == 1 else num_trajectories * index + place
     # Steps after a client's own would ask for more gradients than there are.
     own = tf.minimum(index, steps.count - 1)

@@ -1,6 +1,6 @@
-"""The plain gradient estimator: batches of a fixed size, epoch after epoch, nothing clipped and nothing added.
+"""The plain gradient estimator: batches of a fixed size, epoch after epoch, without clip or noise.
 
-For training without privacy, and under user-level privacy, where what is released of a client is protected as a whole.
+It serves training without privacy, and user-level privacy, which protects a client's whole release.
 """
 
 import collections
@@ -14,21 +14,21 @@ from tff_pdp.models.base import Model, Weights
 
 
 class Minibatches(NamedTuple):
-    """Rows of the client's data: int32 `[steps, batch_size]`, and whether each place of a batch is filled."""
+    """Rows of the client's data, int32 `[steps, batch_size]`, and whether each place of a batch is filled, bool."""
 
     indices: tf.Tensor
     filled: tf.Tensor
 
 
 def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
-    """Builds the mean gradient over consecutive batches; the last of an epoch may be smaller.
+    """Builds the mean gradient over consecutive batches; the last batch of an epoch may be smaller.
 
-    A round starts at a batch that the client's seed decides. Examples keep their order: shuffle them when you prepare
-    the data.
+    The client's seed decides the first batch of a round. Examples keep their order: shuffle them when you prepare the
+    data.
 
     Args:
-      model: gives the loss of each example.
-      batch_size: examples in a batch.
+      model: model that gives each example's loss.
+      batch_size: number of examples in a batch.
     """
 
     def draw(
@@ -37,7 +37,7 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         steps_per_epoch = tf.maximum((num_examples + batch_size - 1) // batch_size, 1)
         # Rounds that are shorter than an epoch must not always see the same examples.
         first = tf.math.floormod(seeds[:, 0], tf.cast(steps_per_epoch, tf.int64))
-        # Whoever has taken all steps repeats the last one.
+        # A client that has taken all its steps repeats the last batch.
         step = tf.minimum(tf.range(tf.reduce_max(num_steps)), tf.maximum(num_steps - 1, 0)[:, tf.newaxis])
         batch = (tf.cast(first, tf.int32)[:, tf.newaxis] + step) % steps_per_epoch[:, tf.newaxis]
         indices = batch[:, :, tf.newaxis] * batch_size + tf.range(batch_size)

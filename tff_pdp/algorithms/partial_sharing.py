@@ -1,7 +1,7 @@
-"""Builds methods that share a model's body, and leave every client a head of its own.
+"""Builds methods in which clients share a model's body, and each client has a head of its own.
 
-The head is a client's state and never leaves it. The server keeps whole weights, of which it trains the body; its head
-is the public initial one, which clients start from.
+The head is a client's state and never leaves the client. The server keeps the weights of a whole model and trains the
+body; the server's head keeps its public initial value, from which clients start.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from tff_pdp.algorithms.server_optimizer import Momentum, ServerOptimizer
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
 
-# `(weights, client data, grad_fn, hparams) -> weights` after a client's round.
+# A client's round: `(weights, client data, grad_fn, hparams) -> trained weights`.
 Train = Callable[[Weights, ClientData, GradFn, Mapping[str, Any]], Weights]
 
 
@@ -38,28 +38,28 @@ def build_partial_sharing(
     release: Callable[[Weights, Weights], Weights] = lambda body, trained: map_weights(tf.subtract, trained, body),
     receive: Callable[[Weights, Weights], Weights] = lambda body, update: update,
 ) -> Algorithm:
-    """Builds a method of a shared body. Server state: weights, optimizer. Client state: its head. Released: the body's
-    update, averaged.
+    """Builds a method with a shared body. Server state: weights, optimizer. Client state: its head. Released: the
+    body's update, averaged.
 
     Args:
-      name: in the registry.
-      title: for a reader.
+      name: name of the method in `algorithms`.
+      title: name of the method in reports.
       head: names of the head's weights.
-      hparams: with `head_learning_rate`; `adapt_steps` are added.
+      hparams: hyper-parameters, `head_learning_rate` among them; `adapt_steps` is added.
       train: a client's round.
-      optimizer: the server's.
-      release: `(body before, body after the client's round) -> update`; by default their difference.
-      receive: `(the server's body, mean update) -> update` that the server goes on with.
+      optimizer: the server's optimizer.
+      release: `(body before, body after the client's round) -> update`; by default the difference.
+      receive: `(the server's body, mean update) -> update` that goes to the optimizer.
 
-    Its `init_server` raises a ConfigError for a model that is all body or all head.
+    The method's `init_server` raises a ConfigError for a model that is all body or all head.
     """
 
     def init_server(weights):
         own, body = split(weights, head)
         if not own or not body:
             raise ConfigError(
-                f"algorithms.{name} shares the body of a model and not its head, but of {', '.join(weights)} "
-                f"{'none is' if body else 'all are'} of the head"
+                f"algorithms.{name} shares the body of a model and not the head, but {'none' if body else 'all'} of "
+                f"the model's weights ({', '.join(weights)}) belong to the head"
             )
         return {"weights": weights, "optimizer": optimizer.init(body)}
 
@@ -102,15 +102,15 @@ def tune_head(
     head: Sequence[str],
     steps: str,
 ) -> Weights:
-    """The weights with their head trained, and the body as it is; asks for the first gradients.
+    """Returns the weights with a trained head and an unchanged body; asks for the round's first gradients.
 
-    The hyper-parameters have `head_learning_rate`, and under the name `steps` the number of steps.
+    Hyper-parameter `head_learning_rate` is the learning rate; hyper-parameter `steps` is the number of steps.
     """
     trajectory = Trajectory(weights, trainable=head)
     return local_sgd(trajectory, data, grad_fn, hparams["head_learning_rate"], hparams[steps])
 
 
-# Of methods whose clients train by `head_then_body`.
+# Hyper-parameters of methods whose clients train by `head_then_body`.
 HEAD_THEN_BODY = {
     "learning_rate": LEARNING_RATE,
     "head_learning_rate": HEAD_LEARNING_RATE,
@@ -124,12 +124,12 @@ def head_then_body(
     local_momentum: Momentum = 0.0,
     options: Callable[[Weights], Mapping[str, Any]] = lambda body: {},
 ) -> Train:
-    """A client's round of head and body in turn: the head with the body frozen, then the body with the head frozen.
+    """Builds a client's round that trains the head with the body frozen, then the body with the head frozen.
 
     Args:
       head: names of the head's weights.
-      local_momentum: of the body's steps.
-      options: of the body's trajectory, by the body's weights at the start of the round.
+      local_momentum: momentum of the steps on the body.
+      options: `body at the start of the round -> further arguments of the body's Trajectory`.
     """
 
     def train(weights: Weights, data: ClientData, grad_fn: GradFn, hparams: Mapping[str, Any]) -> Weights:

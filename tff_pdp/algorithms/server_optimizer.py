@@ -15,14 +15,14 @@ from tff_pdp.models.base import Weights
 
 OptimizerKind = Literal["sgd", "momentum", "adam"]
 Momentum = Annotated[float, Meta(ge=0, lt=1)]
-# Of Adam, as in Reddi et al.
+# Adam's constants, as in Reddi et al.
 _SECOND_MOMENT = 0.99
 _EPSILON = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer:
-    """Pure functions.
+    """The server's optimizer, as pure functions.
 
     Attributes:
       init: `weights -> state`.
@@ -37,10 +37,10 @@ def build_server_optimizer(kind: OptimizerKind, learning_rate: float, momentum: 
     """Builds a server optimizer (Reddi et al., "Adaptive Federated Optimization", ICLR 2021).
 
     Args:
-      kind: `sgd` adds `learning_rate` times the update; `momentum` the decaying sum of updates; `adam` divides by the
-        root of the decaying mean of squares besides.
+      kind: `sgd` adds `learning_rate` times the update; `momentum`, times the decaying sum of updates; `adam`, times
+        the decaying mean of updates, divided by the root of the decaying mean of their squares.
       learning_rate: positive.
-      momentum: how much of it is left after a round.
+      momentum: factor by which earlier updates decay in each round.
     """
 
     def init(weights: Weights) -> State:

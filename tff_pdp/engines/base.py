@@ -1,4 +1,4 @@
-"""Declares the interface of every engine, and finds its device: asked for by name, and never another one."""
+"""Declares the interface of every engine, and finds devices by name; a missing device is an error."""
 
 import contextlib
 import re
@@ -11,57 +11,57 @@ from tff_pdp.errors import EngineError
 
 
 class Engine(Protocol):
-    """A way to execute TFF computations; ready to use once built.
+    """An object that executes TFF computations; ready to use once built.
 
     The same computations give the same results on every engine, up to rounding.
     """
 
     @property
     def name(self) -> str:
-        """The name under which `build_engine` knows this engine."""
+        """Name of this engine in `build_engine`."""
         ...
 
     @property
     def device(self) -> str:
-        """The device it computes on: `cpu` or `gpu:N`."""
+        """Device that the engine computes on: `cpu` or `gpu:N`."""
         ...
 
     def install(self) -> AbstractContextManager[Self]:
         """Sends the TFF computations called inside the `with` block to this engine.
 
         TFF keeps its contexts per thread: only the thread that enters the block is affected. A thread started inside
-        it has no engine ("No default context installed", says TFF) until it calls `install` itself. Blocks may be
-        nested and entered again.
+        the block has no engine until it calls `install` itself; TFF's error is "No default context installed". Blocks
+        may be nested and entered again.
         """
         ...
 
     def close(self) -> None:
-        """Releases processes, threads and devices; calling it again does nothing, using the engine then is an error."""
+        """Releases processes, threads and devices. A second call does nothing; a closed engine raises on use."""
         ...
 
 
 def resolve_device(name: str) -> str:
     """Finds the device a user asks for.
 
-    GPUs are told to take memory as they need it, where TensorFlow's default is to take all of it at once, and to
-    multiply float32 as float32, where its default is to drop 13 bits of each factor (TF32): a norm that is off by a
-    thousandth would clip by as much too little.
+    Changes two of TensorFlow's defaults for GPUs: memory is taken as needed, not all at once, and float32 numbers are
+    multiplied as float32, not with 13 bits fewer (TF32). With TF32 a norm could be a thousandth too small, and the
+    clipped gradient a thousandth too long.
 
     Args:
-      name: `cpu`; `gpu`, the first one; `gpu:N`; or `auto`, the first GPU where there is one, else the CPU.
+      name: `cpu`; `gpu`, the first GPU; `gpu:N`; or `auto`, the first GPU if there is one, else the CPU.
 
     Returns:
       TensorFlow's name for the device, such as `/GPU:0`.
 
     Raises:
-      EngineError: the name is none of these, or there is no such GPU.
+      EngineError: the name is unknown, or there is no such GPU.
     """
     match = re.fullmatch(r"(cpu|gpu|auto)|gpu:(\d+)", name)
     if match is None:
         raise EngineError(f"device: {name!r} is not known; write cpu, gpu, gpu:N or auto")
     num_gpus = len(gpus())
     for device in tf.config.list_physical_devices("GPU"):
-        # A process that has used its GPUs already has decided.
+        # A process that has used its GPUs can no longer change this setting.
         with contextlib.suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(device, True)
     if name == "cpu" or (name == "auto" and not num_gpus):
@@ -75,6 +75,6 @@ def resolve_device(name: str) -> str:
 
 
 def gpus() -> list[str]:
-    """Returns descriptions of the GPUs TensorFlow can use, in the order of their numbers."""
+    """Returns descriptions of the GPUs that TensorFlow can use, in the order of their numbers."""
     devices = tf.config.list_physical_devices("GPU")
     return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]

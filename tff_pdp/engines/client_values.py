@@ -1,4 +1,4 @@
-"""Keeps one value per client where the engine computes: as stacked tensors, or client by client."""
+"""Keeps one value per client on the engine's device, as stacked tensors or client by client."""
 
 import collections.abc
 import dataclasses
@@ -17,8 +17,8 @@ class ClientGroup:
     """Some clients' values: one tensor per leaf.
 
     Attributes:
-      indices: int64 `[clients]`, their places among all clients.
-      leaves: stacked along a new first axis of clients; without it where `stacked` is false, for a single client.
+      indices: places of these clients among all clients, int64 `[clients]`.
+      leaves: tensors stacked along a new first axis of clients or, if `stacked` is false, a single client's tensors.
       stacked: whether the leaves have the axis of clients.
     """
 
@@ -29,7 +29,7 @@ class ClientGroup:
 
 @dataclasses.dataclass(frozen=True)
 class _Arrangement:
-    """All clients' values in groups. Never changed, so that what has been read from it holds together."""
+    """All clients' values in groups. Immutable, so that several reads see the same groups."""
 
     groups: tuple[ClientGroup, ...]
 
@@ -43,12 +43,12 @@ class _Arrangement:
 
 
 class ClientValues(collections.abc.Sequence):
-    """A sequence of one value per client, as computations take and return at CLIENTS.
+    """A sequence of one value per client, which computations take and return at CLIENTS.
 
-    Reading a member copies it to NumPy arrays. Handing the whole back to a computation copies nothing, which is what a
-    training loop does with client states.
+    Reading a member copies it to NumPy arrays. Passing the sequence to a computation, as a training loop does with
+    client states, copies nothing.
 
-    The values never change, only how they are kept; several threads and engines may use one object at a time.
+    The values never change; only their arrangement in groups does. Several threads and engines may share one object.
     """
 
     def __init__(self, member_type: Any, groups: Sequence[ClientGroup]):
@@ -60,7 +60,7 @@ class ClientValues(collections.abc.Sequence):
 
     @classmethod
     def from_members(cls, member_type: Any, members: Sequence[Any], where: str = "value") -> "ClientValues":
-        """Takes a list of Python values.
+        """Builds the sequence from a list of Python values.
 
         Raises:
           TypeError: a member has another type; the message names client and member.
@@ -75,7 +75,7 @@ class ClientValues(collections.abc.Sequence):
 
     @classmethod
     def from_columns(cls, member_type: Any, columns: Any, where: str = "value") -> "ClientValues":
-        """Takes arrays in the structure of a member, with an additional first axis of clients.
+        """Builds the sequence from arrays in the structure of a member, with an additional first axis of clients.
 
         Raises:
           TypeError: a column has another type or length.
@@ -118,18 +118,18 @@ class ClientValues(collections.abc.Sequence):
 
     @property
     def groups(self) -> Sequence[ClientGroup]:
-        """The groups in which the values are kept at present."""
+        """Groups in which the values are kept at present."""
         return self._arrangement.groups
 
     def copy(self) -> "ClientValues":
-        """Returns the same values in an arrangement of their own; copies no tensor."""
+        """Returns the same values in a separate arrangement; copies no tensor."""
         copied = ClientValues(self.member_type, self.groups)
-        # With the places of all clients, where they have been looked up already.
+        # This also shares the table of clients' places, if it exists already.
         copied.keep_like(self)
         return copied
 
     def keep_like(self, other: "ClientValues") -> None:
-        """Keeps the values from now on as a copy of this object keeps them."""
+        """Takes over the arrangement of `other`, an object with the same values."""
         self._arrangement = other._arrangement
 
     def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
@@ -137,18 +137,18 @@ class ClientValues(collections.abc.Sequence):
         return self._arrangement.leaves_of(index)
 
     def separate(self) -> None:
-        """Keeps every client's value by itself from now on."""
+        """Arranges the values as one group per client."""
         groups = self.groups
         if any(group.stacked for group in groups):
             self._arrangement = _Arrangement(tuple(single for group in groups for single in _separated(group)))
 
     def stack(self) -> "ClientValues":
-        """Keeps the values of clients of equal shapes stacked from now on; returns itself."""
+        """Arranges the values as stacks of clients with equal shapes; returns itself."""
         self.arrange([np.array(indices) for indices in same_shapes([self])])
         return self
 
     def arrange(self, partition: Sequence[np.ndarray]) -> None:
-        """Keeps the values stacked in these groups of clients from now on."""
+        """Arranges the values as stacks of these groups of clients."""
         kept = self._arrangement
         if len(kept.groups) == len(partition) and all(
             group.stacked and np.array_equal(group.indices, wanted)
@@ -158,19 +158,19 @@ class ClientValues(collections.abc.Sequence):
         self._arrangement = _Arrangement(tuple(_stack(kept, indices) for indices in partition))
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "ClientValues":
-        """Returns the values of some clients, in this order."""
+        """Returns the values of the given clients, in the given order."""
         places = {int(client): place for place, client in enumerate(clients)}
         return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
 
     def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
-        """Returns these values with those of some clients, in this order, replaced."""
+        """Returns all values, with `values` in place of those of the given clients, in the given order."""
         others = {client: client for client in set(range(self._size)) - set(clients)}
         kept = [part for group in self.groups for part in _part(group, others)]
         new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]
         return ClientValues(self.member_type, [*kept, *new])
 
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Returns every client's shapes of those leaves whose type leaves a dimension open."""
+        """Returns, for every client, the shapes of the leaves whose type has an unknown dimension."""
         open_leaves = [
             number
             for number, spec in enumerate(structures.leaf_specs(self.member_type))
@@ -186,7 +186,7 @@ class ClientValues(collections.abc.Sequence):
 
 
 def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
-    """Groups clients of whom each of these values has equal shapes, in the order of each group's first client."""
+    """Groups clients that have equal shapes in each of the values; groups are in the order of their first clients."""
     groups: dict[Any, list[int]] = {}
     for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
         groups.setdefault(shapes, []).append(index)
@@ -207,7 +207,7 @@ def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
 
 
 def _part(group: ClientGroup, places: dict[int, int]) -> list[ClientGroup]:
-    """Returns the clients of a group that have a new place, as a group or none."""
+    """Returns a list with the group of those clients that have a new place; empty if there are none."""
     rows = [row for row, index in enumerate(group.indices) if int(index) in places]
     if not rows:
         return []
@@ -230,5 +230,5 @@ def _separated(group: ClientGroup) -> list[ClientGroup]:
 
 
 def _to_numpy(leaf: Any) -> Any:
-    # Strings become bytes on their way out, data sets stay what they are.
+    # Strings become bytes when results are returned; data sets stay as they are.
     return leaf if leaf.dtype in (tf.variant, tf.string) else leaf.numpy()

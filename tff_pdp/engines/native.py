@@ -1,6 +1,6 @@
 """Runs computations on TFF's stock C++ worker: with deadlines, and without orphans or endless retries.
 
-A computation is sent in one attempt, which is watched, and errors say what happened.
+A computation is sent once, and the worker is watched meanwhile; errors say how the worker ended.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
-        """Ends the thread; what still runs in it is abandoned."""
+        """Ends the thread and abandons its running coroutines."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         # A finalizer may run in any thread, this one included, and a thread cannot wait for itself.
         if threading.current_thread() is not self._thread:
@@ -54,17 +54,17 @@ _MESSAGE_MEGABYTES = 2000
 
 
 class WorkerStub(_tff.RemoteExecutorGrpcStub):
-    """TFF's connection to a worker, for which a value that cannot be disposed of is no failure."""
+    """TFF's connection to a worker; a failure to free a value in the worker is ignored."""
 
     def __init__(self, channel: grpc.Channel):
-        # TFF's own also subscribes to the channel's state. The thread that polls it for gRPC raises an exception that
-        # nobody can catch where the channel is closed meanwhile; we ask the worker's process and port instead.
+        # TFF's own stub also subscribes to the channel's state. The thread that polls the state for gRPC raises an
+        # exception that nobody can catch if the channel is closed meanwhile; we watch the process and its port instead.
         self._channel = channel
         self._stub = _tff.ExecutorGroupStub(channel)
 
     @property
     def is_ready(self) -> bool:
-        """True: there is no stub before its worker listens."""
+        """True: a stub is built only after the worker listens."""
         return True
 
     def dispose(self, request: Any) -> None:
@@ -76,8 +76,8 @@ class WorkerStub(_tff.RemoteExecutorGrpcStub):
 class NativeContext(_tff.SyncContext):
     """Invokes computations on a worker, one at a time, from whichever thread calls.
 
-    TFF's own context repeats a failed invocation for ever. Here a lost worker is an `EngineError`; starting again is
-    for the caller, who has a checkpoint and knows what the lost invocation has cost.
+    TFF's own context repeats a failed invocation for ever. Here a lost worker is an `EngineError`; the caller may start
+    again, as it has a checkpoint and knows the privacy cost of the lost invocation.
     """
 
     def __init__(self, thread: EventLoopThread, worker: WorkerProcess, stub: WorkerStub):
@@ -100,7 +100,7 @@ class NativeContext(_tff.SyncContext):
         """
         with self._invocation:
             if not self._worker.is_alive:
-                raise EngineError(f"The native engine's worker is not running: {self._worker.describe_end()}")
+                raise EngineError(f"TFF's worker is not running: {self._worker.describe_end()}")
             future = self._thread.submit(_tff.invoke_once(self._context, comp, _with_lists(arg)))
             while not _is_done(future, _WATCH_SECONDS):
                 if not self._worker.is_alive and not _is_done(future, _GRACE_SECONDS):
@@ -120,7 +120,7 @@ class NativeContext(_tff.SyncContext):
 
 
 def _with_lists(argument: Any) -> Any:
-    """Makes clients' values lists, as TFF's own executors take them."""
+    """Converts clients' values to lists, which TFF's own executors take."""
     if isinstance(argument, ClientValues):
         return list(argument)
     if isinstance(argument, _tff.Struct):
@@ -133,10 +133,10 @@ def _is_done(future: concurrent.futures.Future[Any], timeout_seconds: float) -> 
 
 
 class _Executors(_tff.ExecutorFactory):
-    """The worker's executors, one per number of clients, of which the least recently used is closed.
+    """The worker's executors, one per number of clients; if there are too many, the least recently used is closed.
 
-    TFF's factory forgets an executor without closing it, and the worker then keeps it for ever. Cohorts drawn by
-    Poisson sampling have another size every round.
+    TFF's factory forgets an executor without closing it, and the worker then keeps the executor for ever. Cohorts drawn
+    by Poisson sampling have another size in every round.
     """
 
     def __init__(self, stub: WorkerStub):
@@ -164,10 +164,10 @@ class _Executors(_tff.ExecutorFactory):
 
 
 class NativeEngine:
-    """Executes computations in one worker process, which lives as long as this object and no longer.
+    """Executes computations in one worker process, which lives as long as this object.
 
-    The worker listens on a port of its own, but on every network interface and without any authentication: the binary
-    has no option to do otherwise. Where other machines can reach this one, close the ephemeral ports to them.
+    The worker listens on a port of its own, on every network interface and without authentication: the binary has no
+    option to change this. If other machines can reach this machine, close the ephemeral ports to them.
     """
 
     name = "native"
@@ -184,8 +184,8 @@ class NativeEngine:
 
         Args:
             device: `cpu`, or `auto`, which is the same here.
-            start_timeout_seconds: How long the worker may take until it listens.
-            worker_binary: Another worker than the one in TFF's wheel.
+            start_timeout_seconds: Longest time until the worker must listen.
+            worker_binary: Worker to start; by default the worker in TFF's wheel.
 
         Raises:
             EngineError: If the device is not the CPU, or the worker does not listen in time.
@@ -200,13 +200,13 @@ class NativeEngine:
             resources.callback(thread.stop)
 
             async def start_worker() -> WorkerProcess:
-                # A number that is not positive is no bound.
+                # A number below 1 means no bound.
                 size = f"--grpc_max_message_length_megabytes={_MESSAGE_MEGABYTES}"
                 flags = ["--max_concurrent_computation_calls=-1", size]
                 return WorkerProcess(worker_binary or _tff.worker_binary(), flags)
 
-            # The kernel ties the worker to the thread that forks it; this thread lives as long as the engine, whereas
-            # the one that builds the engine may end sooner.
+            # The kernel ends the worker with the thread that forks it. The event loop's thread lives as long as the
+            # engine; the thread that builds the engine may end sooner.
             self._worker = thread.submit(start_worker()).result()
             channel = _open_channel(self._worker.port)
             resources.callback(channel.close)

@@ -1,4 +1,4 @@
-"""Builds and starts engines by name; `running_engine(name)` is the way in."""
+"""Builds and starts engines by name; most callers use `running_engine(name)`."""
 
 import contextlib
 import pkgutil
@@ -21,8 +21,8 @@ def build_engine(name: str = "inprocess", device: str = "auto", **options: objec
 
     Args:
         name: One of `ENGINES`.
-        device: Where the engine computes; a device that is absent is refused, never replaced.
-        **options: The engine's own.
+        device: Device that the engine computes on; an absent device is an error, and is never replaced.
+        **options: Further options of that engine.
 
     Returns:
         The engine, running. Use it as `with build_engine("native").install(): ...`.
@@ -41,7 +41,7 @@ def running_engine(name: str = "inprocess", device: str = "auto", **options: obj
     """Builds an engine, installs it in this thread, and closes it at the end of the `with` block.
 
     Raises:
-        ConfigError, EngineError: As `build_engine`.
+        ConfigError, EngineError: As in `build_engine`.
     """
     with contextlib.closing(build_engine(name, device, **options)) as engine, engine.install():
         yield engine

@@ -1,4 +1,4 @@
-"""Converts values inside the engine: nested `Struct`s of tensors, and flat lists of tensors, which cross functions.
+"""Converts values inside the engine between nested `Struct`s of tensors and flat lists of tensors, for functions.
 
 A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
 """
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.errors import EngineError
 
-# TensorFlow's names for kinds of numbers. No number becomes one of another kind.
+# TensorFlow's names for kinds of numbers. A number is never converted to another kind.
 _KINDS = ("is_integer", "is_floating", "is_complex")
 
 
@@ -29,7 +29,7 @@ def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
 
 
 def unflatten(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
-    """Builds the value, nested `Struct`s, of its leaves; takes no more leaves than the type has."""
+    """Builds a value of nested `Struct`s from its leaves; takes exactly the type's number of leaves."""
     leaves = iter(leaves)
     if isinstance(value_type, _tff.StructType):
         members = _tff.iter_elements(value_type)
@@ -38,16 +38,16 @@ def unflatten(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
 
 
 def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
-    """Returns the tensor and sequence types that a value of a type consists of.
+    """Returns the tensor and sequence types of the leaves of a type.
 
     Raises:
-      EngineError: the type has a member that is no value.
+      EngineError: the type has a member that is neither, such as a function.
     """
     if isinstance(value_type, _tff.StructType):
         return [leaf for _, member in _tff.iter_elements(value_type) for leaf in leaf_types(member)]
     if not isinstance(value_type, _tff.TensorType | _tff.SequenceType):
         raise EngineError(
-            f"The in-process engine cannot pass on a value of type {value_type.compact_representation()}."
+            f"The in-process engine does not take or return values of type {value_type.compact_representation()}."
         )
     return [value_type]
 
@@ -68,13 +68,13 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
     """Converts a caller's value to the tensors of its leaves.
 
     Args:
-      value: accepted as by TFF's own engine: arrays and tensors of the type or a narrower one, numbers in its range;
-        mappings, lists, tuples and attrs of them; data sets, or lists of their elements.
-      value_type: the type, without placement.
-      where: the value's name in errors.
+      value: as in TFF's own engine: an array or tensor of the type or a narrower type, or a number in the type's range;
+        a mapping, list, tuple or attrs object of such values; a data set, or a list of its elements.
+      value_type: type of the value, without placement.
+      where: name of the value in errors.
 
     Raises:
-      TypeError: the value is of another type; the message names the member.
+      TypeError: the value has another type; the message names the member.
     """
     if isinstance(value_type, _tff.StructType):
         members = list(_tff.iter_elements(value_type))
@@ -89,7 +89,7 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
 
 
 def federated_members(value: Any, value_type: _tff.Type, where: str) -> Iterator[tuple[str, Any]]:
-    """Yields the members of an argument with their names, down to federated values and single leaves.
+    """Yields the members of an argument with their names; federated values and single leaves are not divided further.
 
     Raises:
       TypeError: the argument has other members; the message names them.
@@ -143,7 +143,7 @@ def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
 
 
 def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Converts a value that is no tensor; Python numbers have no dtype of their own, and get this one."""
+    """Converts a value that is not a tensor; Python numbers, which have no dtype, get the given dtype."""
     is_plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple)
     if not is_plain or isinstance(value, np.generic):  # NumPy's numbers are floats and strings to Python.
         typed: Any = value
@@ -151,14 +151,14 @@ def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
     # TensorFlow and NumPy wrap a number that is too large.
     if not _fits(value, dtype):
         raise ValueError(f"not all of {dtype.name}")
-    # Lists may hold arrays of narrower types, of which TensorFlow makes no tensor.
+    # Lists may hold arrays of narrower types, which TensorFlow does not convert.
     is_list = isinstance(value, list | tuple) and dtype != tf.string
     plain: Any = np.asarray(value, dtype.as_numpy_dtype) if is_list else value
     return tf.convert_to_tensor(plain, dtype)
 
 
 def _fits(value: Any, dtype: tf.DType) -> bool:
-    """Checks that a Python value is of a dtype, by the rules of TFF's own engine: an int is no float, a bool no int."""
+    """Checks that a Python value fits a dtype, as in TFF's own engine: an int is not a float, a bool is not an int."""
     match value:
         case list() | tuple():
             return all(_fits(member, dtype) for member in value)
@@ -182,7 +182,7 @@ def _integers(dtype: tf.DType) -> range:
 
 
 def _is_narrower(dtype: tf.DType, other: tf.DType) -> bool:
-    """Checks that another dtype of the same kind holds all numbers of this one, and more."""
+    """Checks that `other`, a dtype of the same kind, holds all numbers of `dtype`, and more."""
     if dtype == other:
         return False
     is_same_kind = any(getattr(dtype, kind) and getattr(other, kind) for kind in _KINDS)
@@ -211,10 +211,10 @@ def _dataset(value: Any, value_type: Any, where: str) -> tf.data.Dataset:
 
 
 def _check_order(element_type: _tff.Type, where: str) -> None:
-    """Refuses elements whose fields a computation could take for each other, as TFF's own engine does.
+    """Refuses elements whose fields a computation could mistake for each other, as TFF's own engine does.
 
-    A data set yields its tensors without names: those of a dictionary sorted by name, those of a named tuple or of
-    attrs as declared. Types inside a computation no longer tell which of both.
+    A data set yields tensors without names: a dictionary's tensors sorted by name, a named tuple's or attrs class's in
+    the declared order. Types inside a computation do not say which order applies.
     """
     if not isinstance(element_type, _tff.StructType):
         return
@@ -230,12 +230,12 @@ def _check_order(element_type: _tff.Type, where: str) -> None:
 
 
 def element_spec(element_type: _tff.Type) -> Any:
-    """Returns the element specification of a data set whose elements are of a type."""
+    """Returns the element specification of a data set with elements of this type."""
     return _tff.to_container(unflatten(leaf_specs(element_type), element_type), element_type)
 
 
 def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
-    """Builds `leaves -> value in the containers of its type`, for values that are returned many times."""
+    """Builds `leaves -> value in the containers of its type`, once for many values."""
     if isinstance(value_type, _tff.SequenceType):
         spec = element_spec(value_type.element)
         return lambda leaves: tf.data.experimental.from_variant(next(leaves), spec)
@@ -246,7 +246,7 @@ def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
     kind = value_type.python_container if isinstance(value_type, _tff.StructWithPythonType) else None
     if None not in names and names and kind in (None, collections.OrderedDict):
         return lambda leaves: collections.OrderedDict(zip(names, [build(leaves) for build in members], strict=True))
-    # Named tuples, attrs classes and the like: TFF knows how they are made.
+    # Named tuples, attrs classes and the like are built by TFF.
     opaque = [(name, _tff.TensorType(np.bool_)) for name in names]
     own_type = _tff.StructWithPythonType(opaque, kind) if kind is not None else _tff.StructType(opaque)
     return lambda leaves: _tff.to_container(
@@ -255,7 +255,7 @@ def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
 
 
 def _string_as_bytes(leaf: Any) -> Any:
-    # There are no strings on devices.
+    # No device holds strings, so they are returned as bytes.
     return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else leaf
 
 

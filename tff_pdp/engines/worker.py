@@ -1,4 +1,4 @@
-"""The C++ worker in TFF's wheel as a child process that starts in time or not at all, and never outlives us."""
+"""The C++ worker in TFF's wheel as a child process, which starts in time or not at all, and ends with its parent."""
 
 import os
 import pathlib
@@ -18,9 +18,9 @@ _POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 1.0
 _LOG_TAIL_BYTES = 2000
 
-# Runs between fork and the worker, in a bare interpreter that is replaced by the worker at once. The kernel then kills
-# the worker when we die, even by SIGKILL, where no Python of ours runs. Had we died before prctl, our child would have
-# been adopted, hence the check of the parent. A `preexec_fn` would do the same but is unsafe beside gRPC's threads.
+# Runs between fork and the worker, in a bare interpreter that the worker replaces at once. The kernel then kills the
+# worker when we die, even by SIGKILL, after which none of our Python code runs. If we die before prctl, another process
+# becomes the parent; the script checks that. A `preexec_fn` would do the same, but is unsafe with gRPC's threads.
 _EXEC_BOUND_TO_PARENT = """
 import ctypes, os, sys
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
@@ -34,8 +34,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class WorkerProcess:
     """One running `worker_binary` with its port and its log.
 
-    Must be constructed by a thread that lives as long as the worker shall: the kernel ties the worker to the life of
-    the *thread* that forked it, not of the process.
+    Construct it in a thread that lives as long as the worker is needed: the kernel kills the worker at the end of the
+    *thread* that forked it, not of the process.
     """
 
     def __init__(self, binary: pathlib.Path, flags: Sequence[str]):
@@ -48,8 +48,8 @@ class WorkerProcess:
             raise EngineError(f"TFF's worker {binary} is missing or not executable: reinstall tensorflow-federated.")
         self._reservation = _reserve_port()
         self.port: int = self._reservation.getsockname()[1]
-        # The worker must not inherit our output: a reader of our stdout would wait for the worker as well. The file
-        # has no name, so nothing is left behind however we end.
+        # The worker must not inherit our output: a reader of our stdout would wait for the worker as well. The file has
+        # no name, so nothing is left on disk, however this process ends.
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="tff-worker-")  # noqa: SIM115 - open as long as self
         command = [str(binary), f"--port={self.port}", *flags]
         self._process = subprocess.Popen(
@@ -57,7 +57,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            # Errors only, into the log; its notes about CPU features would fill the tail that we show.
+            # Only errors go to the log; TensorFlow's notes about CPU features would fill the tail that we show.
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
             # Ctrl-C in the terminal is for us to handle; we stop the worker afterwards.
             start_new_session=True,
@@ -71,10 +71,10 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def wait_until_it_listens(self, timeout_seconds: float) -> None:
-        """Waits for the worker to take connections; a worker that does not is stopped.
+        """Waits until the worker takes connections; stops the worker at the timeout.
 
         Raises:
-            EngineError: If the worker exits first, or the time is up.
+            EngineError: If the worker exits, or the time is up.
         """
         deadline = time.monotonic() + timeout_seconds
         while not _listens(self.port):
@@ -109,11 +109,11 @@ class WorkerProcess:
 
 
 def _reserve_port() -> socket.socket:
-    """Takes a free port and keeps it ours while the worker lives.
+    """Takes a free port and reserves it while the worker lives.
 
-    The worker's gRPC server opens its port with SO_REUSEPORT: where two workers picked the same free port, both would
-    start and share its connections. A bound socket that does not listen gets no connection, lets our worker (same
-    user, same option) use the port, and keeps the kernel from giving it to anyone else.
+    The worker's gRPC server opens its port with SO_REUSEPORT: if two workers picked the same free port, both would
+    start and share the connections. A bound socket that does not listen gets no connection, lets our worker (same
+    user, same option) use the port, and keeps the kernel from giving the port to other processes.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -130,9 +130,9 @@ def _listens(port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes], reservation: socket.socket, owner: int) -> None:
-    if os.getpid() != owner:  # A forked copy of us is not to stop the worker we still use.
+    if os.getpid() != owner:  # A forked copy of this process must not stop the worker.
         return
-    # The worker keeps no state that an orderly end would save.
+    # The worker has no state to save before its end.
     process.kill()
     process.wait()
     reservation.close()

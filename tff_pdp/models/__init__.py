@@ -1,13 +1,13 @@
 """Models as pure functions over named weights.
 
-base: `Model`, losses, batches on their way in
-metrics: figures that models are judged by
-average_precision: the figure of rankings, of tensors and of arrays
+base: `Model`, losses, preparation of batches
+metrics: metrics that judge models
+average_precision: the metric of rankings, for tensors and for arrays
 layers: layers, and initial kernels
-example_gradients: each example's gradient by a weight: its norm, and sums over examples
+example_gradients: norms and weighted sums of examples' gradients by one weight
 dense: linear, regression, SVM, logistic, MLP
 convolutional: CNN and LeNet
 resnet: ResNet-20 with GroupNorm
 hypernetwork: a network that makes a model's weights
-derived: a model made of another, with weights frozen or inputs scaled
+derived: a model made from another model, with frozen weights or scaled inputs
 """

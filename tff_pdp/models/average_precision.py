@@ -1,11 +1,11 @@
 """Computes average precision, the area under the precision-recall curve as a sum of steps, of tensors and of arrays.
 
-`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first, with precision P_k and recall R_k of calling
-positive whatever scores at least as much as the k-th. Nothing is interpolated, and equal scores are one threshold: the
-definition of scikit-learn's `average_precision_score`. As each positive example adds one step of recall, it is the mean
-over the positive examples of the precision at their own score, which is how it is computed here.
+`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first. P_k and R_k are precision and recall if
+examples with at least the k-th score count as positive. Nothing is interpolated, and equal scores are one threshold:
+the definition of scikit-learn's `average_precision_score`. Each positive example adds one step of recall, so AP is the
+mean, over the positive examples, of the precision at their own scores; this module computes this mean.
 
-A score that is not a number ranks last, with minus infinity: a model that gives no answer must not gain by it.
+A score of NaN ranks last, with minus infinity: a model must not gain by giving no answer.
 """
 
 import numpy as np
@@ -20,9 +20,9 @@ def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> t
     Args:
       scores: float `[..., n]`, n at least 1.
       y: `[..., n]`, 1 for positive examples and 0 for others.
-      included: bool `[..., n]`; whatever is not counts for nothing.
+      included: bool `[..., n]`, false for examples that do not count.
     """
-    # Those that do not count go last as well, where they cannot come between the others.
+    # Examples that do not count go last, too, so that they do not come between the others.
     ranked = tf.logical_and(included, tf.logical_not(tf.math.is_nan(scores)))
     keys = tf.where(ranked, scores, tf.constant(-np.inf, scores.dtype))
     order = tf.argsort(keys, axis=-1, direction="DESCENDING")
@@ -31,7 +31,7 @@ def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> t
     def in_order(values: tf.Tensor) -> tf.Tensor:
         return tf.gather(values, order, batch_dims=order.shape.rank - 1)
 
-    # Equal scores all count at once, at the last of them.
+    # Equal scores are one threshold, at the last of their places.
     ascending = -in_order(keys)
     last = tf.searchsorted(ascending, ascending, side="right") - 1
 
@@ -45,7 +45,7 @@ def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> t
 
 
 def average_precision_of_arrays(scores: np.ndarray, y: np.ndarray) -> float:
-    """Computes average precision of all examples; NaN where none is positive.
+    """Computes average precision of all examples; NaN if no example is positive.
 
     Args:
       scores: float `[n]`; n may be 0.

@@ -1,6 +1,6 @@
 """Defines a model: a frozen value of pure functions over named weights.
 
-Batches on their way into a model may be empty, and may have to be shifted and scaled.
+Two functions prepare batches for models: one pads empty batches, one shifts and scales features.
 """
 
 import collections
@@ -29,7 +29,7 @@ def half_squared_error(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def default_loss(num_classes: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns the loss of a classifier, or of a regression, which has no classes."""
+    """Returns the loss function of a classifier, or of a regression if there are no classes."""
     return softmax_cross_entropy if num_classes else half_squared_error
 
 
@@ -44,9 +44,9 @@ class Model:
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.
       predict: `(weights, x [batch, *input_shape] float32) -> outputs float32`: logits `[batch, num_classes]`, or values
         `[batch]` of a regression.
-      head: names of the weights that form the last layer (what partial-sharing methods keep personal).
+      head: names of the last layer's weights, which methods of partial sharing keep personal.
       output_loss: `(outputs, y [batch]) -> loss of each example [batch]`.
-      ranking: what a model of two classes is judged by in place of its accuracy; None for that.
+      ranking: metric that judges a model of two classes in place of accuracy; None for accuracy.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Model:
 
     @property
     def metric(self) -> Metric:
-        """The metric of the model on a client's examples."""
+        """Metric that judges the model on a client's examples."""
         if self.ranking is not None:
             return self.ranking.metric
         return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
 
     def answers(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns a user's answers: float32, probabilities `[batch, num_classes]`, or a regression's values."""
+        """Returns the answers for users: float32, probabilities `[batch, num_classes]`, or a regression's `[batch]`."""
         return tf.nn.softmax(outputs) if self.num_classes else outputs
 
     def loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -81,7 +81,7 @@ class Model:
     def scores(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the scores by which a model of two classes ranks examples, larger for class 1: float32 `[batch]`.
 
-        The difference of the outputs and not the probability, which is the same number for all large differences.
+        A score is the difference of the outputs. Probabilities would round to the same number for large differences.
         """
         return outputs[:, 1] - outputs[:, 0]
 
@@ -90,7 +90,7 @@ class Model:
         return self.output_metrics(self.predict(weights, x), y)
 
     def output_metrics(self, outputs: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns `example_metrics`, from the outputs."""
+        """Returns the same metrics as `example_metrics`, from the outputs."""
         if self.num_classes:
             measured = {ACCURACY.example_name: tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
         else:
@@ -103,7 +103,7 @@ class Model:
 
 
 def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
-    """Pads an empty batch with a row of zeros: oneDNN's convolutions give an empty batch a wrong shape."""
+    """Pads an empty batch with a row of zeros, as oneDNN's convolutions give an empty batch a wrong shape."""
     if values.shape[0]:
         return values
     missing = tf.maximum(1 - tf.shape(values)[0], 0)
@@ -112,6 +112,6 @@ def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
 
 
 def shift_and_scale(x: tf.Tensor, shift: float, scale: float) -> tf.Tensor:
-    """Returns `(x + shift) * scale`, by public constants; no operation where they change nothing."""
+    """Returns `(x + shift) * scale`, with public constants; a constant that changes nothing adds no operation."""
     shifted = x + shift if shift != 0 else x
     return shifted * scale if scale != 1 else shifted

@@ -1,7 +1,7 @@
 """Builds convolutional networks for small images: `cnn` and `lenet`.
 
-`cnn` has convolutions, pooling after each or the last, and dense layers. LeNet is the model that hypernetworks generate
-for each client.
+`cnn` has convolutions, pooling after each or the last of them, and dense layers. `lenet` is LeNet, the target network
+of the hypernetwork paper.
 """
 
 import dataclasses
@@ -37,26 +37,26 @@ def build_cnn(
 ) -> Model:
     """Builds convolutions with ReLU and 2x2 max pooling, dense layers with ReLU if asked for, and a dense layer.
 
-    Convolutions have stride 1 and no padding; pooling has stride 2. The input is `(x + input_shift) * input_scale`, by
-    public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform, biases zero, scales
-    one. The last dense layer is the head. Without classes it is a regression of one value, with half the squared error
-    as its loss.
+    Convolutions have stride 1 and no padding; pooling has stride 2. The input is `(x + input_shift) * input_scale`,
+    with public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform, biases zero,
+    scales one. The last dense layer is the head. A model without classes is a regression of one value, with half the
+    squared error as its loss.
 
     With 62 classes the defaults are the EMNIST network of Reddi et al. ("Adaptive Federated Optimization",
-    arXiv:2003.00295, ICLR 2021) without its dropout. With `hidden_units=0, pool_after="each"` they are the ConvNet that
-    Liu ("On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1) trains on MNIST and
-    CIFAR-10; with `kernel_size=5` besides, the one for ADNI.
+    arXiv:2003.00295, ICLR 2021) without its dropout. `hidden_units=0, pool_after="each"` is the ConvNet that Liu ("On
+    Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1) trains on MNIST and CIFAR-10;
+    with `kernel_size=5`, too, it is Liu's ConvNet for ADNI.
 
     Args:
       input_shape: height, width and channels of one example.
       num_classes: number of classes; 0 for a regression.
-      channels: of each convolution.
+      channels: number of channels of each convolution.
       kernel_size: height and width of every kernel.
-      hidden_units: of the dense layer before the head, or of each of several; 0 for none.
-      pool_after: the convolutions that pooling follows: `each`, or the `last` alone.
-      group_norm_groups: where positive, a GroupNorm of so many groups stands between each convolution and its ReLU.
-      input_shift: added to x.
-      input_scale: multiplies the sum.
+      hidden_units: number of units of the dense layer before the head, or a list for several; 0 for none.
+      pool_after: convolutions that pooling follows: `each`, or only the `last`.
+      group_norm_groups: number of groups of a GroupNorm between each convolution and its ReLU; 0 for none.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
       ConfigError: the groups do not divide the channels, or the input is too small.
@@ -92,7 +92,7 @@ def build_cnn(
             if group_norm_groups:
                 activations = layers.group_norm(weights, f"norm_{index}", activations, group_norm_groups)
             if is_pooled[index]:
-                # Before the ReLU, with which it commutes, gradients included: there is a quarter left for that.
+                # Pooling and ReLU commute, gradients included; pooling first leaves a quarter of the values.
                 activations = tf.nn.max_pool2d(activations, ksize=2, strides=2, padding="VALID")
             activations = tf.nn.relu(activations)
         activations = tf.reshape(activations, [-1, flat_size])
@@ -131,13 +131,13 @@ def _check(
     smallest = _smallest_input(len(channels), kernel_size, pool_after)
     if min(input_shape[:2]) < smallest:
         raise ConfigError(
-            f"{len(channels)} convolutions of kernel_size {kernel_size} with pooling need examples of at least "
+            f"{len(channels)} convolutions with kernel_size {kernel_size} and pooling need examples of at least "
             f"{smallest} x {smallest}, not {input_shape[0]} x {input_shape[1]}"
         )
 
 
 def _smallest_input(depth: int, kernel_size: int, pool_after: str) -> int:
-    """Returns the size of which one row is left at the end."""
+    """Returns the height that leaves one row after all layers."""
     if pool_after == "last":
         return 2 + depth * (kernel_size - 1)
     return 2**depth + (2**depth - 1) * (kernel_size - 1)
@@ -157,17 +157,16 @@ def build_lenet(
 
     The defaults are the target network of Shamsian et al. ("Personalized Federated Learning using Hypernetworks",
     arXiv:2103.04628, ICML 2021): LeNet-5 (LeCun et al., "Gradient-Based Learning Applied to Document Recognition",
-    Proc. IEEE 1998) with more channels, ReLU and max pooling. Everything else is as in `build_cnn`, which it is a form
-    of.
+    Proc. IEEE 1998) with more channels, ReLU and max pooling. Everything else is as in `build_cnn`.
 
     Args:
       input_shape: height, width and channels of one example.
       num_classes: number of classes; 0 for a regression.
-      channels: of each convolution.
+      channels: number of channels of each convolution.
       kernel_size: height and width of every kernel.
-      hidden_units: of each dense layer before the head.
-      input_shift: added to features, a public constant.
-      input_scale: multiplies the sum, a public constant.
+      hidden_units: number of units of each dense layer before the head.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
       ConfigError: the input is too small (16 x 16 is enough for the defaults).

@@ -33,15 +33,15 @@ def build_mlp(
     """Builds dense layers with ReLU between them, over the flattened example `(x + input_shift) * input_scale`.
 
     Shift and scale are public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform
-    (zero without hidden layers), biases zero. The last layer is the head. Without classes it is a regression of one
-    value, with half the squared error as its loss.
+    (zero without hidden layers), biases zero. The last layer is the head. A model without classes is a regression of
+    one value, with half the squared error as its loss.
 
     Args:
-      input_shape: of one example.
+      input_shape: shape of one example.
       num_classes: number of classes; 0 for a regression.
-      hidden_units: of each hidden layer.
-      input_shift: added to features, a public constant.
-      input_scale: multiplies the sum, a public constant.
+      hidden_units: number of units of each hidden layer.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
     """
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes or 1]
     depth = len(sizes) - 1
@@ -51,7 +51,7 @@ def build_mlp(
         weights: InitialWeights = {}
         for layer in range(depth):
             shape = sizes[layer], sizes[layer + 1]
-            # Without hidden layers the problem is convex and zero is as good a start as any, with no noise of its own.
+            # Without hidden layers the problem is convex: zero is as good a start as any, and has no randomness.
             kernel = layers.glorot_uniform(rng, shape) if hidden_units else np.zeros(shape, np.float32)
             weights[f"dense_{layer}/kernel"] = kernel
             weights[f"dense_{layer}/bias"] = np.zeros(shape[1], np.float32)
@@ -80,16 +80,16 @@ def build_mlp(
 def build_linear(
     input_shape: Sequence[int], num_classes: int, *, input_shift: Finite = 0.0, input_scale: Finite = 1.0
 ) -> Model:
-    """Builds multinomial logistic regression: one dense layer, all of it head.
+    """Builds multinomial logistic regression: one dense layer, which is the head.
 
     Args:
-      input_shape: of one example.
+      input_shape: shape of one example.
       num_classes: number of classes.
-      input_shift: added to features, a public constant.
-      input_scale: multiplies the sum, a public constant.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
-      ConfigError: there are no classes; `linear_regression` is the model for that.
+      ConfigError: there are no classes; use `linear_regression` for labels that are numbers.
     """
     if not num_classes:
         raise ConfigError("model.kind 'linear' needs classes, but data.num_classes is 0: use 'linear_regression'")
@@ -99,15 +99,15 @@ def build_linear(
 def build_linear_regression(
     input_shape: Sequence[int], num_classes: int = 0, *, input_shift: Finite = 0.0, input_scale: Finite = 1.0
 ) -> Model:
-    """Builds `x . kernel + bias` from zero, with x the flattened `(x + input_shift) * input_scale`; all of it is head.
+    """Builds linear regression: `u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
-    Labels are float32.
+    Labels are float32. Weights start from zero; all of them are the head.
 
     Args:
-      input_shape: of one example.
+      input_shape: shape of one example.
       num_classes: 0.
-      input_shift: added to features, a public constant.
-      input_scale: multiplies the sum, a public constant.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
       ConfigError: the labels are classes.
@@ -125,7 +125,7 @@ def hinge(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Returns the hinge loss of each example, `max(0, 1 - (2 y - 1) score)`: float32 `[batch]`.
 
     Args:
-      outputs: float32 `[batch, 2]`, of which only the difference counts: the second minus the first is the score.
+      outputs: float32 `[batch, 2]`; the score is the second output minus the first.
       y: int64 `[batch]`, 0 or 1.
     """
     signs = tf.cast(2 * y - 1, outputs.dtype)
@@ -135,18 +135,18 @@ def hinge(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def build_linear_svm(
     input_shape: Sequence[int], num_classes: int = 2, *, input_shift: Finite = 0.0, input_scale: Finite = 1.0
 ) -> Model:
-    """Builds a linear SVM, `score = x . kernel + bias` from zero, with x the flattened `(x + shift) * scale`.
+    """Builds a linear SVM: `score = u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
-    One kernel serves both classes: the outputs are `[0, score]`, so the class with the larger output is that of the
-    score's sign. Their softmax is the logistic function of the score, which the hinge loss does not fit to be a
-    probability. There is no term for the margin's width: a weight penalty is the algorithm's business. All of the
-    model is head.
+    One kernel serves both classes: the outputs are `[0, score]`, so the sign of the score is the predicted class. The
+    softmax of the outputs is the logistic function of the score; the hinge loss does not train it to be a probability.
+    The loss has no term for the margin's width: weight penalties belong to algorithms. Weights start from zero; all of
+    them are the head.
 
     Args:
-      input_shape: of one example.
+      input_shape: shape of one example.
       num_classes: 2.
-      input_shift: added to features, a public constant.
-      input_scale: multiplies the sum, a public constant.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
       ConfigError: there are not two classes.
@@ -165,19 +165,19 @@ def build_linear_svm(
 def focal_loss(gamma: float = 0.0, alpha: float | None = None) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Builds the focal loss of each example, `-alpha_t (1 - p_t)^gamma log(p_t)`: `(outputs, y) -> float32 [batch]`.
 
-    p_t is the probability of the example's own class, the logistic function of its margin, and alpha_t is alpha for
-    class 1 and `1 - alpha` for class 0. With gamma 0 and no alpha it is the binary cross entropy. Loss and gradient are
-    finite wherever the margin is: both powers are taken from log-probabilities.
+    p_t is the probability of the example's own class, the logistic function of the margin. alpha_t is alpha for class 1
+    and `1 - alpha` for class 0. With gamma 0 and no alpha the loss is binary cross entropy. Loss and gradient are
+    finite for every finite margin, as both powers are computed from log-probabilities.
 
     Source: Lin, Goyal, Girshick, He and Dollár, "Focal loss for dense object detection", ICCV 2017, equation 5.
 
     Args:
-      gamma: at least 0; the larger, the less examples count that are classified well.
-      alpha: between 0 and 1; None for no weights.
+      gamma: at least 0; a larger gamma lowers the weight of examples that are classified well.
+      alpha: weight of class 1, between 0 and 1; None for no weights of classes.
 
     Returns:
-      A function of outputs float32 `[batch, 2]`, of which only the difference counts, the second minus the first, and
-      labels int64 `[batch]`, 0 or 1.
+      A function of outputs float32 `[batch, 2]`, whose score is the second output minus the first, and of labels int64
+      `[batch]`, 0 or 1.
     """
 
     def loss(outputs: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -203,20 +203,20 @@ def build_logistic_regression(
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
-    """Builds logistic regression, `score = x . kernel + bias` from zero, with x the flattened `(x + shift) * scale`.
+    """Builds logistic regression: `score = u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
     One kernel serves both classes: the outputs are `[0, score]`, whose softmax is the logistic function of the score.
-    Trained with focal loss or weights of classes, that is no estimate of a probability any more, but still a ranking.
-    All of the model is head. Shift and scale are public constants.
+    After training with focal loss or weights of classes, the softmax still ranks examples, but no longer estimates a
+    probability. Weights start from zero; all of them are the head.
 
     Args:
-      input_shape: of one example.
+      input_shape: shape of one example.
       num_classes: 2.
-      focal_gamma: gamma of `focal_loss`.
-      focal_alpha: alpha of `focal_loss`, a public constant.
-      metric: what the model is judged by, `accuracy` or `average_precision`.
-      input_shift: added to features.
-      input_scale: multiplies them afterwards.
+      focal_gamma: gamma of the focal loss; a larger gamma lowers the weight of examples that are classified well.
+      focal_alpha: weight of class 1 in the focal loss, a public constant; class 0 has the rest of 1.
+      metric: metric that judges the model, `accuracy` or `average_precision`.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
       ConfigError: there are not two classes.
@@ -225,7 +225,7 @@ def build_logistic_regression(
         raise ConfigError(
             f"model.kind 'logistic_regression' separates 2 classes, but data.num_classes is {num_classes}"
         )
-    # Scores from zero, as outputs of two classes, are what it shares with the other linear classifier.
+    # The SVM has the same scores and outputs; only its loss differs.
     scorer = build_linear_svm(input_shape, input_shift=input_shift, input_scale=input_scale)
     ranking = RANKING if metric == RANKING.metric.name else None
     return dataclasses.replace(

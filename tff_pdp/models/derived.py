@@ -1,7 +1,7 @@
 """Derives a model from another: some weights become constants, or the scaling of inputs becomes weights.
 
-Over fixed weights a model is a function of its other weights alone: those that are trained where a body is given. With
-scaled inputs it is as it is served: raw examples come in.
+A model over fixed weights trains its other weights alone, such as a head over a given body. A model with scaled inputs
+is served on raw examples.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ def over_fixed_weights(
     fixed: Weights,
     make_weights: Callable[[Weights], Weights] = lambda weights: weights,
 ) -> Model:
-    """Returns the model over `make_weights({**fixed, **own})`, of which only `own` are its weights.
+    """Returns the model over `make_weights({**fixed, **own})`; only `own` are the returned model's weights.
 
-    Layers that use own weights alone remain known to `tff_pdp.privacy.mechanisms.per_example`, so that clipping is as
-    fast as without fixed weights, and what is clipped is the gradient by the own weights.
+    `tff_pdp.privacy.mechanisms.per_example` still records layers that use own weights alone, so clipping is as fast as
+    without fixed weights. The clipped gradient is the gradient by the own weights.
 
     Args:
-      model: the model that predicts.
-      own: initial values of the model's weights, float32.
+      model: model that predicts.
+      own: initial values of the returned model's weights, float32.
       fixed: constants, which are not trained.
-      make_weights: makes the original model's weights of these; what makes them no longer recordable is only slower.
+      make_weights: `own and fixed weights -> weights of model`; if the result cannot be recorded, clipping is slower.
     """
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
@@ -47,7 +47,7 @@ def over_fixed_weights(
 
 
 class _OwnOverFixed(RecordingWeights):
-    """Recorded weights beside fixed ones, whose use is not recorded."""
+    """Recorded own weights, together with fixed weights, whose use is not recorded."""
 
     def __init__(self, own: RecordingWeights, fixed: Weights):
         super().__init__({})
@@ -64,7 +64,7 @@ class _OwnOverFixed(RecordingWeights):
 
     def use(self, layer: Layer, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
         if any(name in self._fixed for name in names):
-            # Own weights of a layer that has both kinds are read by name, and so noted as untracked.
+            # In a layer with both kinds, own weights are read by name, and so noted as untracked.
             return layer.apply(inputs, *(self[name] for name in names))
         return self._own.use(layer, names, inputs)
 
@@ -73,9 +73,10 @@ SHIFT, SCALE = "input/shift", "input/scale"
 
 
 def with_scaled_inputs(model: Model) -> Model:
-    """Returns the model over `(x + shift) * scale`, where these two are weights of it, `[*input_shape]`.
+    """Returns the model over `(x + shift) * scale`, with shift and scale as further weights, `[*input_shape]`.
 
-    They are called `input/shift` and `input/scale`. Not to be trained: a gradient would move the scaling, too.
+    The two weights are named `input/shift` and `input/scale`. Do not train the returned model: a gradient would change
+    the scaling, too.
     """
 
     def init(seed: int) -> InitialWeights:

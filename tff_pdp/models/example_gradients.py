@@ -1,19 +1,20 @@
 """Holds each example's gradient by one weight in the form that is cheapest for its norm and for weighted sums.
 
 An example's kernel gradient is a sum of outer products, `sum_t a_t g_t^T` over its T positions, with a layer's inputs a
-and the cotangents g of its output. With one position its squared norm is `|a|^2 |g|^2` (Goodfellow, "Efficient
-Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more it is `sum_{t,u} (a_t . a_u)(g_t . g_u)`, from
-two Gram matrices (Li et al., "Large Language Models Can Be Strong Differentially Private Learners", arXiv:2110.05679,
-ICLR 2022), or that of the gradient itself, which is then held for every example; the cheaper of the two is chosen when
-the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and Efficient Training of Large
-Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
+and the cotangents g of the layer's output. With one position the gradient's squared norm is `|a|^2 |g|^2` (Goodfellow,
+"Efficient Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more positions there are two ways: the sum
+`sum_{t,u} (a_t . a_u)(g_t . g_u)`, from two Gram matrices (Li et al., "Large Language Models Can Be Strong
+Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or the norm of each example's gradient, held in memory.
+The cheaper way is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
+Efficient Training of Large Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
 
-With a `pull`, which is added to the gradient of every example, all of this is of the sum of the two.
+With a `pull`, norms and sums are those of each example's gradient plus the pull.
 
-Norm and weighted sum are of the same float32 numbers, whose outer products and sums are meant as real ones. Results
-are computed in float64, where no product of four float32 numbers overflows or underflows; squares of gradients
-that are held anyway, and of both vectors of a single outer product, are summed in float32 with an allowance. So a norm
-is never too small, and the errors of a sum are bounded by multiples of 2**-53 of a length that the norm bounds:
+Norm and weighted sum are functions of the same float32 numbers, whose outer products and sums are exact real numbers in
+the guarantee. Results are computed in float64, where no product of four float32 numbers overflows or underflows. Only
+the squares of held gradients, and of the two vectors of a single outer product, are summed in float32, with an
+allowance. So a norm is never too small, and a sum's error is a bounded multiple of 2**-53 times a length that the norm
+bounds:
 
 Guarantee: with G_i the gradient of example i, pull included, for a weight of fewer than 2**27 values and a layer with
   fewer than 2**20 inputs and outputs at one position:
@@ -23,7 +24,8 @@ Guarantee: with G_i the gradient of example i, pull included, for a weight of fe
   * `weighted_sum(w) = sum_i w_i G_i + e` with `|e| <= 2**-53 * (N + 20) * 1.01 * sum_i w_i M_i`, for finite G_i,
     weights w_i >= 0 in float64, and N the number of positions of all examples with w_i > 0, if N < 2**40. An example
     with w_i = 0 adds exactly nothing, whatever G_i is.
-  All of it whether or not a processor takes numbers below 2**-126 for zeros, which TensorFlow's threads differ in.
+  All of this holds whether or not a processor treats numbers below 2**-126 as zeros; TensorFlow's threads differ in
+  this.
 """
 
 import dataclasses
@@ -33,9 +35,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-# A gradient counts as at least this share, inverted, of the lengths of the terms it is a sum of. Terms that cancel
-# further than this would leave a sum of errors that is large beside the gradient. Of T positions without a common
-# direction the terms are about sqrt(T) times as long as their sum.
+# A gradient's norm counts as at least the summed length of the gradient's terms, divided by this number. Terms that
+# cancel further would leave a sum of errors that is large compared with the gradient. With T positions without a
+# common direction, the terms are about sqrt(T) times as long as their sum.
 CANCELLATION = 256.0
 
 # Bounds the errors of the Gram form in float64, relative to a squared magnitude: those of three sums of fewer than
@@ -43,28 +45,28 @@ CANCELLATION = 256.0
 _ALLOWANCE = 2.0**-31
 _LONGEST_GRAM = 1024
 
-# The smallest normal number of float32. Threads that TensorFlow makes take smaller ones for zeros, others do not.
+# The smallest normal number of float32. TensorFlow's threads treat smaller numbers as zeros, other threads do not.
 _SMALLEST = 2.0**-126
 
-# Added to every square in a length. An input may be as large as float32 gets: with cotangents that are zero in a norm
-# but not in a sum, a gradient might be larger than its norm by any factor. So they count as 2**50 times what they may
-# differ by, and the difference is as small an error as float64's roundings are.
+# Added to every square in a length. An input may be as large as float32 allows: with cotangents that are zero in a norm
+# but not in a sum, a gradient might be larger than its norm by any factor. So cotangents count as 2**50 times their
+# largest possible difference, which is then as small an error as float64's roundings.
 _UNCERTAIN = 2.0**-152
 
-# So many squares are summed in float32, at most.
+# Largest number of squares that are summed in float32.
 _LONGEST_FLOAT32_SUM = 1024
 
 
 class ExampleGradients(Protocol):
-    """The gradients of a batch's examples by one weight; the module states the guarantee of both methods."""
+    """The gradients of a batch's examples by one weight; the module's docstring has the guarantee of both methods."""
 
     @property
     def positions(self) -> int:
-        """Number of terms of each example that weighted sums add up, at most."""
+        """Largest number of terms of one example in a weighted sum."""
         ...
 
     def squared_norms(self) -> tf.Tensor:
-        """Returns an upper bound, close up to rounding, of each squared L2 norm: float64 `[batch]`."""
+        """Returns an upper bound of each squared L2 norm, equal up to rounding: float64 `[batch]`."""
         ...
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
@@ -74,13 +76,13 @@ class ExampleGradients(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Gradients that are held: they are the float32 numbers computed, and nothing is lost between norm and sum.
+    """Gradients held in memory: norm and sum read the same computed float32 numbers.
 
-    Its magnitudes are the norms, but at least 2**-63 times the root of the number of values.
+    The magnitude M_i is the norm, but at least 2**-63 times the root of the number of values.
 
     Attributes:
-      values: float32 `[batch, ...]`; several make up the weight one after the other, along its first axis.
-      shape: of the weight.
+      values: parts of the gradients, float32 `[batch, ...]`, in order along the weight's first axis.
+      shape: shape of the weight.
     """
 
     values: tuple[tf.Tensor, ...]
@@ -99,15 +101,15 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class OuterProducts:
-    """Gradients `sum_t a_t g_t^T`, plus the pull where there is one, of which none is ever held.
+    """Gradients `sum_t a_t g_t^T`, plus the pull if there is one; no gradient is ever held in memory.
 
-    Its magnitudes are `sum_t |a_t||g_t| + |pull|`, with `_UNCERTAIN` added to every square in these lengths.
+    The magnitude M_i is `sum_t |a_t||g_t| + |pull|`, with `_UNCERTAIN` added to every square in these lengths.
 
     Attributes:
       inputs: a, float32 `[batch, T, in]`, or `[batch, in]` with one position.
       cotangent: g, float32 `[batch, T, out]` or `[batch, out]`.
-      shape: of the weight, which has as many values as `[in, out]`.
-      pull: float32 of that shape.
+      shape: shape of the weight, with in * out values.
+      pull: float32 of the weight's shape; None for no pull.
     """
 
     inputs: tf.Tensor
@@ -117,7 +119,7 @@ class OuterProducts:
 
     @property
     def positions(self) -> int:
-        """T, which is known of products that are not held."""
+        """T, which is known when the computation is built."""
         return 1 if self._has_one_position else int(self.inputs.shape[1])  # type: ignore[arg-type]
 
     def squared_norms(self) -> tf.Tensor:
@@ -157,10 +159,10 @@ class OuterProducts:
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """The same gradient for every example: a pull on a weight that no loss depends on. Its magnitude is the norm.
+    """The same gradient for every example: a pull on a weight that no loss depends on. The magnitude is the norm.
 
     Attributes:
-      pull: float32 of the shape of the weight.
+      pull: float32 of the weight's shape.
     """
 
     pull: tf.Tensor
@@ -171,12 +173,12 @@ class Repeated:
         return tf.reduce_sum(_squared_lengths(tf.cast(self.pull, tf.float64)[tf.newaxis]))
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """Returns `sum_i factors_i G`; of no factors zero, whatever the pull is."""
+        """Returns `sum_i factors_i G`; zero if there are no factors, for any pull."""
         return tf.math.multiply_no_nan(tf.cast(self.pull, tf.float64), tf.reduce_sum(factors))
 
 
 def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Returns gradients by a kernel, of `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
+    """Returns gradients by a kernel: `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
     shape: list[Any] = [inputs.shape[-1], cotangent.shape[-1]]
     if inputs.shape.rank == 2:
         return OuterProducts(inputs, cotangent, shape, pull)
@@ -195,15 +197,15 @@ def conv2d_kernel(
     padding: str,
     pull: tf.Tensor | None = None,
 ) -> ExampleGradients:
-    """Returns gradients by a kernel of a convolution.
+    """Returns gradients by a convolution's kernel.
 
     Args:
-      inputs: `[batch, height, width, in]`.
-      cotangent: `[batch, height', width', out]`.
+      inputs: inputs of the layer, `[batch, height, width, in]`.
+      cotangent: cotangent of the layer's output, `[batch, height', width', out]`.
       window: height and width of the kernel.
-      strides: as in `layers.conv2d`.
-      padding: as in `layers.conv2d`.
-      pull: `[*window, in, out]`.
+      strides: stride in height and in width.
+      padding: `VALID` or `SAME`, as in TensorFlow.
+      pull: pull on the kernel, `[*window, in, out]`; None for no pull.
     """
     *sizes_in, channels_in = _sizes(inputs)
     *sizes_out, channels_out = _sizes(cotangent)
@@ -211,7 +213,7 @@ def conv2d_kernel(
     if padding == "SAME":
         inputs = tf.pad(inputs, [[0, 0], *map(_same_padding, sizes_in, sizes_out, window, [strides] * 2), [0, 0]])
     reach = [strides * (size - 1) + 1 for size in sizes_out]
-    # The inputs of each offset of the kernel: the convolution is a dense layer over all of them side by side.
+    # Inputs for each offset of the kernel: the convolution is a dense layer over all of these, side by side.
     seen = [
         inputs[:, i : i + reach[0] : strides, j : j + reach[1] : strides]
         for i in range(window[0])
@@ -230,7 +232,7 @@ def conv2d_kernel(
 
 
 def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Returns gradients by a bias, of `cotangent [batch, ..., out]`, added at every position, and `pull [out]`."""
+    """Returns gradients by a bias that is added at every position, from `cotangent [batch, ..., out]`, `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent
     shape: list[Any] = [cotangent.shape[-1]]
@@ -238,7 +240,7 @@ def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradient
 
 
 def keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Makes rows of a factor of zero zero, `values [batch, ...]`, as infinities and NaNs times zero are NaN."""
+    """Replaces rows of `values [batch, ...]` whose factor is zero by zeros: infinity or NaN times zero would be NaN."""
     return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
 
 
@@ -247,26 +249,26 @@ def _pulled(gradients: tf.Tensor, pull: tf.Tensor | None) -> tf.Tensor:
 
 
 def _gram_is_cheaper(positions: int | None, size_in: int, size_out: int) -> bool:
-    """Compares multiplications, those in float64 as two; without a known length, the form that is linear in it."""
+    """Compares numbers of multiplications, float64 counted twice; false for an unknown number of positions."""
     if positions is None or positions >= _LONGEST_GRAM:
         return False
     return 2 * positions * (size_in + size_out) < size_in * size_out
 
 
 def _sizes(values: tf.Tensor) -> list[Any]:
-    """Returns every size but the batch's, None where it is not known when the computation is built."""
+    """Returns every size except the batch's; None for sizes that are unknown when the computation is built."""
     return values.shape.as_list()[1:]
 
 
 def _flatten_positions(values: tf.Tensor) -> tf.Tensor:
-    """Reshapes `[batch, ..., size]` to `[batch, T, size]`, also an empty batch, of which no size can be inferred."""
+    """Reshapes `[batch, ..., size]` to `[batch, T, size]`, also an empty batch, where -1 for T would be ambiguous."""
     *positions, size = _sizes(values)
     num_positions = tf.reduce_prod(tf.shape(values)[1:-1]) if None in positions else math.prod(positions)
     return tf.reshape(values, [tf.shape(values)[0], num_positions, size])
 
 
 def _squared_lengths(values: tf.Tensor) -> tf.Tensor:
-    """Returns squared lengths over the last axis of float64 `[..., size]`, never too small where they were float32."""
+    """Returns squared lengths over the last axis of float64 `[..., size]`, never too small for float32 values."""
     size: Any = values.shape[-1]
     return tf.reduce_sum(tf.square(values), axis=-1) + size * _UNCERTAIN
 
@@ -274,8 +276,8 @@ def _squared_lengths(values: tf.Tensor) -> tf.Tensor:
 def _squares(values: tf.Tensor) -> tf.Tensor:
     """Sums the squares of each example's values, float32 `[batch, ..., size]`, in float64; never too small.
 
-    Squares are taken in float32, for speed, and summed there over one axis if it is short. An allowance makes up for
-    their largest possible loss; overflow is infinite. Either way an example counts as larger than it is.
+    Squares are taken in float32, for speed, and summed in float32 over one axis if that is short. An allowance covers
+    the largest possible loss by rounding; overflow gives infinity. Both make an example count as larger than it is.
     """
     size = values.shape[-1]
     if size is None or size > _LONGEST_FLOAT32_SUM:
@@ -285,12 +287,12 @@ def _squares(values: tf.Tensor) -> tf.Tensor:
     total = tf.reduce_sum(squares, axis=list(range(1, squares.shape.rank)))
     count = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float64)
     # A square and the additions after it round `size` times, by 2**-24 each, and 1 / (1 - n u) <= 1 + (n + 1) u here.
-    # A square below the smallest number is lost, of a value below 2**-63.
+    # Squares below the smallest normal number, of values below 2**-63, are lost.
     return (total + _SMALLEST * count) * (1.0 + (size + 1) * 2.0**-24)
 
 
 def _sum_of_rows(values: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """Returns `sum_i factors_i values_i` of `values [batch, ...]`, flat, in float64."""
+    """Returns `sum_i factors_i values_i` for `values [batch, ...]`, flat, in float64."""
     sizes = _sizes(values)
     rows = tf.reshape(values, [tf.shape(values)[0], math.prod(sizes)])
     return tf.linalg.matvec(tf.cast(keep(factors, rows), tf.float64), factors, transpose_a=True)
@@ -307,6 +309,6 @@ def _as_rows(values: tf.Tensor) -> tf.Tensor:
 
 
 def _same_padding(size_in: int, size_out: int, window: int, strides: int) -> list[int]:
-    """Returns TensorFlow's padding before and after; the odd one goes after."""
+    """Returns TensorFlow's padding before and after; an odd total has the larger part after."""
     total = max((size_out - 1) * strides + window - size_in, 0)
     return [total // 2, total - total // 2]

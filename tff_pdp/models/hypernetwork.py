@@ -1,8 +1,8 @@
 """Hypernetworks: networks that make the weights of a target model from a client's descriptor.
 
 A client's model is `theta = h(v; phi)`: all clients share the hypernetwork's parameters phi, each has a descriptor v of
-its own (Shamsian et al., "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, ICML 2021). A change
-d of theta that a client asks for becomes one of phi and one of v by the transposed Jacobians.
+its own (Shamsian et al., "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, ICML 2021). The
+transposed Jacobians turn a change d of theta into a change of phi and a change of v.
 """
 
 import collections
@@ -24,18 +24,18 @@ class Hypernetwork:
 
     The parameters are named tensors, in the order from descriptor to weights: `hidden_<i>/kernel` `[in, out]` and
     `hidden_<i>/bias` `[out]`; then `head/<name>/kernel` `[in, *shape]` and `head/<name>/bias` `[*shape]`, for every
-    weight `<name>` of the target, of shape `shape`. They tell what the target is; nothing else needs to.
+    weight `<name>` of the target, of shape `shape`. Names and shapes of the parameters define the target.
 
-    Everything consists of operations that TensorFlow can compute for many descriptors at once (`tf.vectorized_map`),
-    with the parameters shared by all or not.
+    TensorFlow can compute all operations for many descriptors at once (`tf.vectorized_map`), with shared parameters or
+    with stacked ones.
 
     Attributes:
       descriptor_size: number of values in a descriptor.
-      hidden_units: of each hidden layer; with none, weights are a linear function of the descriptor.
-      seed: of the initial values.
-      head_scale: how far the first generated model is from the target's own initial weights: it moves what each layer
-        gives out by about `head_scale` times the size of what comes in. As large as the weights themselves (1), it
-        would spoil a good initialisation; with 0, descriptors would make no difference and get no gradient at first.
+      hidden_units: number of units of each hidden layer; without hidden layers, weights are linear in the descriptor.
+      seed: seed of the initial values.
+      head_scale: distance of the first generated model from the target's own initial weights: each layer's output
+        changes by about `head_scale` times the size of the layer's input. A value of 1, as large as the weights
+        themselves, would spoil a good initialisation; with 0, descriptors have no effect and at first no gradient.
     """
 
     descriptor_size: int
@@ -48,8 +48,8 @@ class Hypernetwork:
 
         Hidden kernels have variance `2 / in` (He et al., "Delving Deep into Rectifiers", ICCV 2015), their biases are
         zero. The biases of heads are the target's initial weights. Kernels of heads have variance
-        `head_scale^2 / (in * fan_in)`, with the fan-in of the generated tensor: it counts for that tensor what He's
-        counts for its own kernel (Chang et al., "Principled Weight Initialization for Hypernetworks", ICLR 2020).
+        `head_scale^2 / (in * fan_in)`, with the fan-in of the generated tensor (Chang et al., "Principled Weight
+        Initialization for Hypernetworks", ICLR 2020).
         """
         sizes = [self.descriptor_size, *self.hidden_units]
         parameters = collections.OrderedDict()
@@ -59,7 +59,7 @@ class Hypernetwork:
         for index, (name, value) in enumerate(target.items(), start=len(sizes)):
             bias = tf.convert_to_tensor(value)
             shape: list[Any] = bias.shape.as_list()
-            # A bias or a scale stands for itself: its shape has nothing before the last axis, and the product is 1.
+            # A bias or a scale has fan-in 1: its shape has no axis before the last.
             stddev = self.head_scale / math.sqrt(sizes[-1] * math.prod(shape[:-1]))
             parameters[f"head/{name}/kernel"] = self._draw([sizes[-1], *shape], stddev, index)
             parameters[f"head/{name}/bias"] = bias
@@ -68,21 +68,21 @@ class Hypernetwork:
     def init_descriptor(self) -> tf.Tensor:
         """Returns the descriptor that every client starts from: float32 `[descriptor_size]`, of mean 0 and variance 1.
 
-        It is public. Descriptors move apart as their clients ask for different weights.
+        The first descriptor is public. Descriptors move apart as their clients' weights move in different directions.
         """
         return self._draw([self.descriptor_size], 1.0, 0)
 
     def starts_alive(self) -> bool:
-        """Checks that the first model depends on the descriptor at all: some unit of the last hidden layer is active.
+        """Checks that the first model depends on the descriptor: some unit of the last hidden layer is active.
 
-        If none is, ReLU passes no gradient, and only the biases of heads ever learn: one model for everyone.
+        If no unit is active, ReLU passes no gradient, and only the biases of heads learn: all clients get one model.
         """
         with tf.init_scope():
             features = self._features(self.init({}), self.init_descriptor())
             return bool(tf.reduce_any(features != 0.0))
 
     def generate(self, parameters: Weights, descriptor: tf.Tensor) -> Weights:
-        """Returns `h(descriptor; parameters)`: the target's weights by name, in the order and shapes of its own."""
+        """Returns `h(descriptor; parameters)`: weights by name, in the order and shapes of the target's own."""
         features = self._features(parameters, descriptor)
         return collections.OrderedDict(
             (name, tf.tensordot(features, parameters[f"head/{name}/kernel"], 1) + parameters[f"head/{name}/bias"])
@@ -92,16 +92,16 @@ class Hypernetwork:
     def pull_back(self, parameters: Weights, descriptor: tf.Tensor, cotangent: Weights) -> tuple[Weights, tf.Tensor]:
         """Returns `J_phi^T d` and `J_v^T d`, with the Jacobians of `generate` by parameters and by descriptor.
 
-        For the gradient of a loss by the generated weights they are its gradients by phi and v; for a step of weights
-        they are the steps of phi and v that go in its direction.
+        If d is the gradient of a loss by the generated weights, the results are the loss's gradients by phi and v. If d
+        is a step of the weights, the results are the matching steps of phi and v.
 
         Args:
           parameters: phi, by name.
           descriptor: v, `[descriptor_size]`.
-          cotangent: d, of the names and shapes that `generate` returns.
+          cotangent: d, with names and shapes as in `generate`.
 
         Returns:
-          Tensors of the names, order and shapes of the parameters, and one `[descriptor_size]`.
+          Tensors by name, in the order and shapes of the parameters, and a tensor `[descriptor_size]`.
         """
         tensors = collections.OrderedDict((name, tf.convert_to_tensor(value)) for name, value in parameters.items())
         descriptor = tf.convert_to_tensor(descriptor)
@@ -123,8 +123,8 @@ class Hypernetwork:
     def _draw(self, shape: Sequence[int], stddev: float, stream: int) -> tf.Tensor:
         """Draws uniform values of mean zero, one stream for each tensor.
 
-        They are drawn inside the computation: as constants of it, heads of a hundred times the target's size would soon
-        pass the two gigabytes that a graph can have. The generator is named, for the default depends on the device.
+        Values are drawn inside the computation: heads are a hundred times the target's size, and as constants they
+        would soon exceed a graph's two gigabytes. The generator is named because the default depends on the device.
         """
         seed = tf.constant([self.seed, stream], tf.int64)
         limit = math.sqrt(3.0) * stddev
@@ -132,6 +132,6 @@ class Hypernetwork:
 
 
 def _target_names(parameters: Weights) -> list[str]:
-    """Lists the weights that there are heads for, whose names may themselves end in `/kernel` or `/bias`."""
+    """Lists the names of weights that have a head; the names may themselves end in `/kernel` or `/bias`."""
     kernels = (name for name in parameters if name.startswith("head/") and name.endswith("/kernel"))
     return [name.removeprefix("head/").removesuffix("/kernel") for name in kernels]

@@ -1,8 +1,8 @@
 """Defines layers over named weights for a model's `predict`, and draws their initial kernels.
 
-Over a plain mapping a layer only computes. Over `RecordingWeights` it also leaves a `Use`, from which
-`tff_pdp.privacy.mechanisms.per_example` finds each example's gradient by the layer's weights, given the cotangent of
-the layer's output. A layer's inputs and output hold one example in each row of axis 0.
+With a plain mapping of weights a layer only computes. With `RecordingWeights` it also records a `Use`, from which
+`tff_pdp.privacy.mechanisms.per_example` computes each example's gradient by the layer's weights, given the cotangent of
+the layer's output. Axis 0 of a layer's inputs and output is the axis of examples.
 
 Initial kernels are drawn from a NumPy generator: the same seed gives the same arrays.
 """
@@ -23,7 +23,7 @@ from tff_pdp.models.example_gradients import ExampleGradients
 
 
 def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns float32 of variance `2 / (fan_in + fan_out)`, for a kernel `[..., in, out]`.
+    """Returns random float32 of variance `2 / (fan_in + fan_out)`, for a kernel `[..., in, out]`.
 
     Glorot & Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS 2010.
     """
@@ -33,25 +33,25 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarr
 
 
 def he_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns float32 of variance `2 / fan_in`, for a kernel `[..., in, out]` whose inputs come out of a ReLU.
+    """Returns random float32 of variance `2 / fan_in`, for a kernel `[..., in, out]` whose inputs come from a ReLU.
 
     He et al., "Delving Deep into Rectifiers", ICCV 2015.
     """
     return rng.normal(0.0, math.sqrt(2.0 / math.prod(shape[:-1])), shape).astype(np.float32)
 
 
-# Added to the gradients of a layer's weights, one for each weight.
+# Pulls on a layer's weights, one for each weight, which are added to the gradients; None for no pull.
 Pulls = Sequence[tf.Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The functions of a layer, on each example alone.
+    """The functions of a layer, which treat each example by itself.
 
     Attributes:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
-      example_gradients: `(inputs, cotangent of output, *weights, pulls) -> gradients` of each example, one
-        `ExampleGradients` for each of the layer's weights, plus its pull where there is one. By default there are none.
+      example_gradients: `(inputs, cotangent of output, *weights, pulls) -> ExampleGradients` for each of the layer's
+        weights, pulls included. By default there are no pulls.
     """
 
     apply: Callable[..., tf.Tensor]
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One application of a layer, to `weights`, which have `names`."""
+    """One application of a layer to `inputs`, with `weights` that have these `names`."""
 
     layer: Layer
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class RecordingWeights(Mapping[str, Any]):
     """Weights that note how layers use them; a weight read by its name alone is noted as untracked.
 
     Attributes:
-      uses: one for each application of a layer, in order.
+      uses: recorded applications of layers, in order.
     """
 
     def __init__(self, weights: Weights, tape: tf.GradientTape | None = None):
@@ -94,11 +94,11 @@ class RecordingWeights(Mapping[str, Any]):
         return len(self._weights)
 
     def use(self, layer: Layer, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
-        """Applies the layer and records it; its output is watched by the tape, where there is one."""
+        """Applies the layer and records the use; the tape, if there is one, watches the output."""
         weights = tuple(self._weights[name] for name in names)
         output = layer.apply(inputs, *weights)
         if tf.compat.v1.get_default_graph() is not self._graph:
-            # Inside a loop or a function of the model: nobody outside can reach the tensors or count the turns.
+            # Inside a loop or a function of the model: code outside cannot reach the tensors or count the iterations.
             self._untracked.update(names)
             return output
         if self._tape is not None:
@@ -113,7 +113,7 @@ class RecordingWeights(Mapping[str, Any]):
 
 
 def dense(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
-    """Returns `x @ kernel + bias` over the last axis: float32 `[batch, ..., out]` for `x [batch, ..., in]`.
+    """Returns `x @ kernel + bias` over the last axis: float32 `[batch, ..., out]`, for `x [batch, ..., in]`.
 
     Weights: `name/kernel` `[in, out]`, `name/bias` `[out]`.
     """
@@ -128,11 +128,11 @@ def conv2d(
     Weights: `name/kernel` `[height, width, in, out]`, `name/bias` `[out]`.
 
     Args:
-      weights: by name.
-      name: of the layer.
+      weights: weights by name.
+      name: name of the layer.
       x: float32; the closed form needs a height and width that are known when the computation is built.
-      strides: of both height and width.
-      padding: `VALID` or `SAME`, as TensorFlow does them.
+      strides: stride in height and in width.
+      padding: `VALID` or `SAME`, as in TensorFlow.
     """
     layer = Layer(
         functools.partial(_conv2d, strides=strides, padding=padding),
@@ -151,23 +151,23 @@ _ADDED_VARIANCE = 1e-5
 def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int) -> tf.Tensor:
     """Returns `x [batch, ..., channels]` normalised, times scale, plus bias: float32, of the same shape.
 
-    Mean and variance are of one example's group of neighbouring channels, over all its positions (Wu & He, "Group
-    Normalization", ECCV 2018): batch statistics would make an example's gradient depend on the other examples.
+    Mean and variance are taken over one group of neighbouring channels of one example, at all positions (Wu & He,
+    "Group Normalization", ECCV 2018): batch statistics would make an example's gradient depend on other examples.
 
     Weights: `name/scale` and `name/bias`, both `[channels]`.
 
     Args:
-      weights: by name.
-      name: of the layer.
-      x: float32; all but the batch size must be known when the computation is built.
-      groups: divides the number of channels.
+      weights: weights by name.
+      name: name of the layer.
+      x: float32; all sizes except the batch size must be known when the computation is built.
+      groups: number of groups, which must divide the number of channels.
     """
     sizes: list[Any] = x.shape.as_list()
     *positions, channels = sizes[1:]
     flat = tf.reshape(x, [-1, math.prod(positions), channels])
 
     def mean_of_group(values: tf.Tensor) -> tf.Tensor:
-        # Positions first, then channels: over both axes at once a reduction takes several times as long.
+        # Positions first, then channels: one reduction over both axes takes several times as long.
         of_channels = tf.reshape(tf.reduce_mean(values, axis=1), [-1, groups, channels // groups])
         of_groups = tf.reduce_mean(of_channels, axis=2, keepdims=True)
         return tf.reshape(tf.tile(of_groups, [1, 1, channels // groups]), [-1, 1, channels])
@@ -187,7 +187,7 @@ def _use(layer: Layer, weights: Weights, names: tuple[str, ...], inputs: tf.Tens
 def _dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     if x.shape.rank == 2:
         return x @ kernel + bias
-    # As one product: the gradient of a batched one would hold a kernel for each example.
+    # As one product: the gradient of a batched product would hold a kernel for each example.
     rows = tf.reshape(x, [-1, kernel.shape[0]]) @ kernel + bias
     return tf.reshape(rows, [*tf.unstack(tf.shape(x))[:-1], kernel.shape[1]])
 

@@ -1,4 +1,4 @@
-"""Names the metrics of models: a mean of something measured on each example, or a ranking of all."""
+"""Names the metrics of models: means over examples, and rankings of all examples."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A client's figure for one model, and its direction.
+    """A metric of one model on one client's examples, and its direction.
 
     Attributes:
-      name: of the client's figure, in results and reports.
-      example_name: the figure's key in an evaluation's result: the name of the measurement on one example or, where the
-        figure is no mean but of all the client's examples together, the metric's own.
-      higher_is_better: false for errors.
+      name: name of the metric in results and reports.
+      example_name: key of the metric in an evaluation's result: for a mean over examples, the name of the measurement
+        on one example; otherwise the metric's own name.
+      higher_is_better: whether larger values are better; false for errors.
     """
 
     name: str
@@ -25,13 +25,13 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """A metric of how well the scores of a classifier of two classes set its positive examples before the others.
+    """A metric of how well the scores of a two-class classifier rank positive examples before the others.
 
     Attributes:
-      metric: the figure's name and direction.
-      figure: `(scores [..., n], y [..., n], included [..., n]) -> float32 [...]`, of tensors inside a computation; NaN
-        where no example that is included is positive.
-      pooled: `(scores [n], y [n]) -> float`, the same of arrays, and of any number of examples.
+      metric: name and direction of the metric.
+      figure: `(scores [..., n], y [..., n], included [..., n]) -> float32 [...]`, for tensors inside a computation;
+        NaN if no included example is positive.
+      pooled: `(scores [n], y [n]) -> float`, the same metric for arrays, of any n.
     """
 
     metric: Metric

@@ -28,26 +28,26 @@ def build_resnet20(
 
     The defaults are ResNet-20 for CIFAR-10 (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
     section 4.2), with GroupNorm (Wu & He, "Group Normalization", ECCV 2018) in place of batch norm, whose statistics of
-    all examples would get past clip and noise. Each stage after the first halves height and width; there the shortcuts
-    take every second pixel and add channels of zeros (option A), so they have no weights. Unlike the original's,
-    convolutions have a bias, as everywhere in this package: a quarter of a percent of the weights, which GroupNorm
-    does not undo altogether, since the channels of a group share one mean. The dense layer is the head.
+    all examples would bypass clip and noise. Each stage after the first halves height and width; its first shortcut
+    takes every second pixel and adds channels of zeros (option A), so shortcuts have no weights. Unlike the original,
+    convolutions have a bias, as everywhere in this package: a quarter of a percent of the weights. GroupNorm does not
+    cancel the bias, since the channels of a group share one mean. The dense layer is the head.
 
-    The input is `(x + input_shift) * input_scale`, by public constants: fitting them to private data would cost budget.
-    Kernels are He-normal, biases zero, scales one. Without classes it is a regression of one value, with half the
-    squared error as its loss. Weights are in the order from input to output.
+    The input is `(x + input_shift) * input_scale`, with public constants: fitting them to private data would cost
+    budget. Kernels are He-normal, biases zero, scales one. A model without classes is a regression of one value, with
+    half the squared error as its loss. Weights are in the order from input to output.
 
     Args:
       input_shape: height, width and channels of one example.
       num_classes: number of classes; 0 for a regression.
-      blocks_per_stage: of two convolutions each; 5, 7 and 9 make ResNet-32, -44 and -56.
-      channels: of each stage.
-      group_norm_groups: groups of every GroupNorm.
-      input_shift: added to x.
-      input_scale: multiplies the sum.
+      blocks_per_stage: residual blocks per stage, each of two convolutions; 5, 7 and 9 make ResNet-32, -44 and -56.
+      channels: number of channels of each stage.
+      group_norm_groups: number of groups of every GroupNorm.
+      input_shift: public constant, added to the features.
+      input_scale: public constant, multiplies the shifted features.
 
     Raises:
-      ConfigError: channels decrease, the groups do not divide them, or the input is too small.
+      ConfigError: channels decrease, the groups do not divide the channels, or the input is too small.
     """
     _check(input_shape, channels, group_norm_groups)
     blocks = _blocks(blocks_per_stage, channels)
@@ -83,7 +83,7 @@ def build_resnet20(
 
 
 class _Block(NamedTuple):
-    """A basic block: two convolutions beside a shortcut."""
+    """A basic block: two convolutions, and a shortcut around them."""
 
     name: str
     channels_in: int
@@ -130,7 +130,7 @@ def _shortcut(block: _Block, x: tf.Tensor) -> tf.Tensor:
 def _conv3x3(weights: Weights, name: str, x: tf.Tensor, strides: int = 1) -> tf.Tensor:
     if strides == 1:
         return layers.conv2d(weights, name, x, padding="SAME")
-    # For even sizes `SAME` pads only after; the windows' centres would then be the pixels that the shortcut leaves out.
+    # For even sizes `SAME` pads only after; the windows' centres would be the pixels that the shortcut leaves out.
     return layers.conv2d(weights, name, tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), strides)
 
 

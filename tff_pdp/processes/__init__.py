@@ -1,9 +1,9 @@
-"""From algorithm, model and plan to TFF computations.
+"""Builds TFF computations from algorithm, model and plan.
 
-vectorizable: a function that brings its form for stacks
-client_work: a client's round, for one and for stacks
+vectorizable: functions with a form for stacks of clients
+client_work: a client's round, for one client and for stacks
 aggregation: means, sums, noised user sums
 evaluate: metrics of personal and shared weights
-compose: the process
-learning_process: methods without client state, as a `LearningProcess`
+compose: all computations of a method
+learning_process: federated reconstruction, as a `LearningProcess`
 """

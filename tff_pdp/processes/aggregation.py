@@ -1,4 +1,4 @@
-"""Combines clients' releases at the server: means, sums and rows as an algorithm asks for, or noised user sums."""
+"""Combines clients' releases at the server: the means, sums and rows of an algorithm, or noised sums over users."""
 
 import collections
 import dataclasses
@@ -16,18 +16,18 @@ from tff_pdp.privacy.mechanisms.user_noise import UserSum
 from tff_pdp.privacy.mechanisms.user_queries import build_query, clip_record
 from tff_pdp.processes.client_work import build_public_work
 
-# A place of a client's seed that no gradient estimator draws from.
+# A place in the random stream of a client's seed, which no gradient estimator draws from.
 _NOISE_SHARE = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """Holds the TFF computations of an aggregation.
+    """The TFF computations of an aggregation.
 
     Attributes:
       initialize: `( -> state@SERVER)`.
       next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`; aggregates
-        are by name of released and public values, and shaped like them but for rows.
+        have the names of the released and public values and, except for rows, their shapes.
     """
 
     initialize: _tff.Computation
@@ -35,7 +35,7 @@ class Aggregation:
 
     @property
     def aggregates_type(self) -> Any:
-        """The TFF type of the aggregates."""
+        """TFF type of the aggregates."""
         result: Any = self.next.type_signature.result
         return result[1].member
 
@@ -43,9 +43,9 @@ class Aggregation:
 def build_plain_aggregation(
     algorithm: Algorithm, released_type: Any, params_type: Any, *, is_weighted: bool = False
 ) -> Aggregation:
-    """Builds the mean, the sum or the rows that the algorithm asks for, of each name, and means of public scalars.
+    """Builds the mean, sum or rows of each released value, as the algorithm declares, and means of public scalars.
 
-    Released values are private when they arrive, and count uniformly: no zeroing or clipping would read them un-noised.
+    Released values are private when they arrive, and count uniformly; no zeroing or clipping reads them un-noised.
     """
     kinds = {"mean": _tff.UnweightedMeanFactory, "sum": _tff.SumFactory}
     aggregators = {
@@ -105,7 +105,7 @@ def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Compu
 
     @_tff.tensorflow_computation(rows_type, rows_type)
     def of_both(one, other):
-        # Nobody is in both: elsewhere there are zeros.
+        # No client is in both; places of absent clients are zeros.
         return tf.nest.map_structure(tf.add, one, other)
 
     @_tff.tensorflow_computation(rows_type)
@@ -125,21 +125,21 @@ def build_user_aggregation(
 ) -> Aggregation:
     """Builds means of users' releases: a noised sum of tensorflow-privacy, divided by a constant.
 
-    All releases of a user are one record, clipped jointly. A weight, at most one, multiplies the clipped record.
+    All releases of a user are one record, clipped jointly. A user's weight, at most one, multiplies the clipped record.
 
-    One computation serves every clip norm and noise multiplier: the state holds them, and `UserPlan.start` enters them.
-    Until then they are NaN, and so is every result.
+    One computation serves every clip norm and noise multiplier: `UserPlan.start` enters both into the state. Before
+    that they are NaN, and so is every result.
 
     Raises:
-      ValueError: the algorithm releases other things than means, or has public scalars.
+      ValueError: the algorithm has a sum or rows, or public scalars.
     """
     if set(algorithm.released.values()) != {"mean"} or algorithm.public:
-        raise ValueError(f"{algorithm.name}: noised sums are for means, beside which users tell nothing")
+        raise ValueError(f"{algorithm.name}: noised user sums need releases that are all means, and no public scalars")
     specs = _specs(released_type)
     sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
     unset = UserMechanism(math.nan, math.nan, user_sum.sampling_rate, math.nan)
     query = build_query(user_sum.noise, sum(sizes), unset, np.zeros([2, 2], np.int64), user_sum.generator)
-    # No other factory around it: TFF's default zeroing reads norms that carry no noise.
+    # No other factory around this one: TFF's default zeroing reads norms that carry no noise.
     process = _tff.DifferentiallyPrivateFactory(query).create(_tff.TensorType(np.float32, [sum(sizes)]))
 
     def clipped(record, params):
@@ -180,14 +180,14 @@ def build_user_aggregation(
 
 
 def at_server(**values: Any) -> Any:
-    """Zips federated values at the server into one; an empty zip is a constant."""
+    """Zips federated values at the server into one value; without values, the result is a constant."""
     if not values:
         return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
     return _tff.federated_zip(collections.OrderedDict(values))
 
 
 def _with_noise_share(record: tf.Tensor, params: Any) -> tf.Tensor:
-    """Adds a user's share of a paper's noise, only where the user's own record is not zero."""
+    """Adds a user's share of the noise where the user's own record is not zero, as in a paper's variant."""
     size = record.shape.num_elements()
     noise = params["noise_share"] * tf.cast(draw_gaussians(params["seed"], size, _NOISE_SHARE), tf.float32)
     return record + tf.where(tf.equal(record, 0.0), 0.0, noise)

@@ -1,6 +1,6 @@
-"""Builds a client's computation in a round, written once, for one client and for a stack of them.
+"""Builds a client's computation in a round, for one client and for a stack of clients.
 
-A dry round needs no data and no process: it shows what clients keep, release and own.
+A dry round needs no data and no process, and shows the values that clients keep, release and own.
 """
 
 import collections
@@ -31,15 +31,15 @@ def build_client_work(
 ) -> Callable[..., Any]:
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
 
-    Up to rounding, a client's result does not depend on the other clients of the stack: it draws from its own seed, and
-    padding counts for nothing. (The stack is as wide as its largest batch, and sums over another width may round
+    Up to rounding, a client's result does not depend on the other clients of the stack: each client draws from its own
+    seed, and padding has no effect. (The stack is as wide as its largest batch, and sums over another width may round
     differently.)
 
     Args:
-      algorithm: its `client_update` is run.
-      estimator: of gradients.
-      selector: for an algorithm with candidates.
-      is_weighted: whether a client's releases count `params["weight"]` times.
+      algorithm: algorithm whose `client_update` is run.
+      estimator: estimator of gradients.
+      selector: private selector, for an algorithm with candidates.
+      is_weighted: whether to multiply a client's releases, except rows, by `params["weight"]`.
     """
 
     def train(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
@@ -62,7 +62,7 @@ def build_client_work(
 
 
 def build_adapt_work(algorithm: Algorithm, estimator: GradientEstimator) -> Callable[..., Any]:
-    """Builds `(broadcast, client state, client data, client params) -> client state`, for an algorithm that adapts."""
+    """Builds `(broadcast, client state, client data, client params) -> adapted state`, for methods with `adapt`."""
     adapt: Any = algorithm.adapt
 
     def work(own: _Own, message: Any, state: Any, grad_fn: GradFn) -> Any:
@@ -79,7 +79,7 @@ def _select_nothing(message: Any, data: Any, params: Any) -> tf.Tensor:
 
 
 class _Own(NamedTuple):
-    """Holds what is a client's own in a round: examples, parameters, and hyper-parameters as algorithms see them."""
+    """A client's own values in a round: examples, parameters, and hyper-parameters in the form that algorithms get."""
 
     data: ClientData
     params: Any
@@ -104,7 +104,7 @@ def _build(
         return work(_Own(ClientData(**data), params, hparams), message, state, grad_fn)
 
     def draw(data: Any, params: Any) -> Any:
-        """The draws of all clients of a stack."""
+        """Returns the random draws of all clients of a stack."""
         num_steps = num_gradients(params["hparams"])
         return estimator.draw(
             params["mechanism"], data["num_examples"], tf.shape(data["y"])[1], num_steps, params["seed"]
@@ -134,7 +134,7 @@ def _build(
 def build_public_work(algorithm: Algorithm, *, is_weighted: bool = False) -> Callable[[Any], Any]:
     """Builds `client params -> public scalars`, float32 by name, from the hyper-parameters alone.
 
-    With `is_weighted`, a client's scalars count `params["weight"]` times.
+    With `is_weighted`, a client's scalars are multiplied by `params["weight"]`.
     """
     public_values: Any = algorithm.public_values
 
@@ -152,7 +152,7 @@ def _times(weight: tf.Tensor, nest: Any) -> Any:
 
 
 def plain(state: Any) -> Any:
-    """Returns mappings as OrderedDicts, whose order TFF types keep."""
+    """Converts mappings to OrderedDicts, whose order TFF types keep."""
     if isinstance(state, Mapping):
         return collections.OrderedDict((name, plain(value)) for name, value in state.items())
     return state
@@ -161,17 +161,17 @@ def plain(state: Any) -> Any:
 def usable_rows(data: Any, *, axis: int) -> Any:
     """Returns the data with at least one row, and with zeros in the rows of clients that have no examples.
 
-    Where a batch is not full, clients can point at one of their examples; clients without any would point at padding,
-    and some operations fail, or worse, where there is no row at all. Copies nothing where all clients have examples.
+    Empty places of a batch repeat one of the client's examples. A client without examples would read padding, and some
+    operations fail, or give wrong results, without rows. Copies nothing if all clients have examples.
 
     Args:
-      data: of type `client_data_type`, or stacked.
-      axis: of the rows; 0, or 1 for stacked clients.
+      data: client data of type `client_data_type`, or stacked.
+      axis: axis of the rows; 0, or 1 for stacked clients.
     """
     rows = tf.shape(data["y"])[axis]
     # Not `==`, which compares identities in the graphs TFF builds.
     is_empty = tf.equal(data["num_examples"], 0)
-    # A reduction over no axis, as the predicate of two conditionals, is one that TensorFlow's optimizer folds wrongly.
+    # TensorFlow's optimizer wrongly folds a reduction over no axis that is the predicate of two conditionals.
     is_any_empty = tf.reduce_any(is_empty) if axis else is_empty
 
     def prepare(values: tf.Tensor) -> tf.Tensor:
@@ -193,9 +193,9 @@ def initial_weights(model: Model, seed: int = 0) -> Weights:
 
 
 class Owned(NamedTuple):
-    """Names what differs between clients: leaves of their states, as models use them, and weights of their models.
+    """Names of the values that differ between clients: leaves of their ready states, and weights of their models.
 
-    A leaf's name is the keys on the way to it, with slashes between.
+    A leaf's name has the keys that lead to the leaf, joined by slashes.
     """
 
     states: tuple[str, ...]
@@ -203,9 +203,9 @@ class Owned(NamedTuple):
 
 
 def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
-    """Finds what clients own: compares two clients that learn and select different things in a dry round.
+    """Finds the values that clients own: compares two clients with different gradients and selections in a dry round.
 
-    The dry round is the last one of `rounds`, as some methods train a shared model first.
+    The dry round is the last of `rounds`, as some methods train a shared model first.
     """
     server = dict(algorithm.init_server(initial_weights(model)))
     if "round" in server:
@@ -228,12 +228,12 @@ def dry_round(
     """Returns a new client's state and releases after a round without examples.
 
     Args:
-      algorithm: of the client.
-      message: the server's broadcast.
-      model: what the client trains.
-      client: the number of the candidate that it selects; its gradients are one more everywhere. None for gradients of
-        zero, and no selection.
-      adapted: whether the state is that after `Algorithm.adapt`.
+      algorithm: algorithm of the client.
+      message: broadcast of the server.
+      model: model that the client trains.
+      client: number of the candidate that the client selects; each value of its gradients is this number plus one. None
+        for no selection and gradients of zero.
+      adapted: whether to return the state after `Algorithm.adapt`.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
     hparams: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Composes algorithm, model and privacy into TensorFlow Federated computations, with client state in and out.
+"""Composes algorithm, model and privacy into TensorFlow Federated computations that take and return client states.
 
 `tff.learning.templates.LearningProcess` cannot carry client state, so `next` is a plain federated computation:
 
@@ -6,13 +6,13 @@
     init_client : (server_state@SERVER -> client_state@SERVER), the state of a client that has not taken part yet
     next        : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
                   -> (server_state@SERVER, client_states@CLIENTS, metrics@SERVER)
-    next_of_nobody : as `next` -> server_state@SERVER, for a round without clients; all users may be left out
-    adapt       : as `next` -> ready_states@CLIENTS, clients' states after their own preparation for use; None where
-                  an algorithm has no such preparation, and states are ready as they are
+    next_of_nobody : arguments of `next` -> server_state@SERVER, for a round in which no user was drawn
+    adapt       : arguments of `next` -> ready_states@CLIENTS, the client states after `Algorithm.adapt`; None for
+                  algorithms without `adapt`, whose client states are ready without adaptation
     personalise : (server_state@SERVER, ready_states@CLIENTS) -> weights@CLIENTS
     evaluate    : (server_state@SERVER, ready_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS
 
-Everything that differs between clients (mechanism, hyper-parameters, random seed) is a scalar in `client_params`, so
+All values that differ between clients (mechanism, hyper-parameters, random seed) are scalars in `client_params`, so
 one compiled computation serves silos with different budgets.
 """
 
@@ -35,7 +35,7 @@ from tff_pdp.processes.evaluate import build_evaluate
 
 @dataclasses.dataclass(frozen=True)
 class PersonalizedProcess:
-    """Holds the TFF computations of one personalised method; signatures are in the module's docstring."""
+    """The TFF computations of one personalised method; the module's docstring has their signatures."""
 
     initialize: _tff.Computation
     init_client: _tff.Computation
@@ -59,18 +59,18 @@ def compose(
     """Builds the computations of `algorithm` training `model`, which run unchanged on every engine.
 
     Args:
-      algorithm: of clients and server.
-      model: what they train.
-      estimator: of clients' gradients.
-      selector: among the algorithm's candidates, where it has some.
-      is_weighted: whether clients have weights, so that a mean of their releases is a weighted one. Weights are public,
-        or private already. Their mean must be one; with a noised sum, each at most one.
-      user_sum: the sum of users' releases, where users are protected: all of a user's releases are clipped jointly,
-        summed and noised. Without it, the plain mean or sum that the algorithm asks for.
-      model_seed: of the initial weights, which are public.
+      algorithm: algorithm of clients and server.
+      model: model that clients train.
+      estimator: estimator of clients' gradients.
+      selector: private selector among the algorithm's candidates; None without candidates.
+      is_weighted: whether means of releases are weighted by clients' weights, which are public, or private already.
+        The weights' mean must be one; with a noised sum, each weight is at most one.
+      user_sum: noised sum of users' releases, for user-level privacy: all releases of a user are clipped jointly. None
+        for the plain means, sums or rows of the algorithm.
+      model_seed: seed of the initial weights, which are public.
     """
     if (selector is None) != (algorithm.candidates is None):
-        raise ValueError(f"{algorithm.name}: a selector is for algorithms with candidates, which need one")
+        raise ValueError(f"{algorithm.name}: `selector` must be given if, and only if, the algorithm has `candidates`")
 
     @_tff.tensorflow_computation
     def init_server():
@@ -110,7 +110,7 @@ def compose(
 
     @_tff.tensorflow_computation(aggregates_type)
     def release_norms(aggregates):
-        # A function of what was released, so it costs nothing more to publish.
+        # A function of released values, so publishing it costs no further budget.
         return collections.OrderedDict(
             (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(aggregates[name]))) for name in algorithm.released
         )
@@ -141,7 +141,7 @@ def compose(
         )
         return new_server_state, result["state"], _tff.federated_map(release_norms, aggregates)
 
-    # TFF's worker cannot hand out clients' results where there are no clients: this one has none.
+    # TFF's worker cannot return clients' results if there are no clients; this computation returns none.
     @_tff.federated_computation(
         server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
     )
@@ -186,7 +186,7 @@ def compose(
 def client_data_type(model: Model) -> Any:
     """Returns the TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?], num_examples=int32>`.
 
-    Rows of x and y from `num_examples` on are padding.
+    Labels y are float32 for a regression. Rows of x and y from `num_examples` on are padding.
     """
     return _tff.to_type(
         collections.OrderedDict(
@@ -202,10 +202,9 @@ def client_params_type(
 ) -> Any:
     """Returns the TFF type of one client's parameters in a round.
 
-    These are mechanism, hyper-parameters and this round's secret seed; for an algorithm with candidates, the
-    `selection_epsilon` of this round, 0 for no selection; the client's `weight`, if it has one. Users that clip by
-    themselves have the `clip_norm`; users that add noise by themselves have `noise_share`, the standard deviation of
-    their share.
+    Parameters are the mechanism's scalars, hyper-parameters and the round's secret seed. Algorithms with candidates
+    have `selection_epsilon` for the round, 0 for no selection; weighted clients have `weight`. If users clip their own
+    releases, they have `clip_norm`; if they add noise, they have `noise_share`, the standard deviation of their share.
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
@@ -237,14 +236,15 @@ def client_params_columns(
     """Returns the parameters of all clients: a member of `client_params_type` with a leading axis of clients.
 
     Args:
-      algorithm: names the hyper-parameters.
-      estimator: names the mechanism's scalars.
-      mechanism: by name, one value for all clients or an array of one for each; other names are left out.
-      hparams: likewise; others have their default, but for those that are `SET_BY_RUNTIME`.
-      seeds: int64 `[clients, 2]`.
-      selection_epsilons: one for all, or one for each.
-      weights: one for each, where clients have weights.
-      **user_values: `clip_norm` and `noise_share`, where users have them.
+      algorithm: algorithm that names the hyper-parameters.
+      estimator: estimator that names the mechanism's scalars.
+      mechanism: values by name, each a number for all clients, or an array `[clients]`; unknown names are ignored.
+      hparams: values by name, each a number for all clients, or an array `[clients]`; the default where no value is
+        given. Hyper-parameters that are `SET_BY_RUNTIME` need a value.
+      seeds: secret seeds, int64 `[clients, 2]`.
+      selection_epsilons: a number for all clients, or an array `[clients]`.
+      weights: weights of clients, `[clients]`; None for no weights.
+      **user_values: `clip_norm` and `noise_share`, for users that have these parameters.
     """
 
     def column(value: Any, dtype: Any) -> np.ndarray:

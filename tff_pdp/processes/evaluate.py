@@ -1,4 +1,4 @@
-"""Builds the computation that measures trained state: personal and shared weights on held-out data."""
+"""Builds the computation that evaluates personal and shared weights on held-out data."""
 
 import collections
 from collections.abc import Callable
@@ -23,9 +23,9 @@ def build_evaluate(
 ) -> _tff.Computation:
     """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS`.
 
-    The metrics are `personal` and, where the method has a shared model, `global`, each with `accuracy` (or
-    `squared_error`) and `loss`, float32, and the figure of the model's ranking, if it has one. They are exact functions
-    of held-out data: not private, for simulation and for the silo itself.
+    The metrics are `personal` and, if the method has a shared model, `global`. Each has `accuracy` (or `squared_error`)
+    and `loss`, float32, and the metric of the model's ranking, if there is one. Metrics are exact functions of held-out
+    data, hence not private: they are for simulation, and for the silo itself.
     """
     server_type = broadcast.type_signature.parameter
 
@@ -34,7 +34,7 @@ def build_evaluate(
         return algorithm.global_model(server) if algorithm.global_model else collections.OrderedDict()
 
     def measure(message: Any, shared: Any, state: Any, data: Any) -> Any:
-        # Without the conditional that training has for it, which could not be stacked here.
+        # Not by `usable_rows`, as in training: its conditional cannot be stacked here.
         data = {**data, "x": at_least_one_row(data["x"]), "y": at_least_one_row(data["y"])}
         measured = collections.OrderedDict(personal=_measure(model, algorithm.personalise(message, state), data))
         if algorithm.global_model:
@@ -59,11 +59,11 @@ def build_evaluate(
 
 
 def _measure(model: Model, weights: Weights, data: Any) -> collections.OrderedDict[str, Any]:
-    """Returns the means over a client's examples and, for a ranking, the arguments of its figure, under its name."""
+    """Returns the means over a client's examples and, under a ranking's name, the arguments of its metric."""
     own = tf.range(tf.shape(data["y"])[0]) < data["num_examples"]
-    # Padding need not hold a label.
+    # Padding may hold any label.
     labels = tf.where(own, data["y"], tf.zeros([], data["y"].dtype))
-    # A client without held-out examples gives NaN, which the reader of the metrics leaves out and counts.
+    # A client without held-out examples gives NaN; readers of the metrics leave out and count such clients.
     size = tf.cast(data["num_examples"], tf.float32)
     outputs = model.predict(weights, data["x"])
     measured: collections.OrderedDict[str, Any] = collections.OrderedDict(
@@ -76,10 +76,9 @@ def _measure(model: Model, weights: Weights, data: Any) -> collections.OrderedDi
 
 
 def _with_ranking(measure: Callable[..., Any], ranking: Ranking) -> Callable[..., Any]:
-    """Returns `measure` for one client, with the arguments of the ranking replaced by its figure.
+    """Returns `measure` for one client, with the ranking's metric in place of the metric's arguments.
 
-    Stacks of clients have a form of their own: `tf.vectorized_map` cannot sort, while sorts along one axis can be
-    stacked.
+    Stacks of clients have a separate form: `tf.vectorized_map` cannot sort, but one sort serves a whole stack.
     """
     name = ranking.metric.example_name
 

@@ -1,8 +1,8 @@
-"""Builds partial sharing without client state, through `tff.learning`: the head is made anew in every round.
+"""Builds partial sharing without client state, through `tff.learning`: clients train a new head in every round.
 
 Federated reconstruction (Singhal et al., "Federated Reconstruction: Partially Local Federated Learning", NeurIPS 2021)
-suits populations in which a user seldom takes part twice. It is a `tff.learning.templates.LearningProcess`, for
-existing loops over these. Methods with client state are composed by `tff_pdp.processes.compose`.
+suits populations in which a user seldom takes part twice. The result is a `tff.learning.templates.LearningProcess`, for
+existing training loops. `tff_pdp.processes.compose` composes methods with client state.
 """
 
 import collections
@@ -31,31 +31,32 @@ def build_reconstruction(
     """Builds federated reconstruction of a model's head around a shared body.
 
     In a round a client trains the head from its initial value with the body frozen, then the body for one epoch with
-    that head frozen, and releases how far the body moved. Clients' data are `tf.data.Dataset`s of batches, `{x: float32
-    [batch, *input_shape], y: [batch]}`; use `client_batches` for arrays.
+    that head frozen, and releases the body's movement. Clients' data are `tf.data.Dataset`s of batches, `{x: float32
+    [batch, *input_shape], y: [batch]}`; `client_batches` makes them from arrays.
 
-    Guarantee: with a plan, all that the process returns is a function of the noised sums that the plan accounts for:
+    Guarantee: with a plan, all results of the process are functions of the noised sums that the plan accounts for:
       metrics of clients, which carry no noise, are left out.
-    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges its ledger; seeds are secret,
-      and so is the process, which holds them; and they serve one training: a second one from the same process, or from
-      a state of the past with other clients, would repeat the noise.
+    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges the plan's ledger. Seeds are
+      secret, and so is the process, which holds them. Seeds serve one training: a second training with the same
+      process, or from an earlier state with other clients, would repeat the noise.
 
     Args:
-      model: its head is reconstructed.
-      learning_rate: of clients, for the body.
-      reconstruction_learning_rate: of clients, for the head.
-      reconstruction_epochs: number of a client's passes over its examples for the head.
-      server_learning_rate: of the server.
-      plan: for user-level privacy; without it, the plain mean and TFF's own metrics.
-      seeds: int64 `[2, 2]` of the noise, as of `tff_pdp.experiment.run_key.RunKey.server_seeds`; with a plan.
+      model: model whose head is reconstructed.
+      learning_rate: clients' learning rate for the body.
+      reconstruction_learning_rate: clients' learning rate for the head.
+      reconstruction_epochs: number of a client's epochs for the head.
+      server_learning_rate: learning rate of the server.
+      plan: plan for user-level privacy; None for the plain mean and TFF's own metrics.
+      seeds: seeds of the noise, int64 `[2, 2]`, such as `tff_pdp.experiment.run_key.RunKey.server_seeds`; only with a
+        plan.
 
     Raises:
-      ValueError: there is a plan and no seeds, or the plan's users add noise by themselves.
+      ValueError: there is a plan and no seeds, or users add noise themselves in the plan.
     """
     if plan is not None and plan.noise_on_own_support:
-        raise ValueError("this plan's noise is in users' own records, which are made elsewhere")
+        raise ValueError("plan: users add noise to their own records, which reconstruction does not support")
     if plan is not None and seeds is None:
-        raise ValueError("noise needs secret seeds: give those of a run key")
+        raise ValueError("seeds: a plan's noise needs secret seeds, such as RunKey.server_seeds")
     sgd = _tff.build_sgdm
     options: dict[str, Any] = {} if plan is None else {"metrics_aggregator": _without_metrics}
     return _tff.build_fed_recon(
@@ -78,7 +79,7 @@ def client_batches(model: Model, x: np.ndarray, y: np.ndarray, batch_size: int) 
 
 
 class _HeadReconstruction(_tff.ReconstructionModel):
-    """Wraps a model whose head is local; TFF wants its weights as variables."""
+    """Wraps a model whose head is local, with weights as variables, as TFF needs them."""
 
     def __init__(self, model: Model):
         self._model = model
@@ -134,7 +135,7 @@ class _NoisedMeanFactory(_tff.UnweightedAggregationFactory):
 
 
 def _without_metrics(finalizers: Any, unfinalized_type: Any) -> _tff.Computation:
-    """Returns nothing in place of clients' summed metrics, which no noise hides."""
+    """Returns no metrics in place of clients' summed metrics, which carry no noise."""
 
     @_tff.federated_computation(_tff.at_clients(unfinalized_type))
     def nothing(metrics):

@@ -1,8 +1,8 @@
-"""Attaches to a function for one client its own form for a stack of clients.
+"""Attaches to a function for one client a second form, for a stack of clients.
 
-TFF computations are written for one client. An engine that computes several at once has `tf.vectorized_map` to turn
-their graphs into graphs for a stack; where a better form exists, it is attached here. The form leaves no trace in the
-computation but the name of a function in its graph, so every other engine runs the computation as it is.
+TFF computations are written for one client. An engine that computes several clients at once can turn their graphs into
+graphs for a stack by `tf.vectorized_map`; this module attaches better forms. In the computation a form leaves only the
+name of a function in the graph, so every other engine runs the computation unchanged.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ _NAME = re.compile(r"vectorizable_[0-9a-f]{32}")
 
 @dataclasses.dataclass
 class StackedRule:
-    """Holds the form for a stack of clients.
+    """The form of a function for a stack of clients.
 
     Attributes:
-      function: as the function for one client, with a leading axis on all arguments but the shared ones, and on all
-        results.
+      function: function with the arguments and results of the function for one client, with a leading axis of clients
+        on all results, and on all arguments except the shared ones.
       num_shared: number of the arguments, from the first, that all clients share.
-      structure: the arguments' nest, known once the function for one client has been traced.
+      structure: nest of the arguments; None until the function for one client has been traced.
     """
 
     function: Callable[..., Any]
@@ -35,7 +35,7 @@ class StackedRule:
     structure: Any = None
 
     def is_shared(self) -> list[bool]:
-        """Tells of each flat argument whether it is shared."""
+        """Returns, for each flat argument, whether all clients share it."""
         return [
             position < self.num_shared
             for position, argument in enumerate(self.structure)
@@ -51,11 +51,11 @@ def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, n
     """Returns a function to be called in place of `function` in a TensorFlow computation, with `stacked` attached.
 
     Args:
-      function: for one client; of tensors in nests, and nothing else.
-      stacked: the same for a stack of clients; see `StackedRule`.
+      function: function for one client, whose arguments and results are nests of tensors.
+      stacked: function for a stack of clients; see `StackedRule.function`.
       num_shared: number of the arguments, from the first, that all clients share.
     """
-    # Unlike a number, it cannot be another function's in the process that a computation is sent to.
+    # Unlike a counter, a UUID cannot name another function in the process that a computation is sent to.
     name = f"vectorizable_{uuid.uuid4().hex}"
     rule = _rules[name] = StackedRule(stacked, num_shared)
 
@@ -71,16 +71,16 @@ def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, n
 
 
 def find_rule(function_name: str) -> StackedRule | None:
-    """Finds the rule of a function of a graph, by the function's name there; None where it has none."""
+    """Finds the rule of a function by its name in a graph; None for functions without a rule."""
     match = _NAME.search(function_name)
     return _rules.get(match.group()) if match else None
 
 
 def map_stack(function: Callable[..., Any], elements: Any) -> Any:
-    """Maps like `tf.vectorized_map`, traced in about half of its time, with its results to the last bit.
+    """Maps with bit-identical results to `tf.vectorized_map`, but traces in about half the time.
 
-    Before each operation on elements TensorFlow 2.14 brings its stacked inputs to one rank, by six operations for every
-    input, even where the ranks are known to be equal already. Such reshapes are left out here.
+    TensorFlow 2.14 brings the stacked inputs of each elementwise operation to one rank, by six operations for every
+    input, even if the ranks are known to be equal. This function leaves out such reshapes.
     """
     token = _spares_reshapes.set(True)
     try:
@@ -90,7 +90,7 @@ def map_stack(function: Callable[..., Any], elements: Any) -> Any:
 
 
 _spares_reshapes: ContextVar[bool] = ContextVar("spares reshapes", default=False)
-# The class that prepares the inputs of one operation; the package has a function of the module's name.
+# The class that prepares the inputs of one operation. Imported by path: the package has a function named as the module.
 _pfor: Any = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
 _Inputs = _pfor._PforInput
 _expand = _Inputs.expanddim_inputs_for_broadcast
@@ -99,7 +99,7 @@ _expand = _Inputs.expanddim_inputs_for_broadcast
 def _expand_where_ranks_differ(self: Any) -> None:
     ranks = [given.t.shape.rank for given in self.inputs]
     if _spares_reshapes.get() and None not in ranks:
-        # As if the inputs that clients share were stacked, too.
+        # Ranks as if the inputs that clients share were stacked, too.
         ranks = [rank if given.is_stacked else rank + 1 for rank, given in zip(ranks, self.inputs, strict=True)]
         if all(rank == max(ranks) for rank, given in zip(ranks, self.inputs, strict=True) if given.is_stacked):
             return
@@ -111,5 +111,5 @@ _Inputs.expanddim_inputs_for_broadcast = _expand_where_ranks_differ
 
 @_pfor.RegisterPFor("Bitcast")
 def _bitcast_of_all(pfor_input: Any) -> Any:
-    """Numbers of one size as other numbers: TensorFlow 2.14 has a form for single ones only, and goes through all."""
+    """Converts `tf.bitcast` for a stack; TensorFlow 2.14 can only loop over the clients."""
     return _pfor.wrap(tf.bitcast(pfor_input.stacked_input(0), pfor_input.get_attr("type")), True)

@@ -1,5 +1,5 @@
-"""Contracts of algorithms, models, kinds of raw data and privacy plans, for the test suite of code from outside: each
-function raises `AssertionError` with the rule that is broken. An example: `testing.check_algorithm(build_my_method)`.
+"""Contracts of algorithms, models, kinds of raw data and privacy plans, for tests of code outside this package. Each
+function raises `AssertionError` with the broken rule. An example: `testing.check_algorithm(build_my_method)`.
 
 algorithms: small clients, and the contract of an algorithm
 parts: contracts of a model, a kind of raw data, a privacy plan

@@ -1,4 +1,4 @@
-"""Checks an algorithm against the contract that all methods of the package meet, on small clients of four sizes."""
+"""Checks an algorithm against the contract of all methods of the package, on four small clients of different sizes."""
 
 import collections
 import math
@@ -21,7 +21,7 @@ from tff_pdp.processes.client_work import build_client_work
 from tff_pdp.processes.compose import PersonalizedProcess, client_params_columns, compose
 
 MODEL = build_mlp((2, 2, 1), 3, (4,))
-# Examples of each client, and rows of its data: two stacks of two clients, with padding and without.
+# Numbers of examples and of data rows of each client: two stacks of two clients, with and without padding.
 SIZES = (6, 9, 4, 3)
 ROWS = (9, 9, 4, 4)
 ROUNDS = 3
@@ -29,10 +29,10 @@ _DRAWS = 60
 
 
 def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
-    """Checks an algorithm: declared releases alone, each gradient once, noise everywhere, equal results on all engines.
+    """Checks an algorithm: only declared releases, each gradient once, noise everywhere, equal results on all engines.
 
     Args:
-      build: as in `algorithms.NAME.kind`: a function of a module that Python can import.
+      build: builder of the algorithm, a function of a module that Python can import, as in `algorithms.NAME.kind`.
       settings: arguments of the builder, and hyper-parameters.
 
     Raises:
@@ -49,14 +49,14 @@ def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
         again = run(process, algorithm)
         require(_are_equal(looped, again), "the same seeds give the same bits")
         padded = run(process, algorithm, data=client_data(padding=math.inf, padding_label=2))
-        require(_are_equal(looped, padded), "padding may hold anything")
+        require(_are_equal(looped, padded), "values of padding do not change the result")
         _check_states(process, algorithm, looped)
     with running_engine("inprocess", "cpu", client_parallelism="vectorized"):
         stacked = run(process, algorithm)
     pairs = zip(leaves(looped), leaves(stacked), strict=True)
     require(
         all(np.allclose(one, other, rtol=1e-3, atol=1e-3 * max(1.0, np.abs(one).max())) for one, other in pairs),
-        "clients in stacks get what clients one by one get",
+        "clients computed in stacks and one by one have equal results",
     )
 
 
@@ -67,13 +67,14 @@ def check_declarations(algorithm: Algorithm) -> None:
       AssertionError: a rule is broken.
     """
     require(bool(algorithm.step_hparams), "a hyper-parameter counts the local steps")
-    require(set(algorithm.released.values()) <= {"mean", "sum", "rows"}, "released are means, sums and rows")
+    require(set(algorithm.released.values()) <= {"mean", "sum", "rows"}, "each release is a mean, a sum or rows")
     require(
-        (algorithm.candidates is None) == (algorithm.selection_rounds == 0), "who has candidates selects in some rounds"
+        (algorithm.candidates is None) == (algorithm.selection_rounds == 0),
+        "selection_rounds is above 0 if, and only if, there are candidates",
     )
     require(
         bool(step_names(algorithm.hparams, in_adapt=True)) == (algorithm.adapt is not None),
-        "an adaptation has steps of its own",
+        "some Steps have in_adapt=True if, and only if, there is `adapt`",
     )
     asked = []
 
@@ -87,16 +88,16 @@ def check_declarations(algorithm: Algorithm) -> None:
         return map_weights(lambda weight: nothing * weight, split(weights, trainable or weights)[0])
 
     result = run_once(algorithm, grad_fn)
-    require(set(result.released) == set(algorithm.released), "what leaves a client is what is declared")
+    require(set(result.released) == set(algorithm.released), "a client releases the values in `released`, no others")
     counts = dict.fromkeys(algorithm.step_hparams, 3)
     require(
         sorted(asked) == list(range(int(algorithm.num_gradients(counts)))),
-        "each gradient that is charged for is asked for once",
+        "each gradient that the ledger is charged for is asked for once",
     )
 
 
 def check_noise(algorithm: Algorithm) -> None:
-    """Checks that each released coordinate that depends on data has noise, under DP-SGD.
+    """Checks that, under DP-SGD, each released coordinate that depends on data has noise.
 
     Raises:
       AssertionError: a rule is broken.
@@ -109,8 +110,8 @@ def check_noise(algorithm: Algorithm) -> None:
     by_data = np.stack([release(1, client, **exact) for client in range(len(SIZES))])
     # Not by standard deviations, which rounding makes positive where all values are equal.
     depends = np.ptp(by_data, axis=0) > 0
-    require(bool(depends.any()), "what is released depends on the data")
-    require(bool((np.ptp(draws, axis=0)[depends] > 0).all()), "no coordinate of a release is without noise")
+    require(bool(depends.any()), "releases depend on the data")
+    require(bool((np.ptp(draws, axis=0)[depends] > 0).all()), "every released coordinate has noise")
 
 
 def _check_states(process: PersonalizedProcess, algorithm: Algorithm, trained: Any) -> None:
@@ -132,7 +133,7 @@ def _check_states(process: PersonalizedProcess, algorithm: Algorithm, trained: A
 def client_data(
     seed: int = 0, rows: Sequence[int] = ROWS, padding: float = 0.0, padding_label: int = 0
 ) -> list[collections.OrderedDict[str, Any]]:
-    """Makes up examples of `SIZES` clients, float32 `x [rows, 2, 2, 1]` and int64 `y [rows]` in three classes."""
+    """Returns random data of `len(SIZES)` clients: float32 `x [rows, 2, 2, 1]`, int64 `y [rows]` of three classes."""
     rng = np.random.default_rng(seed)
     data = []
     for size, padded in zip(SIZES, rows, strict=True):
@@ -145,7 +146,7 @@ def client_data(
 
 
 def compose_with_dp_sgd(algorithm: Algorithm, model: Model) -> PersonalizedProcess:
-    """Composes an algorithm with DP-SGD, and with private selections where there are candidates."""
+    """Composes an algorithm with DP-SGD and, if there are candidates, private selections."""
     selector = build_selector(model, loss_bound=1.0) if algorithm.candidates else None
     return compose(algorithm, model, estimator=build_dp_sgd(model), selector=selector)
 
@@ -159,7 +160,7 @@ def client_params(
     selection_epsilon: float = 0.5,
     **hparams: Any,
 ) -> list[Any]:
-    """Makes clients' parameters of a round; a value is for all clients, or a tuple with one for each."""
+    """Returns all clients' parameters of a round; each value is a number for all clients, or a tuple with one each."""
     key = RunKey.from_test_seed(5)
     estimator = build_dp_sgd(MODEL)
     columns = client_params_columns(
@@ -181,7 +182,7 @@ def client_params(
 def ready(
     process: PersonalizedProcess, algorithm: Algorithm, server: Any, clients: Any, data: Any = None, **params: Any
 ) -> Any:
-    """Adapts clients' states, where the method adapts, to the states that their models are used with."""
+    """Returns the states after `adapt`, from which clients' models are made; unchanged for methods without `adapt`."""
     if process.adapt is None:
         return clients
     data = client_data() if data is None else data
@@ -196,7 +197,7 @@ def run(
     data: Any = None,
     **params: Any,
 ) -> tuple[Any, Any]:
-    """Runs rounds and returns the states of server and clients; after `start`, rounds are the first and the last."""
+    """Runs rounds and returns the states of server and clients; with `start`, `rounds` is the first and last round."""
     server, clients = start or (process.initialize(), None)
     first = 1
     if clients is None:
@@ -210,10 +211,10 @@ def run(
 
 
 def run_once(algorithm: Algorithm, grad_fn: Any = None) -> ClientResult:
-    """Runs one client's round, of three steps in a stack of five, and the server's, outside of any computation.
+    """Runs one client's round, with three steps and a bound of five, and the server's update, outside of computations.
 
     Returns:
-      The `ClientResult`.
+      The client's result.
     """
 
     def nothing(weights: Any, data: Any, index: Any, scale: Any, pull: Any = None, trainable: Any = None) -> Any:
@@ -241,7 +242,7 @@ def run_once(algorithm: Algorithm, grad_fn: Any = None) -> ClientResult:
 
 
 def _aggregates(algorithm: Algorithm, released: Mapping[str, Any], hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """What the server has of a round in which all clients release the same."""
+    """Returns the server's aggregates of a round in which all clients release the same values."""
 
     def rows(value):
         stacked = map_weights(lambda row: tf.stack([row] * (algorithm.num_clients or 0)), value)
@@ -253,7 +254,7 @@ def _aggregates(algorithm: Algorithm, released: Mapping[str, Any], hparams: Mapp
 
 
 def client_release(algorithm: Algorithm) -> Callable[..., np.ndarray]:
-    """Makes a function of what one client releases in a round of one step, with the composed process's mechanism."""
+    """Builds `(round number, client, **mechanism) -> released values` of a client's round of one step, under DP-SGD."""
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     message = algorithm.broadcast(algorithm.init_server(initial))
     selector = build_selector(MODEL, loss_bound=1.0) if algorithm.candidates else None
@@ -266,7 +267,7 @@ def client_release(algorithm: Algorithm) -> Callable[..., np.ndarray]:
     def draw(number, client=0, **mechanism):
         data = tf.nest.map_structure(tf.constant, client_data(rows=[max(SIZES)] * len(SIZES))[client])
         params = client_params(algorithm, number, **dict.fromkeys(algorithm.step_hparams, 1), **mechanism)[0]
-        # Selections are made in the first rounds only; here each number stands for a first round.
+        # Clients select in the first rounds only; here each number stands for a first round.
         if algorithm.candidates:
             params["selection_epsilon"] = np.float32(mechanism.get("selection_epsilon", 0.5))
         released = release(data, tf.nest.map_structure(tf.constant, params))

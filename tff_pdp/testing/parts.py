@@ -1,4 +1,4 @@
-"""Checks a model, a kind of raw data or a privacy plan against the contract that the package's own meet."""
+"""Checks a model, a kind of raw data or a privacy plan against the contract of the package's own kinds."""
 
 import collections
 import math
@@ -22,30 +22,30 @@ from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPla
 from tff_pdp.settings import read_settings
 from tff_pdp.testing.algorithms import require
 
-# Silos, or users, of different sizes.
+# Numbers of examples of silos, or of users.
 _SIZES = {f"client {number}": 20 + 7 * number for number in range(12)}
-# Float32 sums of some thousand terms, in another order.
+# Tolerance for float32 sums of some thousand terms, in another order.
 _ROUNDING = 1e-4
 
 
 def check_model(
     build: Callable[..., Model], input_shape: tuple[int, ...] = (4,), num_classes: int = 3, **settings: Any
 ) -> None:
-    """Checks a model: pure functions over named weights, whose loss of one example follows from that example alone.
+    """Checks a model: pure functions over named weights, in which one example's loss depends on that example alone.
 
     Args:
-      build: as in `model.kind`: `(input_shape, num_classes, **settings) -> Model`.
-      input_shape: of one example.
-      num_classes: 0 for a regression.
-      settings: of the model.
+      build: builder as in `model.kind`: `(input_shape, num_classes, **settings) -> Model`.
+      input_shape: shape of one example.
+      num_classes: number of classes; 0 for a regression.
+      settings: settings of the model.
 
     Raises:
       AssertionError: a rule is broken.
       ConfigError: the settings are wrong.
     """
     model = build(input_shape, num_classes, **settings)
-    require(model.input_shape == tuple(input_shape), "input_shape is the one that was asked for")
-    require(model.num_classes == num_classes, "num_classes is the one that was asked for")
+    require(model.input_shape == tuple(input_shape), "Model.input_shape equals the builder's argument")
+    require(model.num_classes == num_classes, "Model.num_classes equals the builder's argument")
     initial, again = model.init(3), model.init(3)
     require(bool(initial), "a model has weights")
     require(
@@ -77,7 +77,7 @@ def check_model(
     alone = np.concatenate([model.loss(weights, x[row : row + 1], y[row : row + 1]).numpy() for row in range(6)])
     require(
         np.allclose(losses, alone, rtol=_ROUNDING, atol=_ROUNDING),
-        "an example's loss depends on this example alone: no statistics of the batch, no draws",
+        "an example's loss depends on this example alone: no batch statistics, no random numbers",
     )
     _check_clipped_sum(model, weights, x, y)
 
@@ -97,7 +97,7 @@ def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Ten
     total = clipped_sum(model, weights, x, y, clip_norm=tf.constant(clip), included=tf.ones(len(y)))
     require(
         all(np.allclose(total[name], expected[name], rtol=_ROUNDING, atol=_ROUNDING * clip) for name in expected),
-        "the sum of clipped gradients is the one of a loop over examples",
+        "the sum of clipped gradients equals the sum in a loop over examples",
     )
 
 
@@ -107,17 +107,17 @@ def check_source(
     """Checks a kind of raw data: the same settings give the same dataset, and every example is accounted for.
 
     Args:
-      kind: the class of settings.
-      settings: as in section `data`, without `kind`.
-      folder: an empty one, to work in.
-      num_clients: how many clients there are to be, where this is known.
+      kind: class of the settings.
+      settings: settings as in section `data`, without `kind`.
+      folder: empty folder for the data.
+      num_clients: expected number of clients, if it is known.
 
     Returns:
       The dataset, for checks of its content.
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, DataError: as the source raises.
+      ConfigError, DataError: as in the source.
     """
     first, second = (_prepared(kind, settings, folder / name) for name in ("first", "second"))
     manifest = first.manifest
@@ -127,7 +127,7 @@ def check_source(
         manifest.read.examples == manifest.kept.examples + dropped, "examples read are kept, or dropped and counted"
     )
     require(manifest.kept.examples > 0, "some examples are kept")
-    require(manifest.kept.examples == sum(manifest.num_examples.values()), "every example that is kept is in one split")
+    require(manifest.kept.examples == sum(manifest.num_examples.values()), "every kept example is in one split")
     require(num_clients in (None, len(manifest.clients)), f"there are {num_clients} clients")
     dataset = ClientDataset.open(first.output, verify=True)
     for client_id in manifest.clients:
@@ -150,19 +150,19 @@ def _prepared(kind: type[SourceSettings], settings: Mapping[str, Any], folder: P
 def check_plan(
     kind: type[PlanSettings], settings: Mapping[str, Any], training: PlannedTraining | None = None
 ) -> PrivacyPlan:
-    """Checks a privacy plan: what it charges is what it plans, stays within its budgets, and is refused beyond.
+    """Checks a privacy plan: its charges are those planned, stay within budgets, and end with the last round.
 
     Args:
-      kind: the class of settings.
-      settings: as in section `privacy`, without `kind`.
-      training: what the plan is for; by default 6 rounds of 12 clients of different sizes.
+      kind: class of the settings.
+      settings: settings as in section `privacy`, without `kind`.
+      training: training that the plan is for; by default 6 rounds of 12 clients of different sizes.
 
     Returns:
       The plan, for checks of its own mechanism.
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, BudgetError: as the plan raises.
+      ConfigError, BudgetError: as in the plan.
     """
     training = training or PlannedTraining(
         _SIZES, dict.fromkeys(_SIZES, 2), rounds=6, num_parameters=100, num_released=100
@@ -170,9 +170,9 @@ def check_plan(
     plan = read_settings(kind, {"kind": "outside", **settings}, "check_plan", "privacy").build(training)
     clients = sorted(training.num_examples)
     require(bool(plan.claim_reason) and "\n" not in plan.claim_reason, "claim_reason is one line")
-    require(plan.rounds == training.rounds, "the plan is for the rounds that were asked for")
+    require(plan.rounds == training.rounds, "PrivacyPlan.rounds equals the rounds of the training")
     ledger = plan.build_ledger()
-    require((ledger is None) == (not plan.budgets), "with budgets there is a ledger")
+    require((ledger is None) == (not plan.budgets), "build_ledger gives a ledger if, and only if, there are budgets")
     if ledger is None:
         require(plan.claim == "none", "without budgets the claim is `none`")
     else:
@@ -187,30 +187,28 @@ def _check_charges(plan: PrivacyPlan, ledger: Ledger, clients: list[str]) -> Non
         charged = collections.Counter()
         for number in range(1, plan.rounds + 1):
             charged.update({event: count for event, count, _ in plan.charges(scope, number)})
-        require(
-            +charged == +plan.training_counts(scope), f"{scope}: the rounds' charges are those of the whole training"
-        )
+        require(+charged == +plan.training_counts(scope), f"{scope}: all rounds' charges add up to training_counts")
     for number in range(1, plan.rounds + 1):
         plan.charge_round(ledger, number)
     for scope, budget in plan.budgets.items():
         spent = ledger.epsilon(scope).best
-        require(spent <= budget.epsilon, f"{scope}: {spent:.6g} spent, of epsilon {budget.epsilon:g}")
-    require(Ledger.from_json(ledger.to_json()).entries == ledger.entries, "the ledger is the same after it was stored")
+        require(spent <= budget.epsilon, f"{scope}: the spent epsilon, {spent:.6g}, is at most {budget.epsilon:g}")
+    require(Ledger.from_json(ledger.to_json()).entries == ledger.entries, "the ledger is the same after storing it")
     try:
         plan.charge_round(ledger, plan.rounds + 1)
     except BudgetError:
         return
-    raise AssertionError("A round after the last is refused.")
+    raise AssertionError("Rule broken: a charge for a round after the last raises a BudgetError.")
 
 
 def _check_clients(plan: PrivacyPlan, training: PlannedTraining, clients: list[str]) -> None:
     key = RunKey.from_test_seed(7)
     for number in range(1, plan.rounds + 1):
         places, again = (plan.cohort(number, clients, key.cohort_generator) for _ in range(2))
-        require(np.array_equal(places, again), "a cohort follows from the round and the key")
+        require(np.array_equal(places, again), "the round and the key determine the cohort")
         require(
             bool(np.all(np.diff(places) > 0)) and set(places.tolist()) <= set(range(len(clients))),
-            "a cohort is ascending places of clients",
+            "a cohort is an ascending array of places of clients",
         )
         chosen = [clients[place] for place in places]
         weights = plan.weights(training.num_examples, chosen, 1000, number)
@@ -219,4 +217,4 @@ def _check_clients(plan: PrivacyPlan, training: PlannedTraining, clients: list[s
             "weights are finite, not negative, and one for each client",
         )
     for name, column in plan.client_mechanism(clients).items():
-        require(len(column) == len(clients), f"{name} of the mechanism has a value for each client")
+        require(len(column) == len(clients), f"client_mechanism gives {name} one value for each client")

@@ -116,4 +116,6 @@ def test_what_pfor_fails_on_is_computed_one_by_one(caplog, monkeypatch):
 
     with caplog.at_level("WARNING", logger="tff_pdp"), inprocess("vectorized") as engine, engine.install():
         assert_same(list(everywhere(double)(vectors())), [2 * x for x in vectors()])
-    assert messages_of(caplog) == ["clients are computed one by one, because TensorFlow cannot: AssertionError"]
+    assert messages_of(caplog) == [
+        "clients are computed one by one, because TensorFlow cannot stack the computation: AssertionError"
+    ]

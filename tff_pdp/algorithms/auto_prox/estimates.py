@@ -1,7 +1,7 @@
 """Estimates curvature, gradient variance and force from windows of rounds, for MR-MTL's automatic lambda.
 
-The state, its notation and the model behind the estimates are those of `tff_pdp.algorithms.auto_prox.lambdas`.
-`SiloParameters` are the public parameters that lambda is set from.
+Module `tff_pdp.algorithms.auto_prox.lambdas` defines the state, its notation and the model behind the estimates.
+`SiloParameters` has the public parameters that lambda is set from.
 """
 
 import dataclasses
@@ -19,20 +19,21 @@ class SiloParameters:
     """Public facts of all silos' training; arrays are `[silos]`, all in one order of silos.
 
     Guarantee: nothing here is computed from data other than the numbers of examples.
-    Assumes: these are public, or released with noise, as in `tff_pdp.privacy.plans.plan.PrivacyPlan.num_examples`.
+    Assumes: the numbers of examples are public, or released with noise, as in
+      `tff_pdp.privacy.plans.plan.PrivacyPlan.num_examples`.
 
     Attributes:
-      learning_rate: of the local steps, the same in all silos.
+      learning_rate: learning rate of the local steps, the same in all silos.
       rounds: planned number of rounds.
-      local_steps: steps of a round, m.
-      num_examples: training examples, n.
-      clip_norm: C.
-      noise_multiplier: z.
-      sampling_rate: q, in (0, 1].
-      expected_batch_size: B, the divisor of a step's noised sum.
+      local_steps: m, number of local steps in a round.
+      num_examples: n, number of training examples.
+      clip_norm: C, L2 bound of each example's gradient.
+      noise_multiplier: z, standard deviation of the noise divided by C.
+      sampling_rate: q, share of the examples in an expected batch, in (0, 1].
+      expected_batch_size: B, divisor of a step's noised sum.
 
     Raises:
-      ConfigError: there is a single silo, or a value is out of range, as a noise multiplier of 0 is.
+      ConfigError: there is a single silo, or a value is out of range (such as a noise multiplier of 0).
     """
 
     learning_rate: float
@@ -54,7 +55,7 @@ class SiloParameters:
             object.__setattr__(self, field.name, value)
             if value.shape != (size,) or not np.all((value > 0) & np.isfinite(value)):
                 raise ConfigError(
-                    f"prox_weight: auto needs a positive and finite {field.name} for each of the {size} silos, not "
+                    f"prox_weight: auto needs a positive and finite {field.name} of each of the {size} silos, not "
                     f"{value.tolist()}: give prox_weight a number, or train with privacy"
                 )
         if not 0 < self.learning_rate < math.inf:
@@ -71,40 +72,40 @@ class SiloParameters:
         return (self.noise_multiplier * self.clip_norm / self.expected_batch_size) ** 2
 
     def sampling_variance(self, num_weights: int) -> np.ndarray:
-        """Returns the variance that Poisson sampling adds likewise, for clipped gradients of total variance C^2."""
+        """Returns the variance that Poisson sampling adds to the same gradient, if G, its total variance, is C^2."""
         return (1 - self.sampling_rate) * self.clip_norm**2 / (self.expected_batch_size * num_weights)
 
     def example_variance(self, num_weights: int) -> np.ndarray:
-        """Returns the variance of one weight of a silo's mean gradient over draws of its examples, likewise."""
+        """Returns the variance of one weight of a silo's mean gradient over draws of its examples, if G is C^2."""
         return self.clip_norm**2 / (self.num_examples * num_weights)
 
 
 State = Mapping[str, Any]
 
-_KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # Shares of earlier windows in the next one.
-# The mean curvature's prior, mean and standard deviation, in units of 1 / (learning rate * local steps).
+_KEEP_FORCE, _KEEP_CURVATURE = 0.5, 0.85  # Factors by which sums of earlier windows decay in each window.
+# Prior of the mean curvature: mean and standard deviation, in units of 1 / (learning rate * local steps).
 _CURVATURE_PRIOR, _CURVATURE_PRIOR_STDDEV = 0.05, 0.3
 _VARIANCE_PRIOR = 1 / 3  # Mean and standard deviation of G / C^2.
-# Relative error that the model of how noise moves pulls is taken to have, however many rounds are seen.
+# Assumed relative error of the model of noise in pulls, for any number of observed rounds.
 _MODEL_ERROR = 0.05
-# Curvature, in means, that the offsets' share of the force is added back with; less than kappa errs towards FedAvg.
+# Largest curvature, in mean curvatures, in the offsets' share of the force; less than kappa errs towards FedAvg.
 _MAX_ADDED_BACK = 3.0
 
 
 def kappa(num_weights: int) -> float:
-    """Returns how many times the mean curvature the data pull with; one direction in so many is taken to be curved."""
+    """Returns kappa: of every kappa directions one is taken to be curved, with kappa times the mean curvature."""
     return max(1.0, math.sqrt(num_weights) / 2)
 
 
 def estimate_curvature_and_variance(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Regresses the window's pulls on its offsets; the intercepts, the silos' forces, fall out."""
+    """Regresses the window's pulls on its offsets; centring removes the intercepts, the silos' forces."""
     window, rate, steps = state["window"], parameters.learning_rate, parameters.local_steps
     rounds, num_weights = int(window["rounds"]), window["pull"].shape[1]
     if rounds < 2:
         return dict(state)
     kept = kept_in_step(state, parameters)
-    # An offset holds the noise of earlier rounds of the window, and so does the mean pull that is subtracted: without
-    # the known product of the two the regression would find a curvature where there is none (Nickell's bias).
+    # An offset has the noise of earlier rounds of the window, and so has the subtracted mean pull. Without the known
+    # product of both the regression would find a curvature where there is none (Nickell's bias).
     remembered = np.minimum(np.clip(kept - rate * curvature_from(state, parameters), 0, 1) ** steps, 0.9999)
     lag = np.arange(1, rounds)[:, np.newaxis]
     pairs = ((rounds - lag) * remembered ** (lag - 1)).sum(axis=0) / rounds
@@ -115,7 +116,7 @@ def estimate_curvature_and_variance(state: State, parameters: SiloParameters, no
     found = [-(weight * (product + num_weights * _centred(shared))).sum(), (weight * square).sum()]
     state = {**state, "curvature": _KEEP_CURVATURE * state["curvature"] + found}
 
-    # The scatter around the regression is noise: that of DP, and that of which examples are in a batch.
+    # The scatter around the regression is noise, from DP and from the choice of a batch's examples.
     curvature = curvature_from(state, parameters)
     pulls = window["pull_square"] - np.einsum("kd,kd->k", window["pull"], window["pull"]) / rounds
     freedom = (rounds - 1) * num_weights
@@ -129,7 +130,7 @@ def estimate_curvature_and_variance(state: State, parameters: SiloParameters, no
 
 
 def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Compares the silos' mean forces of this window and of the one before."""
+    """Compares the silos' mean forces in this window with those in the window before."""
     window, previous = state["window"], state["previous"]
     rounds, earlier_rounds = int(window["rounds"]), int(previous["rounds"])
     num_silos, num_weights = window["pull"].shape
@@ -139,12 +140,12 @@ def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) 
     force = (window["pull"] + added_back * window["offset"]) / rounds
     kept, steps = kept_in_step(state, parameters), parameters.local_steps
     moved_by_noise = parameters.learning_rate * geometric(kept, steps)
-    # Where the loss is flat the offset remembers noise the longest.
+    # An offset keeps noise the longest where the loss is flat.
     remembered = np.minimum(kept**steps, 0.99999)
     scatter = _centred(noise) / rounds
     state = dict(state)
     if earlier_rounds:
-        # Adding back more curvature than a direction has leaves noise of the window before in this one's force.
+        # Adding back more curvature than a direction has leaves noise of the earlier window in this window's force.
         overlap = _sums(remembered, rounds) * _sums(remembered, earlier_rounds) / (rounds * earlier_rounds)
         seen = steps * kept ** (steps - 1) / geometric(kept, steps)
         of_pull = seen * moved_by_noise * noise * overlap
@@ -168,7 +169,7 @@ def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) 
 
 
 def curvature_from(state: State, parameters: SiloParameters) -> float:
-    """Returns the mean curvature h_mean as known so far: shrunk to its prior, and positive."""
+    """Returns the present estimate of the mean curvature h_mean: shrunk to its prior, and positive."""
     unit = 1 / (parameters.learning_rate * float(np.mean(parameters.local_steps)))
     prior, precision = _CURVATURE_PRIOR * unit, (_CURVATURE_PRIOR_STDDEV * unit) ** -2
     found, known = state["curvature"]
@@ -176,11 +177,11 @@ def curvature_from(state: State, parameters: SiloParameters) -> float:
 
 
 def gradient_variance_from(state: State) -> float:
-    """Returns G / C^2 as known so far, in [0, 1]."""
+    """Returns the present estimate of G / C^2, in [0, 1]."""
     precision = _VARIANCE_PRIOR**-2
     found, known, expected = state["variance"]
     if known > 0:
-        # Found is what the scatter has beyond DP noise, whose scatter is known to the model's error only.
+        # `found` is the scatter in excess of DP noise, whose own scatter is known only up to the model's error.
         error = _MODEL_ERROR * expected / known
         trust = 1 / (1 + known * error**2)
         found, known = found * trust, known * trust
@@ -194,24 +195,24 @@ def noise_of_pull(state: State, parameters: SiloParameters, num_weights: int) ->
 
 
 def _noise_ratio(state: State, parameters: SiloParameters) -> np.ndarray:
-    """Returns the variance of a pull's noise over that of one step: less for many steps, which answer earlier noise."""
+    """Returns the noise variance of a pull divided by that of one step; later steps partly undo earlier noise."""
     kept, steps = kept_in_step(state, parameters), parameters.local_steps
     answered = np.clip(kept - parameters.learning_rate * curvature_from(state, parameters), 0, 1)
     return geometric(answered**2, steps) / geometric(kept, steps) ** 2
 
 
 def kept_in_step(state: State, parameters: SiloParameters) -> np.ndarray:
-    """Returns the share of an offset that the prox term leaves in one step."""
+    """Returns the share of an offset that remains after one step of the prox term."""
     return 1 - parameters.learning_rate * state["prox_weights"].astype(np.float64)
 
 
 def _centred(variances: np.ndarray) -> np.ndarray:
-    """Returns variances of independent values once their mean has been subtracted."""
+    """Returns the variances of independent values after subtraction of their mean."""
     return variances * (1 - 2 / len(variances)) + variances.mean() / len(variances)
 
 
 def geometric(ratio: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sums `counts` powers of `ratio`, from the power 0."""
+    """Sums the powers of `ratio` from 0 to `counts - 1`."""
     power = np.arange(int(counts.max()))[:, np.newaxis]
     return np.where(power < counts, ratio**power, 0.0).sum(axis=0)
 

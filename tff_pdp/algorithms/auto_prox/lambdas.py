@@ -1,46 +1,48 @@
-"""Setting MR-MTL's lambda during training, from the silos' released noisy models alone.
+"""Sets MR-MTL's lambda during training, from the silos' released noisy models alone.
 
 Guarantee: lambda is a function of released models and public parameters only: by post-processing it costs no epsilon.
-Assumes: every silo's weights after every round are covered by that silo's ledger, as DP-SGD's iterates are, also where
-  a step was chosen from earlier ones; whoever computes lambda may see each silo's weights, not only their mean; the
-  values of `SiloParameters` are public. All silos take part in every round, pulled to the plain mean of their weights
-  (to a weighted one, what is corrected for a silo's own noise in the mean is approximate).
+Assumes: every silo's weights after every round are covered by that silo's ledger, as DP-SGD's iterates are, even if a
+  step was chosen from earlier iterates; the party that computes lambda may see each silo's weights, not only their
+  mean; the values of `SiloParameters` are public. All silos take part in every round, pulled to the plain mean of their
+  weights (with a weighted mean, the correction for a silo's own noise in the mean is approximate).
 
 The rule is MR-MTL's closed form, lambda_k = s_k / tau^2 (`tff_pdp.algorithms.auto_prox.theory`), carried over from one
-noisy mean to noisy SGD. Write u_k for silo k's weights less the mean of all silos' (its offset), and take the prox term
-out of a round's movement, divide by the learning rate and centre it across silos. What is left is the pull of the data:
+noisy mean to noisy SGD. Let u_k, silo k's offset, be the silo's weights minus the mean of all silos' weights. Take a
+round's movement without the prox term, divide by the learning rate, and centre across silos. The rest is the pull of
+the data:
 
     pull_k = f_k - H u_k + noise,    Var(noise) = (z_k C / B_k)^2 for each step and weight, known exactly.
 
-f_k, the force, is what silo k's data asks for at the mean. Its variance between silos is F, a weight's share of it. The
-part of it that only stems from the silo's few examples has the variance xi_k = G / (n_k d), where G <= C^2 is the total
+The force f_k is the descent direction of silo k's data at the mean. F is its variance between silos, per weight. The
+part of f_k that is due to the finite number of examples has variance xi_k = G / (n_k d), where G <= C^2 is the total
 variance of a clipped gradient. Small lambda follows the force and gathers noise: with curvature h and learning rate eta
-the offset settles at p (f_k + noise) with p = 1 / (h + lambda), and the expected loss, beyond that of the mean, is
+the offset settles at p (f_k + noise) with p = 1 / (h + lambda), and the expected loss, minus the loss at the mean, is
 
     R(p) = h p^2 (F + xi_k) / 2 - p F + p c_k,    c_k = eta h_mean (z_k C / B_k)^2 / 4,
 
-least at lambda_k = h (xi_k + c_k) / (F - c_k). Where F does not exceed the noise, lambda_k is as large as it may be.
-(The theory's correction for a silo's noise in the mean is added, with F - c_k for tau^2.) What is not known:
+minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise, lambda_k is as large as allowed.
+(The theory's correction for a silo's noise in the mean is added, with F - c_k for tau^2.) Unknown quantities:
 
-* h_mean, the mean curvature: from the regression of pulls on offsets, each window of rounds for itself.
-* h. Noise moves all d weights alike, but data pulls where the loss is curved. We take 1 / kappa of all directions to
-  have curvature kappa h_mean and the others none, with kappa = sqrt(d) / 2, between 1 (all alike) and d (one only).
-* G: from how much the pulls scatter in excess of the DP noise, shrunk to C^2 / 3: wholly with full batches, where there
-  is no such scatter, and nearly so where DP noise drowns it, whose effect on pulls is known to a few percent only.
-* F: from products of pulls in neighbouring windows, whose noise is independent up to what the offsets remember of it.
+* h_mean, the mean curvature, comes from the regression of pulls on offsets, in each window of rounds by itself.
+* h: noise moves all d weights alike, but data pulls only where the loss is curved. We assume that 1 / kappa of all
+  directions have curvature kappa h_mean and the others none, with kappa = sqrt(d) / 2, between 1 (all) and d (one).
+* G comes from the scatter of pulls in excess of DP noise, shrunk to C^2 / 3. It is C^2 / 3 with full batches, which
+  have no such scatter, and nearly so under strong DP noise, whose effect on pulls is known only to a few percent.
+* F comes from products of pulls in neighbouring windows, with independent noise except for noise kept in offsets.
 
-The force at the mean is seen only where offsets are small, and silos that stray keep the mean from learning: so the
-first half of training goes near FedAvg, and then lambda falls, at most threefold at a time. Were h larger than taken, a
-falling lambda would shrink the pulls, hence F, more than predicted, and stop falling early: an error is on the safe
-side, of FedAvg. F enters less one standard error, since at small lambda the loss from noise has no bound.
+The force at the mean is visible only while offsets are small, and silos with large offsets slow the mean's learning.
+So the first half of training stays near FedAvg; then lambda falls, at most by a factor of three at a time. If h is
+larger than assumed, a falling lambda shrinks the pulls, hence F, more than predicted, and stops falling early: the
+error is on the safe side, towards FedAvg. One standard error is subtracted from F, since at small lambda the loss from
+noise has no bound.
 
-The last refresh lets lambda grow to 0.9 / eta where there is nothing to follow, which leaves one step's noise.
+At the last refresh lambda may grow to 0.9 / eta if F does not exceed the noise; one step's noise then remains.
 
 The constants were chosen once, by simulation on the School data and on digits. The estimates are good to about a factor
-of two, and the loss is flat enough around the best lambda for that. Known limits: training that ends far from
-convergence (the near-FedAvg half slows it further: on School with a learning rate of 0.003 and epsilon 3 lambda ends
-worse than the mean of local training and FedAvg), and silos so different that half of the rounds is too few for local
-models. Then lambda is better given.
+of two; around the best lambda the loss is flat enough for that. Set lambda by hand where training ends far from
+convergence (the half near FedAvg slows it further: on School with a learning rate of 0.003 and epsilon 3, lambda ends
+worse than the mean of local training and FedAvg), or where silos are so different that local models need more than half
+of the rounds.
 """
 
 import dataclasses
@@ -68,10 +70,10 @@ Weights = Mapping[str, np.ndarray]
 
 _WINDOWS = 20
 _NEAR_FED_AVG = 0.5  # Share of the rounds before lambda may fall.
-_LARGEST_STEP = 3.0  # Factor by which one refresh changes lambda.
-# Largest learning rate * local steps * lambda, except at the end: beyond, the pull back slows the mean's learning.
+_LARGEST_STEP = 3.0  # Largest factor by which one refresh changes lambda.
+# Largest learning rate * local steps * lambda, except at the end: a stronger pull slows the mean's learning.
 _CALM_PULL = 0.3
-# Largest learning rate * lambda, for the last rounds of silos without a force of their own; 1 resets in every step.
+# Largest learning rate * lambda, for the last rounds of silos without a force of their own; 1 would reset each step.
 _STRONG_PULL = 0.9
 
 
@@ -79,21 +81,20 @@ _STRONG_PULL = 0.9
 class AutoProx(Hook):
     """Sets every silo's lambda, `prox_weight`, in a method whose silos keep `weights` and pull them to their `mean`.
 
-    Guarantee: as of this module.
+    Guarantee: as in the docstring of this module.
 
     Attributes:
-      parameters: of all silos.
-      num_weights: d, the number of weights of one model, all tensors together.
+      parameters: public parameters of all silos.
+      num_weights: d, number of weights of one model, all tensors together.
     """
 
     parameters: SiloParameters
     num_weights: int
 
     def init(self) -> Mapping[str, Any]:
-        """Returns what is known before the first round: a nest of arrays of fixed shapes and dtypes.
+        """Returns the state before the first round: a nest of arrays of fixed shapes and dtypes.
 
-        Its `prox_weights` are each silo's lambda for the next round, float32 `[silos]`, such that learning rate *
-        lambda < 1.
+        `prox_weights` has each silo's lambda for the next round, float32 `[silos]`; learning rate * lambda is below 1.
         """
         num_silos = self.parameters.num_silos
         return {
@@ -105,18 +106,18 @@ class AutoProx(Hook):
                 "noise": np.zeros(num_silos),
             },
             "offset_noise": np.zeros(num_silos),
-            # Means weighted with precisions, each as (their weighted sum, their precisions' sum).
+            # Means weighted with precisions, each as (sum weighted with precisions, sum of precisions).
             "curvature": np.zeros(2),
-            "variance": np.zeros(3),  # And what DP noise alone would make of the first.
+            "variance": np.zeros(3),  # The third number is the first sum under DP noise alone.
             "force": np.zeros(2),
         }
 
     def hparams(self, state: State, places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Returns the lambdas of a round."""
+        """Returns a round's lambdas, under the name `prox_weight`."""
         return {"prox_weight": state["prox_weights"][places]}
 
     def after(self, state: State, before: Observed, after: Observed) -> Mapping[str, Any]:
-        """Returns what is known after a round, with new lambdas where that is due."""
+        """Returns the state after a round, with new lambdas if a refresh is due."""
         mean = {name: np.asarray(value) for name, value in before.server_state["mean"].items()}
         weights = before.client_states["weights"], after.client_states["weights"]
         learned = observe(state, self.parameters, *weights, mean)
@@ -126,7 +127,7 @@ class AutoProx(Hook):
 
 
 def is_refresh_round(round_number: int, rounds: int) -> bool:
-    """Says whether `refresh` is due once this many of all rounds have been run and observed."""
+    """Checks whether `refresh` is due after round `round_number`."""
     return round_number < rounds and round_number % _window_rounds(rounds) == 0
 
 
@@ -136,11 +137,11 @@ def observe(
     """Adds one round to the running sums and returns the state after it.
 
     Args:
-      state: whose lambdas the round was run with.
-      parameters: of all silos.
+      state: state before the round, with the lambdas of the round.
+      parameters: public parameters of all silos.
       before: every silo's weights before the round, by name, `[silos, *shape]`, in the parameters' order of silos.
-      after: every silo's weights after the round, likewise.
-      mean_before: the mean they were pulled to, by name, `[*shape]`.
+      after: every silo's weights after the round, in the same form.
+      mean_before: mean that the weights were pulled to, by name, `[*shape]`.
     """
     rate, steps = parameters.learning_rate, parameters.local_steps
     kept = kept_in_step(state, parameters)
@@ -165,11 +166,11 @@ def observe(
 
 
 def refresh(state: State, parameters: SiloParameters, round_number: int) -> dict[str, Any]:
-    """Returns the state with new lambdas and an empty window, after rounds for which `is_refresh_round` is true."""
+    """Returns the state with new lambdas and an empty window; call it where `is_refresh_round` is true."""
     num_silos, num_weights = state["window"]["pull"].shape
     noise = noise_of_pull(state, parameters, num_weights)
     if round_number <= _NEAR_FED_AVG * parameters.rounds:
-        # Later, offsets follow the force, and their movement tells less of the mean curvature.
+        # Later, offsets follow the force, and their movement says less about the mean curvature.
         state = estimate_curvature_and_variance(state, parameters, noise)
     state = estimate_force(state, parameters, noise)
     if round_number > _NEAR_FED_AVG * parameters.rounds and state["force"][1] > 0:
@@ -187,14 +188,14 @@ def _choose(state: State, parameters: SiloParameters, num_weights: int, is_last:
     from_noise = parameters.learning_rate * mean_curvature * per_step / 4
     error = from_noise + variance * parameters.example_variance(num_weights)
     signal = np.maximum(force - precision**-0.5 - from_noise, 0.0)
-    # Noise of a silo is in everyone's mean, so all errors count for a silo; what counts as signal is its own.
+    # Each silo's noise is in the common mean, so all errors count for a silo; only the silo's own signal counts.
     errors = np.broadcast_to(error, [parameters.num_silos, parameters.num_silos])
     best = curvature * np.diagonal(optimal_prox_weights_of_silos(errors, signal))
     calm, current = _calm(parameters), state["prox_weights"].astype(np.float64)
     chosen = np.minimum(np.clip(best, current / _LARGEST_STEP, current * _LARGEST_STEP), calm)
     if not is_last:
         return chosen
-    # A mean that learns slowly for the last few rounds is no loss, and noise in the offset is still one.
+    # In the last few rounds slow learning of the mean costs little, but noise in the offset still does.
     return np.where(best >= calm, np.minimum(best, _STRONG_PULL / parameters.learning_rate), chosen)
 
 

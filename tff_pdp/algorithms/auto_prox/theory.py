@@ -1,8 +1,8 @@
 """Finds MR-MTL's best pull in closed form, from private federated mean estimation.
 
-Each of K silos holds n values, spread with variance sigma^2 around the silo's own centre, and the centres are spread
-with variance tau^2 around a common one. A silo estimates its centre by its mean plus DP noise, with local variance s,
-and MR-MTL pulls that estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local
+Each of K silos holds n values with variance sigma^2 around the silo's own centre; the centres have variance tau^2
+around a common centre. A silo estimates its centre by its mean plus DP noise, with local variance s, and
+MR-MTL pulls that estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local
 training, infinity is FedAvg. Errors are expected squared distances to the silo's true centre.
 
 Source: Liu, Hu, Wu and Smith, "On privacy and personalization in cross-silo federated learning", NeurIPS 2022; section
@@ -16,9 +16,9 @@ from tff_pdp.errors import ConfigError
 
 
 def optimal_prox_weights_of_silos(local_variances: ArrayLike, silo_variance: ArrayLike) -> np.ndarray:
-    """Returns the best lambda of each silo, also where their local variances differ.
+    """Returns the best lambda of each silo, for local variances that may differ between silos.
 
-    lambda_k* = s_k / (tau^2 + (mean of the other silos' s - s_k) / K). Where the denominator is not positive, a silo is
+    lambda_k* = s_k / (tau^2 + (mean of the other silos' s - s_k) / K). If the denominator is not positive, the silo is
     so much noisier than the others that no finite pull is strong enough: lambda_k* is infinite, which is FedAvg.
 
     Args:
@@ -37,7 +37,7 @@ def optimal_prox_weights_of_silos(local_variances: ArrayLike, silo_variance: Arr
     variances = _checked("local_variances", local_variances)
     num_silos = variances.shape[-1] if variances.ndim else 0
     if num_silos < 2:
-        raise ConfigError("local_variances has fewer than two silos, and MR-MTL pulls each silo towards the others.")
+        raise ConfigError("local_variances has fewer than two silos: MR-MTL needs others to pull each silo towards")
     others = (variances.sum(axis=-1, keepdims=True) - variances) / (num_silos - 1)
     denominator = _checked("silo_variance", silo_variance)[..., np.newaxis] + (others - variances) / num_silos
     infinity = np.full(np.broadcast_shapes(variances.shape, denominator.shape), np.inf)
@@ -47,5 +47,5 @@ def optimal_prox_weights_of_silos(local_variances: ArrayLike, silo_variance: Arr
 def _checked(name: str, value: ArrayLike) -> np.ndarray:
     numbers = np.asarray(value, np.float64)
     if not ((numbers >= 0) & np.isfinite(numbers)).all():
-        raise ConfigError(f"{name} is {value!r}; it must be at least 0 and finite.")
+        raise ConfigError(f"{name} must be at least 0 and finite, not {value!r}")
     return numbers

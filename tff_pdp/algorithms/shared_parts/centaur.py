@@ -1,9 +1,9 @@
-"""CENTAUR and FedRep: a shared body, with a head of every client's own.
+"""CENTAUR and FedRep: a shared body, and a head per client.
 
-In a round a client first trains its head with the body frozen, then the body with the head frozen, and releases how far
-the body moved. Under user-level privacy it is CENTAUR (Shen et al., "Share Your Representation Only: Guaranteed
-Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023). Without privacy it is FedRep (Collins et
-al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021), which has a name of its own.
+In a round a client first trains its head with the body frozen, then the body with the head frozen, and releases the
+body's movement. Under user-level privacy the method is CENTAUR (Shen et al., "Share Your Representation Only:
+Guaranteed Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023); without privacy it is FedRep
+(Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021).
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ def build_centaur(
 
     Args:
       head: names of the weights that clients keep.
-      local_momentum: of a client's steps on the body; the paper's code has 0.9.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+      local_momentum: momentum of a client's steps on the body; the paper's code has 0.9.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
     """
     return build_partial_sharing(
         name="centaur",
@@ -43,10 +43,10 @@ def build_centaur(
 
 
 def build_fed_rep(*, head: Sequence[str], local_momentum: Momentum = 0.0) -> Algorithm:
-    """Builds FedRep: `build_centaur` with a server that adds the mean update as it is.
+    """Builds FedRep: `centaur` with a server that adds the mean update.
 
     Args:
       head: names of the weights that clients keep.
-      local_momentum: of a client's steps on the body.
+      local_momentum: momentum of a client's steps on the body.
     """
     return dataclasses.replace(build_centaur(head=head, local_momentum=local_momentum), name="fed_rep", title="FedRep")

@@ -1,12 +1,12 @@
-"""DP-FedAvg and PMTL with fine-tuned heads: one shared model, of which every client tunes the head before it uses it.
+"""DP-FedAvg and PMTL with fine-tuned heads: one shared model, whose head each client tunes before use.
 
 DP-FedAvg-FT trains the shared model by FedAvg, under user-level privacy by DP-FedAvg (McMahan et al., "Learning
 Differentially Private Recurrent Language Models", ICLR 2018). Tuning the head is the baseline `DP-FedAvg-fb` of the
-literature on partial sharing: nothing of it leaves the client.
+literature on partial sharing; the tuned head never leaves the client.
 
 PMTL-FT is private multi-task learning by a pull to the shared model (Hu et al., "Private Multi-Task Learning:
 Formulation and Applications to Federated Learning", TMLR 2023). A client minimises its loss plus `lambda |w - w_t|^2`
-around the shared weights `w_t` and releases how far it moved; before its model is used it tunes the head.
+around the shared weights `w_t` and releases its movement; it tunes the head before its model is used.
 """
 
 import dataclasses
@@ -29,13 +29,14 @@ def build_dp_fed_avg_ft(
     server_learning_rate: Positive = 1.0,
     server_momentum: Momentum = 0.9,
 ) -> Algorithm:
-    """Builds it. Server state: weights, optimizer. Client state: nothing. Released: the update, averaged.
+    """Builds DP-FedAvg with fine-tuned heads. Server state: weights, optimizer. Client state: nothing. Released: the
+    update, averaged.
 
     Args:
       head: names of the weights that clients tune.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
     """
     optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
 
@@ -76,13 +77,14 @@ def build_pmtl_ft(
     server_learning_rate: Positive = 1.0,
     server_momentum: Momentum = 0.9,
 ) -> Algorithm:
-    """Builds it: `build_dp_fed_avg_ft` with `prox_weight`, which is twice lambda; the published code has lambda = 1.
+    """Builds PMTL-FT: `dp_fed_avg_ft` with a pull to the shared weights. `prox_weight` is twice the lambda of the PMTL
+    paper, whose published code has lambda = 1.
 
     Args:
       head: names of the weights that clients tune.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
     """
     tuned = build_dp_fed_avg_ft(
         head=head,

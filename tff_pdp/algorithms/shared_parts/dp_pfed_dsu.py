@@ -1,11 +1,11 @@
-"""DP-pFedDSU: a shared body of which only weights of large magnitude are used and updated, and heads of clients' own.
+"""DP-pFedDSU: a shared body that uses and updates only its weights of large magnitude, and a head per client.
 
-As CENTAUR, with two additions (named after the paper's): the body's last layers are seen through a mask of their
-largest weights while they are trained (reparameterised training), and a penalty draws the length of the update towards
-the clip norm (adaptive norm regularisation).
+The method is CENTAUR with two additions, named as in the paper. While the body's last layers are trained, a mask leaves
+only their largest weights (reparameterised training). A penalty draws the update's norm towards the clip norm (adaptive
+norm regularisation).
 
-The paper has each client mask its upload, noise included, by its own final weights. Which coordinates are masked is
-then a function of the client's data that nothing protects: `mask_source="paper_client_mask"`, for comparison alone.
+In the paper each client masks its upload, noise included, by its own final weights. The mask is then a function of the
+client's data that nothing protects: `mask_source="paper_client_mask"` is for comparison alone.
 """
 
 import dataclasses
@@ -26,20 +26,20 @@ from tff_pdp.settings import Count, NotNegative, Positive
 
 
 def masked_names(body: Weights, sparse_layers: int) -> list[str]:
-    """Names of the kernels of the body's last layers, counted from its end; other weights are never masked."""
+    """Returns the names of the kernels of the body's last `sparse_layers` layers; other weights are never masked."""
     kernels = [name for name, value in body.items() if len(value.shape) >= 2]
     return kernels[len(kernels) - min(sparse_layers, len(kernels)) :]
 
 
 def magnitude_masks(body: Weights, names: Sequence[str], sparsity: float) -> Weights:
-    """Ones where a weight is among the share `sparsity` of largest magnitude in its tensor, zeros elsewhere.
+    """Returns masks by name: ones for the share `sparsity` of largest magnitude in each tensor, zeros for the rest.
 
-    Equal magnitudes at the border are all in. Weights without a name in `names` have ones everywhere.
+    Weights as large as the smallest kept weight are all kept. Tensors that are not in `names` have ones everywhere.
 
     Args:
-      body: by name, float32.
-      names: of the masked ones.
-      sparsity: in (0, 1], the share that is kept.
+      body: weights by name, float32.
+      names: names of the masked weights.
+      sparsity: share of a tensor's weights that is kept, in (0, 1].
     """
 
     def mask(name: str, value: tf.Tensor) -> tf.Tensor:
@@ -54,7 +54,7 @@ def magnitude_masks(body: Weights, names: Sequence[str], sparsity: float) -> Wei
 
 
 def mask_size(masks: Weights) -> int:
-    """How many weights the masks keep."""
+    """Returns the number of weights that the masks keep."""
     return sum(int(np.sum(np.asarray(mask))) for mask in masks.values())
 
 
@@ -85,28 +85,29 @@ def build_dp_pfed_dsu(
     """Builds DP-pFedDSU. Server state: weights, optimizer. Client state: its head. Released: the body's masked update,
     averaged.
 
-    The mask is there while the body is trained, which is all that the paper defines it for; heads are tuned on the
-    whole body, and models use it.
+    The mask applies while the body is trained; the paper defines it for nothing else. Heads are tuned on the unmasked
+    body, which clients' models use, too.
 
-    Guarantee: with `mask_source` `server` the mask is a function of the shared body, so of earlier releases, and the
-      same for all clients; with `client` a client masks what it computes with, and releases a dense update.
-    Assumes: what is released is clipped and noised on all coordinates, as a user-level plan does.
+    Guarantee: with `mask_source` `server` the mask is a function of the shared body, that is, of earlier releases, and
+      the same for all clients; with `client` a client masks the weights it computes with, but releases a dense update.
+    Assumes: releases are clipped and noised on all coordinates, as in a user-level plan.
 
     Args:
       head: names of the weights that clients keep.
       sparsity: share of a masked layer's weights that is kept.
-      sparse_layers: how many layers are masked, from the body's end; of each the kernel.
+      sparse_layers: number of layers, counted back from the end of the body, whose kernels are masked.
       mask_source: `server` masks by the shared body at the start of a round, `client` by the client's own weights at
-        every step; `paper_client_mask` as the paper, which protects nobody.
-      mask_gradient: `straight_through` lets the gradient by a masked weight change it; `masked` freezes it. With
-        `mask_source` `server` it makes no difference: what the mask leaves out is neither seen nor released.
-      norm_weight: of the penalty, lambda; 0 for none.
-      norm_target: the norm that the penalty draws the update to: the clip norm.
-      norm_penalty: `absolute` draws from both sides, `hinge` only from above.
-      local_momentum: of a client's steps on the body.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+        every step. `paper_client_mask` masks the noised upload by the client's final weights, as the paper does; this
+        protects nobody.
+      mask_gradient: `straight_through` still updates masked weights by their gradients, `masked` leaves them unchanged.
+        With `mask_source: server` the two give the same result.
+      norm_weight: weight of the norm penalty, lambda; 0 for no penalty.
+      norm_target: norm that the penalty draws the update towards; set it to `privacy.clip_norm`.
+      norm_penalty: `absolute` penalises norms above and below the target, `hinge` only those above.
+      local_momentum: momentum of a client's steps on the body.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
 
     Raises:
       ConfigError: a value is out of range.
@@ -150,7 +151,7 @@ def build_dp_pfed_dsu(
         return map_weights(tf.multiply, moved, masks_of(start if mask_source == "server" else trained))
 
     def receive(body: Weights, update: Weights) -> Weights:
-        # Noise outside the mask says nothing of anyone: this is post-processing.
+        # The mask follows from earlier releases, so masking the noised update is post-processing.
         return map_weights(tf.multiply, update, masks_of(body)) if mask_source == "server" else update
 
     algorithm = build_partial_sharing(

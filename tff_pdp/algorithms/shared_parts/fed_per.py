@@ -1,5 +1,5 @@
-"""FedPer: a shared body, and a head of every client's own, trained together (Arivazhagan et al., "Federated Learning
-with Personalization Layers", arXiv:1912.00818, 2019).
+"""FedPer: a shared body and a head per client, trained together (Arivazhagan et al., "Federated Learning with
+Personalization Layers", arXiv:1912.00818, 2019).
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ def build_fed_per(
 
     Args:
       head: names of the weights that clients keep.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
     """
 
     def train(weights, data, grad_fn, hparams):

@@ -1,8 +1,8 @@
-"""PP-SGD: a shared model, and what every client adds to its head (Bietti et al., "Personalization Improves
+"""PP-SGD: a shared model, and a personal addition to its head per client (Bietti et al., "Personalization Improves
 Privacy-Accuracy Tradeoffs in Federated Learning", ICML 2022).
 
-A client predicts with the head `w_h + theta_u`. Each step takes the gradient at one point, for the shared weights w and
-for its own part theta_u together; only the movement of w is released.
+A client predicts with the head `w_h + theta_u`. Each step takes one gradient by the shared weights w and by the
+client's own part theta_u together; only the movement of w is released.
 """
 
 import collections
@@ -29,14 +29,13 @@ def build_pp_sgd(
     server_momentum: Momentum = 0.9,
 ) -> Algorithm:
     """Builds PP-SGD. Server state: weights, optimizer. Client state: its own part of the head. Released: the shared
-    weights' update, averaged. `personal_rate` is the learning rate of the own part over that of the shared weights;
-    with 0 this is DP-FedAvg.
+    weights' update, averaged. With a `personal_rate` of 0 the method is DP-FedAvg.
 
     Args:
       head: names of the weights that clients add to.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
     """
     optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
 
@@ -74,7 +73,7 @@ def build_pp_sgd(
         title="PP-SGD",
         hparams={
             **LOCAL_TRAINING,
-            "personal_rate": HParam(1.0, "learning rate of a client's own part, over that of the shared weights", "α"),
+            "personal_rate": HParam(1.0, "learning rate of a client's own part, divided by `learning_rate`", "α"),
             "head_learning_rate": HEAD_LEARNING_RATE,
             "adapt_steps": ADAPT_STEPS,
         },

@@ -1,13 +1,13 @@
-"""UDP-Alg and pFedHN: a hypernetwork makes every client's model from a descriptor of its own.
+"""UDP-Alg and pFedHN: a hypernetwork makes every client's model from the client's descriptor.
 
 UDP-Alg has user-level privacy (Scott et al., "Differentially Private Hypernetwork-based Federated Learning",
 HyperNetFL). Without privacy it is pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML
 2021), whose steps are the same.
 
-Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) of its descriptor v, takes
-local steps to theta', and releases the change of phi that goes in the direction of theta' - theta: the transposed
-Jacobian times it. Its descriptor moves in the same direction and never leaves it: it is a function of raw data, and so
-is the model made of it, which post-processing of phi alone does not cover.
+Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) from its descriptor v,
+takes local steps to theta', and releases the matching change of phi: the transposed Jacobian by phi, times theta' -
+theta. Its descriptor moves by the transposed Jacobian by v, times the same difference, and never leaves the client. The
+descriptor is a function of raw data, and so is the model made from it: post-processing of phi alone covers neither.
 """
 
 import dataclasses
@@ -42,30 +42,30 @@ def build_udp_hypernet(
 ) -> Algorithm:
     """Builds UDP-Alg. Server state: phi, optimizer. Client state: its descriptor. Released: phi's update, averaged.
 
-    Guarantee: only the update of phi leaves a client. A user-level plan makes phi private for every user, and a
-      client's model for all others (joint DP).
-    Assumes: what is released is clipped and noised, as a user-level plan does.
+    Guarantee: only the update of phi leaves a client. Under a user-level plan phi is private for every user, and a
+      client's model is private for all other users (joint DP).
+    Assumes: releases are clipped and noised, as in a user-level plan.
 
     Args:
-      descriptor_size: values of a descriptor.
-      hidden_units: of the hypernetwork's hidden layers.
-      head_scale: how far the first models are from the target model's own initial weights.
-      hypernet_seed: of the initial parameters and descriptor, which are public.
+      descriptor_size: number of values in a descriptor.
+      hidden_units: number of units of each hidden layer of the hypernetwork.
+      head_scale: distance of the first models from the target model's own initial weights, as a share of their size.
+      hypernet_seed: seed of the initial parameters and descriptor, which are public.
       fine_tune: let clients take `adapt_steps` local steps from their model before they use it.
-      paper_server_descriptors: as the paper, where the server keeps the descriptors. The same is computed; what may be
-        claimed of it is less.
-      server_optimizer: `sgd`, `momentum` or `adam`.
-      server_learning_rate: of the server.
-      server_momentum: of `momentum` and `adam`.
+      paper_server_descriptors: assume, as the paper does, that the server keeps the descriptors: the computation is
+        the same, the claim is weaker.
+      server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
+      server_learning_rate: learning rate of the server's optimizer.
+      server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
 
     Raises:
-      ConfigError: a size is not positive, a value out of range, or descriptors would make no difference.
+      ConfigError: a size is not positive, a value is out of range, or the initial models ignore the descriptor.
     """
     hypernetwork = Hypernetwork(descriptor_size, tuple(hidden_units), hypernet_seed, head_scale)
     if not hypernetwork.starts_alive():
         raise ConfigError(
-            f"hypernet_seed {hypernet_seed}: no unit of the last of hidden_units {list(hidden_units)} is active at the "
-            "start, so that descriptors would make no difference; take another seed, or more units"
+            f"hypernet_seed {hypernet_seed} with hidden_units {list(hidden_units)}: no unit of the last hidden layer "
+            "is active at the start, so descriptors would make no difference; take another seed, or more units"
         )
     optimizer = build_server_optimizer(server_optimizer, server_learning_rate, server_momentum)
 
@@ -94,12 +94,16 @@ def build_udp_hypernet(
         return {"parameters": parameters, "optimizer": optimizer.init(parameters)}
 
     def global_model(state):
-        # Of the descriptor that everyone starts from, which is public.
+        # From the public descriptor that every client starts from.
         return hypernetwork.generate(state["parameters"], hypernetwork.init_descriptor())
 
     hparams = {
         **LOCAL_TRAINING,
-        "descriptor_learning_rate": HParam(1.0, "how far a descriptor moves, for each unit that the model has moved"),
+        "descriptor_learning_rate": HParam(
+            1.0,
+            "step size of a descriptor: it moves by this times J^T d, with d the change of the model's weights and J "
+            "their Jacobian by the descriptor",
+        ),
     }
     return Algorithm(
         name="udp_hypernet",
@@ -115,7 +119,7 @@ def build_udp_hypernet(
         adapt=adapt if fine_tune else None,
         personalise=(lambda broadcast, adapted: adapted["weights"]) if fine_tune else generate,
         global_model=global_model,
-        # A tuned model is no function of the descriptor.
+        # A tuned model is not a function of the descriptor alone.
         export=Export(served_from_state=not fine_tune),
         claims=Claims(condition=_TRUSTED_SERVER if paper_server_descriptors else ""),
     )
@@ -124,12 +128,12 @@ def build_udp_hypernet(
 def build_hypernet(
     *, descriptor_size: Count = 8, hidden_units: tuple[Count, ...] = (100, 100, 100), head_scale: NotNegative = 0.1
 ) -> Algorithm:
-    """Builds it: `build_udp_hypernet` with a server that adds the mean update as it is.
+    """Builds pFedHN: `udp_hypernet` without privacy, with a server that adds the mean update.
 
     Args:
-      descriptor_size: values of a descriptor.
-      hidden_units: of the hypernetwork's hidden layers.
-      head_scale: how far the first models are from the target model's own initial weights.
+      descriptor_size: number of values in a descriptor.
+      hidden_units: number of units of each hidden layer of the hypernetwork.
+      head_scale: distance of the first models from the target model's own initial weights, as a share of their size.
     """
     return dataclasses.replace(
         build_udp_hypernet(descriptor_size=descriptor_size, hidden_units=hidden_units, head_scale=head_scale),

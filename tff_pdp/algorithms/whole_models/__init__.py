@@ -1,12 +1,12 @@
 """Methods whose clients own a whole model, or share one.
 
 fed_avg: FedAvg
-finetune: everyone alone, from the start or after FedAvg
+finetune: each client alone, from the start or after FedAvg
 mr_mtl: a pull to the mean of all models
-ditto: a shared model, and an own one pulled to it
+ditto: a shared model, and a model per client pulled to it
 mocha: models pulled to each other
-apfl: a shared model, mixed with an own one
-pfedme: a shared model that follows the clients' own, each pulled to it
-fed_nova: FedAvg of updates divided by their numbers of steps
-ifca: models of clusters, and what may follow them
+apfl: a shared model, mixed with a model per client
+pfedme: a shared model, and models per client pulled to it, which it follows
+fed_nova: FedAvg of updates divided by the number of steps
+ifca: a model per cluster, and methods that go on from it
 """

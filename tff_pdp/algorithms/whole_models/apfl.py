@@ -1,9 +1,9 @@
 """APFL (Deng et al., "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020), with a given mixture.
 
-The shared model w is trained by FedAvg. Beside it each client trains weights v of its own, by the gradient at the
-mixture `alpha v + (1 - alpha) w`, which is its model. Both take local steps, so a client touches its data twice as
-often as with FedAvg. The paper takes both gradients of a step on one batch; here each is a release of its own, and has
-a batch of its own. Of the paper's two forms this is the one whose alpha is not learned.
+The shared model w is trained by FedAvg. Each client also trains weights v of its own, by the gradient at the client's
+model, the mixture `alpha v + (1 - alpha) w`. Both take local steps, so a client touches its data twice as often as in
+FedAvg. The paper takes both gradients of a step on one batch; here each gradient is a release of its own, with a batch
+of its own. The paper has two forms; this form does not learn alpha.
 """
 
 import tensorflow as tf
@@ -14,8 +14,8 @@ from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
 
 
 def build_apfl() -> Algorithm:
-    """Builds APFL. Server state: the shared weights. Client state: its own weights, its share of the mixture. Released:
-    the shared update, averaged.
+    """Builds APFL. Server state: the shared weights. Client state: its own weights, and their share in the mixture.
+    Released: the shared update, averaged.
     """
 
     def mix(share, own, shared):
@@ -53,6 +53,6 @@ def build_apfl() -> Algorithm:
         personalise=lambda broadcast, client_state: mix(
             client_state["share"], client_state["weights"], broadcast["weights"]
         ),
-        # A client who comes late would start from the initial weights.
+        # A client that comes late would start from the initial weights.
         needs_everyone=True,
     )

@@ -1,8 +1,8 @@
 """Ditto (Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021).
 
-The shared model is trained by FedAvg, untouched by personalisation. Beside it each client trains weights of its own
-with a pull of strength lambda (`prox_weight`) to the shared ones. Both take local steps, so a client touches its data
-twice as often as with MR-MTL: under the same budget, every gradient carries more noise.
+The shared model is trained by FedAvg, untouched by personalisation. Each client also trains weights of its own with a
+pull of strength lambda (`prox_weight`) to the shared weights. Both take local steps, so a client touches its data twice
+as often as in MR-MTL: under the same budget, every gradient carries more noise.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
@@ -14,7 +14,8 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
     """Builds Ditto. Server state: the shared weights. Client state: its own weights. Released: the shared update.
 
     Args:
-      prox_inside_clip: as the MR-MTL paper's released code; see `Trajectory`.
+      prox_inside_clip: add the pull to each example's gradient before the clip, as the MR-MTL paper's released code
+        does; by default it is added after clip and noise.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
@@ -39,6 +40,6 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
         init_client=lambda broadcast: {"weights": broadcast["weights"]},
         client_update=client_update,
         personalise=lambda broadcast, client_state: client_state["weights"],
-        # A client who comes late would start from the initial weights.
+        # A client that comes late would start from the initial weights.
         needs_everyone=True,
     )

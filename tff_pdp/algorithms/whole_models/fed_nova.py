@@ -2,8 +2,8 @@
 arXiv:2007.07481, NeurIPS 2020).
 
 FedAvg moves towards clients that take many local steps. Here each client releases its update divided by its number of
-steps tau, and the server takes the mean direction times the mean of all tau, in which clients count as they do in the
-direction. This is the paper's method for local steps without momentum or pull.
+steps tau; the server moves by the mean direction times the mean tau. Clients have the same weights in both means. This
+is the paper's method for local steps without momentum or pull.
 """
 
 import tensorflow as tf
@@ -14,8 +14,8 @@ from tff_pdp.algorithms.local_sgd import local_sgd
 
 
 def build_fed_nova() -> Algorithm:
-    """Builds FedNova. Server state: the shared weights. Client state: nothing. Released: the update of a step,
-    averaged. Public: the number of steps.
+    """Builds FedNova. Server state: the shared weights. Client state: nothing. Released: the update divided by the
+    number of steps, averaged. Public: the number of steps.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):

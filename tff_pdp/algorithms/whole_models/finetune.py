@@ -1,8 +1,8 @@
 """Local training, and fine-tuning: FedAvg first, then every client goes on alone from the shared weights.
 
-Local training is the baseline that personalisation has to beat: no bias from other clients, all of the variance of
-little data. Fine-tuning is the next one (Wang et al., "Federated Evaluation of On-device Personalization",
-arXiv:1910.10252): once it has begun, nothing more leaves a client.
+Local training is the baseline that personalisation has to beat: no bias from other clients, but the full variance of
+little data. Fine-tuning (Wang et al., "Federated Evaluation of On-device Personalization", arXiv:1910.10252) is the
+second baseline: once a client fine-tunes, it releases nothing more.
 """
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tff_pdp.settings import Fraction
 
 
 def build_local_only() -> Algorithm:
-    """Builds local training. Server state: the initial weights, never updated. Client state: the client's weights."""
+    """Builds local training. Server state: the initial weights, never updated. Client state: its weights."""
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(client_state["weights"], data, grad_fn, hparams["learning_rate"], hparams["local_steps"])
@@ -36,11 +36,11 @@ def build_local_only() -> Algorithm:
 
 def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algorithm:
     """Builds fine-tuning. Server state: the shared weights and the number of rounds so far. Client state: its weights,
-    and whether it has begun to fine-tune them.
+    and whether it fine-tunes them already. Released: the update, averaged; zeros once clients fine-tune.
 
     Args:
-      rounds: of the whole training.
-      federated_fraction: share of them that train the shared model; fine-tuning takes the rest.
+      rounds: number of rounds of the whole training.
+      federated_fraction: share of the rounds that train the shared model; the rest fine-tune.
     """
     federated_rounds = rounds_of(federated_fraction, rounds)
 
@@ -66,10 +66,10 @@ def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algori
             "weights": map_weights(lambda w, u: w + u, state["weights"], aggregates["update"]),
             "round": state["round"] + 1,
         },
-        # A client that has not fine-tuned, as one that left before, has the shared model.
+        # A client that has not fine-tuned (because it left before) has the shared model.
         personalise=lambda broadcast, client_state: choose(
             client_state["is_own"], client_state["weights"], broadcast["weights"]
         ),
-        # Clients who are not asked in the last rounds would never fine-tune.
+        # Clients that take no part in the last rounds would never fine-tune.
         needs_everyone=True,
     )

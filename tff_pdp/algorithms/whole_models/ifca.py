@@ -1,17 +1,17 @@
 """IFCA, and four methods whose clusters IFCA forms in the first rounds.
 
 IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) selects privately here.
-Every client selects its cluster anew in every round. Selection reads all of a client's examples, so no sampling makes
-it cheaper: over a whole training it can cost more than the gradients.
+Every client selects its cluster anew in every round. Selection reads all of a client's examples, so no sampling lowers
+its cost: over a whole training it can cost more than the gradients.
 
 The methods named `ifca_...` select in the first rounds only, and train a cluster's model as IFCA does (Liu et al.,
-NeurIPS 2022, section 4, algorithm 2 and appendix C). From then on they go on with FedAvg in each cluster
-(`ifca_fed_avg`), or every client alone from its cluster's model: by local training (`ifca_local`) or fine-tuning
-(`ifca_finetune`).
+NeurIPS 2022, section 4, algorithm 2 and appendix C). Afterwards `ifca_fed_avg` trains each cluster's model by FedAvg;
+with `ifca_local` each client trains alone from its cluster's model; with `ifca_finetune` it does so after some rounds
+of FedAvg.
 
-With `ifca_mr_mtl` each client has weights of its own after the first rounds, trained with a pull to the mean of its
-cluster. (Algorithm 2 releases the difference to the cluster's mean all along; for the mean to stay the mean of its
-members it has to be the difference to a client's own weights in the second part, as in MR-MTL.)
+With `ifca_mr_mtl` each client has weights of its own after the first rounds, trained with a pull to its cluster's mean.
+(Algorithm 2 always releases the difference to the cluster's mean. After the first rounds a client here releases the
+difference to its own weights, as in MR-MTL, so that the mean stays the mean of the members.)
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from tff_pdp.settings import Count, Fraction, NotNegative
 
 
 def build_ifca(*, rounds: int, num_clusters: Count = 4, init_stddev: NotNegative = 0.1) -> Algorithm:
-    """Builds IFCA; states and releases as `ifca_finetune`.
+    """Builds IFCA, with the states and releases of `ifca_finetune`.
 
     Args:
-      rounds: of the whole training.
-      num_clusters: how many clusters.
-      init_stddev: how far the clusters' first models lie apart.
+      rounds: number of rounds of the whole training.
+      num_clusters: number of clusters.
+      init_stddev: standard deviation of the noise that sets the clusters' first models apart.
     """
     clustered = build_ifca_fed_avg(
         rounds=rounds, num_clusters=num_clusters, selection_fraction=1.0, init_stddev=init_stddev
@@ -48,13 +48,13 @@ def build_ifca(*, rounds: int, num_clusters: Count = 4, init_stddev: NotNegative
 def build_ifca_fed_avg(
     *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
 ) -> Algorithm:
-    """Builds the method; states and releases as `ifca_finetune`.
+    """Builds IFCA followed by FedAvg in clusters, with the states and releases of `ifca_finetune`.
 
     Args:
-      rounds: of the whole training.
-      num_clusters: how many clusters.
+      rounds: number of rounds of the whole training.
+      num_clusters: number of clusters.
       selection_fraction: share of the rounds, from the first, in which clients select their cluster.
-      init_stddev: how far the clusters' first models lie apart.
+      init_stddev: standard deviation of the noise that sets the clusters' first models apart.
     """
     clustered = build_ifca_finetune(
         rounds=rounds,
@@ -69,13 +69,13 @@ def build_ifca_fed_avg(
 def build_ifca_local(
     *, rounds: int, num_clusters: Count = 4, selection_fraction: Fraction = 0.1, init_stddev: NotNegative = 0.1
 ) -> Algorithm:
-    """Builds the method; states and releases as `ifca_finetune`.
+    """Builds IFCA followed by local training, with the states and releases of `ifca_finetune`.
 
     Args:
-      rounds: of the whole training.
-      num_clusters: how many clusters.
-      selection_fraction: share of the rounds, from the first, in which clients select and train clusters.
-      init_stddev: how far the clusters' first models lie apart.
+      rounds: number of rounds of the whole training.
+      num_clusters: number of clusters.
+      selection_fraction: share of the rounds, from the first, in which clients select and train clusters' models.
+      init_stddev: standard deviation of the noise that sets the clusters' first models apart.
     """
     clustered = build_ifca_finetune(
         rounds=rounds,
@@ -95,19 +95,17 @@ def build_ifca_finetune(
     federated_fraction: Fraction = 0.5,
     init_stddev: NotNegative = 0.1,
 ) -> Algorithm:
-    """Builds the method. Server state: a model for each cluster, the round. Client state: its cluster, its weights, and
-    whether it has begun to train them alone.
-
-    Released: the movement and the membership, each in the place of the client's cluster, as sums; zeros once the
-    federated rounds are over.
+    """Builds IFCA followed by fine-tuning. Server state: each cluster's model, the round. Client state: its cluster,
+    its weights, and whether it trains alone. Released: movement and membership, summed by cluster; zeros once clients
+    train alone.
 
     Args:
-      rounds: of the whole training.
-      num_clusters: how many clusters.
+      rounds: number of rounds of the whole training.
+      num_clusters: number of clusters.
       selection_fraction: share of the rounds, from the first, in which clients select their cluster.
-      federated_fraction: share of the rounds, these included, that train the clusters' models; then every client
-        fine-tunes alone.
-      init_stddev: how far the clusters' first models lie apart.
+      federated_fraction: share of the rounds, selection rounds included, in which the clusters' models are trained;
+        afterwards every client fine-tunes alone.
+      init_stddev: standard deviation of the noise that sets the clusters' first models apart.
     """
     selection_rounds = rounds_of(selection_fraction, rounds)
     federated_rounds = max(selection_rounds, rounds_of(federated_fraction, rounds))
@@ -125,7 +123,7 @@ def build_ifca_finetune(
         return ClientResult(state=state, released=released)
 
     def personalise(broadcast, client_state):
-        # A client that has not trained alone, as one that left before, has its cluster's model.
+        # A client that has not trained alone (because it left before) has its cluster's model.
         shared = centroid_of(broadcast, client_state["cluster"])
         return choose(client_state["is_own"], client_state["weights"], shared)
 
@@ -149,16 +147,16 @@ def build_ifca_mr_mtl(
     init_stddev: NotNegative = 0.1,
     prox_inside_clip: bool = False,
 ) -> Algorithm:
-    """Builds the method. Server state: each cluster's mean, the round. Client state: its cluster and its weights.
-
-    Released: the movement and the membership, each in the place of the client's cluster, as sums.
+    """Builds IFCA followed by MR-MTL. Server state: each cluster's mean, the round. Client state: its cluster and its
+    weights. Released: movement and membership, summed by cluster.
 
     Args:
-      rounds: of the whole training.
-      num_clusters: how many clusters.
+      rounds: number of rounds of the whole training.
+      num_clusters: number of clusters.
       selection_fraction: share of the rounds, from the first, in which clients select their cluster.
-      init_stddev: how far the clusters' first models lie apart.
-      prox_inside_clip: as the paper's released code; see `Trajectory`.
+      init_stddev: standard deviation of the noise that sets the clusters' first models apart.
+      prox_inside_clip: add the pull to each example's gradient before the clip, as the MR-MTL paper's released code
+        does; by default it is added after clip and noise.
     """
     selection_rounds = rounds_of(selection_fraction, rounds)
 

@@ -1,9 +1,9 @@
 """Mocha in its primal form (Smith et al., "Federated Multi-Task Learning", NeurIPS 2017).
 
-Clients' weights are the rows of a matrix W, pulled to each other by `lambda / 2 * tr(W^T Omega W)`. Omega is learned
-beside them: it is the inverse of `Sigma = (W W^T)^(1/2)`, scaled to a mean eigenvalue of one so that lambda means
-about as much as in MR-MTL. The server knows every row, all of them private when they arrive, so what it learns about
-relations costs nothing.
+Clients' weights are the rows of a matrix W, pulled to each other by `lambda / 2 * tr(W^T Omega W)`. Omega, the matrix
+of relations, is learned too: the inverse of `Sigma = (W W^T)^(1/2)`, scaled to a mean eigenvalue of one, so that lambda
+has about the same effect as in MR-MTL. All rows are private when they reach the server, so learning relations from them
+costs nothing.
 """
 
 import tensorflow as tf
@@ -16,19 +16,19 @@ from tff_pdp.settings import Fraction
 
 
 def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covariance: bool = False) -> Algorithm:
-    """Builds Mocha. Server state: W, and the relations `[num_clients, num_clients]`. Client state: its row.
-
-    Released: the client's row.
+    """Builds Mocha. Server state: all clients' weights as the rows of W, and their relations `[num_clients,
+    num_clients]`. Client state: the client's row of W. Released: this row.
 
     Args:
-      num_clients: number of clients, all with a `client_index` of their own.
-      smallest_share: lower bound of Sigma's eigenvalues, relative to their mean, before it is inverted.
-      paper_covariance: put Sigma itself, scaled to trace one, in Omega's place, as the released code of the MR-MTL
-        paper does: similar clients are then pushed apart instead of pulled together.
+      num_clients: number of clients, each with a `client_index` of its own.
+      smallest_share: lower bound of the eigenvalues of Sigma = (W W^T)^(1/2), relative to their mean, before Sigma is
+        inverted.
+      paper_covariance: use Sigma, scaled to trace one, instead of its inverse, as the MR-MTL paper's released code
+        does; similar clients are then pushed apart.
     """
 
     def pull_of_others(broadcast, index):
-        """The weights the others pull to, and how strongly: the term's gradient is `strength * (w - anchor)`."""
+        """Returns the anchor of the others' pull, and its strength: the gradient is `strength * (w - anchor)`."""
         strengths = tf.gather(broadcast["relations"], index)
         own = tf.gather(strengths, index)
         others = strengths * (1.0 - tf.one_hot(index, num_clients))
@@ -81,7 +81,7 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
 
 
 def relations_between(rows: Weights, smallest_share: float, paper_covariance: bool) -> tf.Tensor:
-    """The regulariser's matrix, from weights with a leading axis of clients: float32 `[clients, clients]`."""
+    """Returns the matrix of relations, float32 `[clients, clients]`, from weights with a leading axis of clients."""
     matrix = tf.concat([tf.reshape(value, [value.shape[0], -1]) for value in rows.values()], axis=1)
     eigenvalues, eigenvectors = tf.linalg.eigh(tf.matmul(matrix, matrix, transpose_b=True))
     # Rounding makes zeros slightly negative; all are zero where every weight is.

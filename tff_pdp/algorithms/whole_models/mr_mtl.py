@@ -14,10 +14,11 @@ from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 
 
 def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
-    """Builds MR-MTL. Server state: the mean. Client state: the client's weights. Released: its movement, averaged.
+    """Builds MR-MTL. Server state: the mean. Client state: its weights. Released: the client's movement, averaged.
 
     Args:
-      prox_inside_clip: as the paper's released code; see `Trajectory`.
+      prox_inside_clip: add the pull to each example's gradient before the clip, as the paper's released code does; by
+        default it is added after clip and noise.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
@@ -40,14 +41,14 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
                 1.0,
                 "the mean",
                 is_auto=not prox_inside_clip,
-                not_auto="prox_inside_clip leaves of the pull what the clip does, and nobody knows how much",
+                not_auto="with prox_inside_clip the clip shortens the pull by an unknown factor",
             ),
         },
         released={"movement": "mean"},
         data_passes=1,
         init_server=lambda weights: {"mean": weights},
         broadcast=lambda state: {"mean": state["mean"]},
-        # Everyone starts at the mean, so that the server's running mean is the mean of the clients' weights.
+        # Every client starts at the mean, so that the server's running mean is the mean of the clients' weights.
         init_client=lambda broadcast: {"weights": broadcast["mean"]},
         client_update=client_update,
         server_update=lambda state, aggregates: {
@@ -55,7 +56,7 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
         },
         personalise=lambda broadcast, client_state: client_state["weights"],
         global_model=lambda state: state["mean"],
-        # The mean moves by the mean movement: it is that of all weights only where all move.
+        # The server's mean moves by the mean movement: it stays the mean of all weights only if all clients move.
         needs_everyone=True,
         hook=AutoProx,
     )

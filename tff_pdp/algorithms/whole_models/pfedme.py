@@ -1,15 +1,15 @@
 """pFedMe (Dinh et al., "Personalized Federated Learning with Moreau Envelopes", arXiv:2006.08848, NeurIPS 2020).
 
 In each of R local steps a client takes K gradient steps of its own model theta, with a pull of strength lambda to its
-local copy w of the shared model, and moves w by `eta lambda (w - theta)`: a gradient step on the Moreau envelope of its
-loss. The K steps of the paper share a batch. Here each is a release of its own, and has a batch of its own: a round
-costs R times K of them. As in the released code, theta goes on from where the last local step left it.
+local copy w of the shared model, and moves w by `-eta lambda (w - theta)`: a gradient step on the Moreau envelope of
+its loss. In the paper the K steps share a batch. Here each of the R times K gradients of a round is a release of its
+own, with a batch of its own. As in the released code, theta goes on from where the last local step left it.
 """
 
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
-from tff_pdp.algorithms.hyper_parameters import LEARNING_RATE, HParam, Steps, prox_weight
+from tff_pdp.algorithms.hyper_parameters import HParam, Steps, prox_weight
 from tff_pdp.algorithms.local_sgd import Trajectory, local_sgd
 from tff_pdp.settings import Positive
 
@@ -19,7 +19,7 @@ def build_pfedme(*, server_rate: Positive = 1.0) -> Algorithm:
     averaged.
 
     Args:
-      server_rate: beta, how much of the mean update the server takes.
+      server_rate: beta, factor of the mean update at the server.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
@@ -44,10 +44,10 @@ def build_pfedme(*, server_rate: Positive = 1.0) -> Algorithm:
         name="pfedme",
         title="pFedMe",
         hparams={
-            "learning_rate": LEARNING_RATE,
+            "learning_rate": HParam(0.1, "learning rate of a client's own weights", "η_θ", "weight² per loss"),
             "outer_learning_rate": HParam(0.5, "learning rate of the shared weights", "η", "weight² per loss"),
             "local_steps": Steps(1, "steps of the shared weights in a client's round", "R", factors=("inner_steps",)),
-            "inner_steps": Steps(5, "steps of a client's own weights in each of them", "K"),
+            "inner_steps": Steps(5, "steps of a client's own weights in each local step", "K"),
             "prox_weight": prox_weight(1.0),
         },
         released={"update": "mean"},
@@ -58,6 +58,6 @@ def build_pfedme(*, server_rate: Positive = 1.0) -> Algorithm:
             "weights": map_weights(lambda w, u: w + server_rate * u, state["weights"], aggregates["update"])
         },
         personalise=lambda broadcast, client_state: client_state["weights"],
-        # A client who is not asked would keep the initial weights.
+        # A client that never takes part would keep the initial weights.
         needs_everyone=True,
     )

@@ -1,12 +1,12 @@
-"""The engine of this process: program, steps, execution, in this order.
+"""The engine inside this process: a computation becomes a program, then steps, which are executed.
 
 graphs: graphs imported into the function being traced
 evaluation: building blocks evaluated while tracing
-program: a computation as steps, and its name across processes
-stacked: graphs for one client, called for a stack
+program: a computation as levels of statements, and its name across processes
+stacked: graphs for one client, called for a stack of clients
 steps: the TensorFlow functions of one level
-clients: which clients one call computes, on which thread
-aggregations: zero, accumulate, merge, report
+clients: division of clients into calls and threads
+aggregations: sums over clients: zero, accumulate, merge, report
 execution: runs a program
-engine: the engine, and TFF's way into it
+engine: the engine, as a TFF context
 """

@@ -1,4 +1,4 @@
-"""Combines values of clients into one: sums that start at the server, take in clients, and are finished."""
+"""Aggregates clients' values in sums: sums start at the server, clients are added, and the server finishes them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,18 +32,18 @@ _SUMS = {
 
 
 def specs(statement: Statement) -> list[tf.TensorSpec]:
-    """Returns shapes and dtypes of an aggregation's sums between two clients."""
+    """Returns shapes and dtypes of an aggregation's sums."""
     if statement.uri == "federated_aggregate":
         return structures.leaf_specs(_accumulate(statement).type_signature.result)
     found = structures.leaf_specs(statement.value_type)
     if statement.uri == "federated_weighted_mean":
         found = [*found, *structures.leaf_specs(without_placement(statement.value.argument[1].type_signature))]
-    # A sum over values of open shape starts from a scalar.
+    # A sum over values of unknown shape starts from a scalar.
     return [spec if spec.shape.is_fully_defined() else tf.TensorSpec(_ANY_SHAPE, spec.dtype) for spec in found]
 
 
 def start(statement: Statement, evaluator: Evaluator) -> Leaves:
-    """Returns the sums before any client."""
+    """Returns the sums over no clients."""
     if statement.uri == "federated_aggregate":
         zero = statement.value.argument[1]
         return structures.flatten(evaluator.evaluate(zero), _accumulate(statement).type_signature.result)
@@ -57,7 +57,7 @@ def start(statement: Statement, evaluator: Evaluator) -> Leaves:
 
 
 def add(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
-    """Adds one more client to the sums, or a stack of so many."""
+    """Adds to the sums one client or, if `num_clients` is given, a stack of `num_clients` clients."""
     if statement.uri == "federated_aggregate":
         columns = _leaves_of(statement.value.argument[0], evaluator, num_clients)
         if num_clients is None:
@@ -81,7 +81,7 @@ def merge(statement: Statement, first: Leaves, second: Leaves) -> Leaves:
 
 
 def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator: Evaluator) -> Any:
-    """Makes the value at the server of the sums over all clients."""
+    """Returns the value at the server, from the sums over all clients."""
     if statement.uri == "federated_aggregate":
         total = structures.unflatten(sums, _accumulate(statement).type_signature.result)
         return evaluator.call(statement.value.argument[4], total)
@@ -108,7 +108,7 @@ def _values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor |
 
 
 def _leaves_of(expression: Any, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
-    """Returns the leaves of an expression's value at one client, or stacked."""
+    """Returns the leaves of an expression's value at one client, or stacked over `num_clients` clients."""
     leaves = structures.flatten(evaluator.evaluate(expression), without_placement(expression.type_signature))
     return leaves if num_clients is None else [stack(leaf, num_clients) for leaf in leaves]
 

@@ -1,8 +1,8 @@
-"""Divides a step over all clients: which of them one call computes, which lane makes the call, and with what results.
+"""Divides a step over all clients into calls on lanes, and collects the results.
 
-Lanes are threads that compute clients side by side. One client's operations seldom keep more than a core busy, as they
-wait for each other; two clients' do. Stacks of clients have large operations and one lane: to split a stack has been
-measured to cost time.
+Lanes are threads that compute clients side by side. One client's operations wait for each other and seldom keep more
+than one core busy, so several clients run at once. Stacks of clients have large operations and one lane: measurements
+show that splitting a stack costs time.
 """
 
 import concurrent.futures
@@ -23,12 +23,12 @@ from tff_pdp.engines.inprocess.steps import Step
 from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
-# Each lane has sums of its own. Their number decides how sums round, so it does not depend on the machine.
+# Each lane has its own sums. The number of lanes decides how sums round, so the number is the same on all machines.
 NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device: as many at a time as there are cores, or one on an accelerator."""
+    """Runs functions on one device: on a CPU one per core at a time, on an accelerator one at a time."""
 
     def __init__(self, device: str):
         self._device = device
@@ -36,7 +36,7 @@ class Lanes:
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def run(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
-        """Returns the functions' results in their order; raises what the first of them to fail raises."""
+        """Returns the results in the order of the functions; raises the error of the first function that failed."""
         if len(functions) == 1 or self._num_threads == 1:
             return [function() for function in functions]
         if self._threads is None:
@@ -62,15 +62,15 @@ Mode = Literal["loop", "vectorized"]
 
 
 def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[np.ndarray]]:
-    """Decides which clients are computed together, and arranges all values like this.
+    """Decides which clients are computed together, and arranges all values in these groups.
 
     Args:
-      own: clients' values by name, which no one else arranges meanwhile.
-      mode: how clients are computed.
-      clients_per_call: the most clients computed at a time.
+      own: clients' values by name, which no other thread may arrange meanwhile.
+      mode: one by one, or as stacks.
+      clients_per_call: largest number of clients that are computed at a time.
 
     Returns:
-      For each lane the clients of its calls in turn, int64 `[clients]` each; empty where there are no clients.
+      For each lane a list of calls, each call as the int64 `[clients]` indices of its clients; empty without clients.
 
     Raises:
       CannotStack: the mode stacks clients, and a value holds a data set.
@@ -84,7 +84,7 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
         most_lanes = min(NUM_LANES, clients_per_call)
     else:
         chunks, most_lanes = _stack_by_shapes(own, clients_per_call), 1
-    # Which lane a chunk is in is fixed, and so is the order of all sums: a repeated round has the same bits.
+    # Each chunk has a fixed lane, so the order of all sums is fixed: a repeated round has the same bits.
     num_lanes = min(most_lanes, len(chunks))
     return [chunks[lane::num_lanes] for lane in range(num_lanes)]
 
@@ -105,13 +105,13 @@ def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """A client step with the values it takes.
+    """A client step with the values that it takes.
 
     Attributes:
-      step: traced for the mode.
-      mode: how clients are computed.
-      types: of values by name.
-      shared: leaves of what all clients share, as the step takes them.
+      step: step, traced for the mode.
+      mode: one by one, or as stacks.
+      types: types of values, by name.
+      shared: leaves of the values that all clients share, in the order of the step's inputs.
       clients: clients' values by name, arranged for the mode.
     """
 
@@ -122,7 +122,7 @@ class ClientWork:
     clients: Mapping[str, ClientValues]
 
     def run(self, chunks: Sequence[np.ndarray], sums: Leaves) -> tuple[dict[str, list[ClientGroup]], Leaves]:
-        """Computes chunks of clients in turn, and adds them to sums.
+        """Computes chunks of clients one after the other, and adds their values to the sums.
 
         Returns:
           The clients' new values by name, and the sums.
@@ -149,13 +149,13 @@ class ClientWork:
         for group in values.groups:
             if np.array_equal(group.indices, chunk):
                 return group.leaves
-        raise EngineError("clients' values are not arranged as the call needs them")
+        raise EngineError("clients' values are not arranged in the groups that this call computes")
 
     def _call(self, inputs: Leaves) -> Leaves:
         try:
             return self.step.function(inputs)
         except tf.errors.InvalidArgumentError as error:
-            # `tf.vectorized_map` stacks in the end whatever it computes client by client.
+            # `tf.vectorized_map` stacks all results in the end, also those that it computes client by client.
             if self.mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
-                raise CannotStack("its results have different shapes at different clients") from error
+                raise CannotStack("the computation's results have different shapes at different clients") from error
             raise

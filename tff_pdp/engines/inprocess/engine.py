@@ -1,4 +1,4 @@
-"""The engine of this process: runs TFF computations on the device asked for."""
+"""The engine inside this process, which runs TFF computations on a chosen device."""
 
 import collections
 import contextlib
@@ -24,13 +24,13 @@ _CLIENTS_PER_CALL = 256
 
 
 class InProcessEngine(_tff.SyncContext):
-    """Executes computations in this process, one at a time, from whichever thread calls.
+    """Executes computations in this process, one at a time, in the calling thread.
 
-    Values at the server come back as tensors, and values at clients as `ClientValues`; both stay on the device, and
-    going back into the next round they are not copied.
+    Results at the server are tensors, results at clients are `ClientValues`. Both stay on the device, and are not
+    copied when they are passed to the next round.
 
     Attributes:
-      choices: how the clients of each computation are computed, where `auto` has chosen.
+      choices: choices of `auto` by fingerprint of the computation: one by one, or as stacks.
     """
 
     name = "inprocess"
@@ -47,11 +47,11 @@ class InProcessEngine(_tff.SyncContext):
 
         Args:
           device: `cpu`, `gpu`, `gpu:N` or `auto`.
-          client_parallelism: `loop` calls once for each client, on several cores; `vectorized` once for clients of
-            equal shapes, and falls back to the loop where a computation cannot be stacked; `auto` times both at the
-            first call of each computation and keeps the faster.
-          clients_per_call: the most clients computed at a time; memory grows with it.
-          choices: earlier choices of `auto`, by computation, for a run that is resumed. Added to.
+          client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
+            clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
+            the first call of each computation and keeps the faster.
+          clients_per_call: largest number of clients that are computed at a time; memory grows with this number.
+          choices: earlier choices of `auto`, by fingerprint, for a resumed run; the engine adds its new choices.
 
         Raises:
           EngineError: the device is absent.
@@ -67,7 +67,7 @@ class InProcessEngine(_tff.SyncContext):
 
     @property
     def device(self) -> str:
-        """The device it computes on: `cpu` or `gpu:N`."""
+        """Device that the engine computes on: `cpu` or `gpu:N`."""
         return self._device.removeprefix("/").lower().replace("cpu:0", "cpu")
 
     @contextlib.contextmanager
@@ -78,7 +78,7 @@ class InProcessEngine(_tff.SyncContext):
             yield self
 
     def close(self) -> None:
-        """Forgets all compiled computations; calling it again does nothing."""
+        """Forgets all compiled computations; a second call does nothing."""
         with self._invocation:
             self._closed = True
             self._programs.clear()
@@ -96,8 +96,8 @@ class InProcessEngine(_tff.SyncContext):
           `ClientValues`.
 
         Raises:
-          EngineError: the computation holds something this engine does not run.
-          TypeError: an argument is of another type.
+          EngineError: the engine is closed, or does not support a part of the computation.
+          TypeError: an argument has another type.
           tf.errors.OpError: the computation itself fails.
         """
         with self._invocation, tf.device(self._device):
@@ -109,13 +109,13 @@ class InProcessEngine(_tff.SyncContext):
             try:
                 return program.run(shared, own, program.mode or "loop", self._clients_per_call)
             except CannotStack as error:
-                # As text: handlers may keep records, and the error the graphs that were being traced.
+                # As text: handlers may keep records, and the error object would keep traced graphs alive.
                 _logger.warning("clients are computed one by one, because %s", str(error))
                 program.mode = self.choices[program.fingerprint] = "loop"
                 return program.run(shared, own, "loop", self._clients_per_call)
 
     def _load(self, computation: Any) -> LoadedProgram:
-        # TFF's computations hash by serialising themselves; the program keeps its computation alive, and its id unique.
+        # A TFF computation's hash serialises it, so the key is the id; the program keeps the computation and its id.
         key = id(computation)
         if key not in self._programs:
             self._programs[key] = LoadedProgram(computation, self._lanes)
@@ -125,11 +125,11 @@ class InProcessEngine(_tff.SyncContext):
         return self._programs[key]
 
     def _choose_mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode | None:
-        """Chooses how clients are computed from now on; None where this call cannot tell."""
+        """Chooses the mode for further calls; None if this call has no clients to time."""
         have_work = any(level.clients or level.aggregations for level in program.program.levels)
         if not have_work or not own or not len(next(iter(own.values()))):
             return None
-        # A fingerprint takes reading all graphs, which few engines have a use for.
+        # A fingerprint needs all graphs to be read, so it is computed only when it is used.
         if self.choices and program.fingerprint in self.choices:
             return self.choices[program.fingerprint]
         if self._parallelism != "auto":

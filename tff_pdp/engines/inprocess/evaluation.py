@@ -19,10 +19,10 @@ CallGraph = Callable[[Graph, list[Any]], list[Any]]
 
 
 class Evaluator:
-    """Evaluates expressions and applies functions, with one way to call a graph.
+    """Evaluates expressions and applies functions; `call_graph` decides how graphs are called.
 
     Attributes:
-      environment: values by name: `Struct`s of leaves.
+      environment: values by name, each a `Struct` of leaves, or a leaf.
     """
 
     def __init__(self, environment: Mapping[str, Any], call_graph: CallGraph = lambda graph, inputs: graph(inputs)):
@@ -33,7 +33,7 @@ class Evaluator:
         """Evaluates an expression.
 
         Raises:
-          EngineError: the expression holds an intrinsic this engine does not run; the message names the intrinsic.
+          EngineError: the expression has an intrinsic that this engine does not support; the message names it.
         """
         match block:
             case _tff.Reference():
@@ -70,7 +70,7 @@ class Evaluator:
         """Calls a function on a value.
 
         Raises:
-          EngineError: the function is not one that can be called here.
+          EngineError: the function is neither a lambda nor a compiled computation.
         """
         if isinstance(function, _tff.Lambda):
             bound = {} if function.parameter_name is None else {function.parameter_name: argument}
@@ -86,10 +86,10 @@ class Evaluator:
 
 
 def unsupported(intrinsic: Any) -> EngineError:
-    """Builds the error for an intrinsic that this engine does not run."""
+    """Builds the error for an intrinsic that this engine does not support."""
     return EngineError(
         f"The in-process engine does not support the intrinsic {intrinsic.uri!r} "
-        f"({intrinsic.type_signature.compact_representation()}); the engine 'native' may."
+        f"({intrinsic.type_signature.compact_representation()}); try the engine 'native'."
     )
 
 
@@ -98,7 +98,7 @@ def _sequence_map(evaluator: Evaluator, argument: Any) -> tf.Tensor:
     elements = _dataset(evaluator.evaluate(sequence), sequence.type_signature.element)
 
     def mapped(*members: Any) -> Any:
-        # A data set of tuples spreads them over the arguments.
+        # A data set of tuples passes a tuple's members as separate arguments.
         is_spread = isinstance(elements.element_spec, tuple)
         value = _element(members if is_spread else members[0], function.type_signature.parameter)
         return _tff.to_container(evaluator.call(function, value), function.type_signature.result)

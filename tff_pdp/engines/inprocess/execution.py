@@ -1,4 +1,4 @@
-"""Runs a lowered computation: the server's steps on one value, the clients' steps on all of them in turn."""
+"""Runs a lowered computation, level by level: the server's step, then the clients' step on all clients."""
 
 import functools
 import logging
@@ -20,23 +20,23 @@ from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.engines.inprocess.steps import Step, Wiring, build_client_step, build_merge_step, build_server_step
 
 _logger = logging.getLogger(__name__)
-# Enough clients to tell the two apart; a first round with more is not much longer for it.
+# Number of clients in a timed trial: enough to compare both modes, and cheap compared with a large first round.
 _TRIAL_CLIENTS = 32
 
 
 class LoadedProgram:
-    """A computation made ready for one device: lowered at once, traced at the first use of each step.
+    """A computation prepared for one device: lowered at once, traced at the first use of each step.
 
     Attributes:
-      computation: the computation itself.
-      mode: how its clients are computed; None until that has been decided.
+      computation: TFF's computation.
+      mode: mode that clients are computed in; None until it is chosen.
     """
 
     def __init__(self, computation: Any, lanes: Lanes):
-        """Lowers the computation; clients run in these lanes.
+        """Lowers the computation; `lanes` will compute the clients.
 
         Raises:
-          EngineError: the computation holds something this engine does not run; the message names it.
+          EngineError: the engine does not support a part of the computation; the message names the part.
         """
         self.computation = computation
         self.mode: Mode | None = None
@@ -51,14 +51,14 @@ class LoadedProgram:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The computation's name across processes."""
+        """Name of the computation across processes."""
         return fingerprint(self.program)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
         """Divides the arguments of a call into leaves at the server and values of clients, by name.
 
         Raises:
-          TypeError: an argument is of another type.
+          TypeError: an argument has another type.
         """
         shared: dict[str, Leaves] = {}
         own: dict[str, ClientValues] = {}
@@ -79,7 +79,7 @@ class LoadedProgram:
                 raise TypeError(f"{where}: expected a list with one value per client, not {type(value).__name__}")
             sizes[where] = len(own[member.name])
         if len(set(sizes.values())) > 1:
-            raise TypeError(f"arguments for different numbers of clients: {sizes}")
+            raise TypeError(f"arguments have different numbers of clients: {sizes}")
         return shared, own
 
     def run(
@@ -89,15 +89,15 @@ class LoadedProgram:
 
         Args:
           shared: leaves by argument name.
-          own: clients' values by argument name, kept from now on as the mode needs them.
-          mode: whether clients are computed one by one or as stacks.
-          clients_per_call: the most clients computed at a time.
+          own: clients' values by argument name; this call arranges them for the mode.
+          mode: one by one, or as stacks.
+          clients_per_call: largest number of clients that are computed at a time.
         """
-        # The caller's objects may be in use by other calls, which arrange them in another way meanwhile.
+        # Other calls may use the caller's objects meanwhile, and arrange them in another way.
         server, clients = dict(shared), {name: values.copy() for name, values in own.items()}
         num_clients = len(next(iter(own.values()))) if own else 0
         lanes = arrange(clients, mode, clients_per_call)
-        for name, values in own.items():  # The next call finds them arranged.
+        for name, values in own.items():  # The next call finds the values arranged.
             values.keep_like(clients[name])
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
@@ -123,7 +123,7 @@ class LoadedProgram:
             vectorized = self._time(shared, few, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.OpError):
-                # Bad data fail here as well, and say nothing about the modes.
+                # If the data are at fault, the loop fails as well, and the error is raised.
                 self.run(shared, few, "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
@@ -181,10 +181,10 @@ class LoadedProgram:
             except (AssertionError, ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
                 if mode == "loop":
                     raise
-                # `tf.vectorized_map` refuses an operation in many ways, and prints whole graphs: the first line names
-                # the operation.
+                # `tf.vectorized_map` refuses an operation with one of many errors, which print whole graphs: the first
+                # line names the operation.
                 lines = str(error).splitlines() or [type(error).__name__]
-                raise CannotStack(f"TensorFlow cannot: {lines[0]}") from error
+                raise CannotStack(f"TensorFlow cannot stack the computation: {lines[0]}") from error
             self._client_steps[number, mode] = step
         return self._client_steps[number, mode]
 
@@ -215,7 +215,7 @@ class LoadedProgram:
 def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
     """Yields the leaves of a result; the values of all clients are one leaf."""
     if isinstance(value, ClientValues):
-        # Inside the program, types have lost their containers.
+        # Types inside the program have no Python containers.
         yield ClientValues(result_type.member, value.groups)
     elif isinstance(result_type, _tff.StructType):
         for index, (_, member) in enumerate(_tff.iter_elements(result_type)):

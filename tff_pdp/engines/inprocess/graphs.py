@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 
 from tff_pdp.errors import EngineError
 
-# The tensors of a value, in the order of its type: so values enter and leave functions.
+# A value's tensors in the order of its type, in which form values enter and leave functions.
 Leaves = list[tf.Tensor]
 
 _CPU_ONLY = re.compile(r"Dataset|Iterator|Table|^(Parse|Decode|Encode|String|Regex|Lookup|As?String)")
@@ -24,7 +24,7 @@ _TABLES = {
     "MutableHashTableOfTensorsV2": "AnonymousMutableHashTableOfTensors",
     "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable",
 }
-# TensorFlow's own name for a variable that is made anew each time its handle is, and goes with it.
+# TensorFlow's name for a variable that is created and destroyed with its handle.
 _ANONYMOUS = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 _step: contextvars.ContextVar[Any] = contextvars.ContextVar("step")
@@ -34,14 +34,14 @@ class Graph:
     """One TensorFlow computation of a TFF computation: a graph with named inputs and outputs.
 
     Attributes:
-      operations: the types of all its operations, those in its functions included.
+      operations: types of all operations of the graph, and of the graph's functions.
     """
 
     def __init__(self, block: Any):
         """Reads the graph.
 
         Raises:
-          EngineError: the computation is not a TensorFlow graph, or it holds a variable that calls would share.
+          EngineError: the computation is not a TensorFlow graph, or has a variable that calls would share.
         """
         kind = block.proto.WhichOneof("computation")
         if kind != "tensorflow":
@@ -80,7 +80,7 @@ def _is_used(name: str, needed: set[str]) -> bool:
 
 
 def _on_cpu_where_needed():
-    """Places data sets, tables and strings on the CPU, which alone has kernels for them."""
+    """Places operations on data sets, tables and strings on the CPU; only the CPU has kernels for them."""
     outer = tf.compat.v1.get_default_graph()
 
     def device(operation: tf.Operation) -> str:
@@ -108,7 +108,7 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tracing(step: Any) -> Iterator[None]:
-    """Forgets functions that graphs bring along inside the `with` block when `step`, a traced graph, is collected."""
+    """Ties functions registered inside the `with` block to `step`, a traced graph: both are deleted together."""
     token = _step.set(step)
     try:
         yield
@@ -117,11 +117,11 @@ def tracing(step: Any) -> Iterator[None]:
 
 
 def _register(functions: Iterable[Any]) -> None:
-    """Makes functions known to the function that is being traced.
+    """Registers functions of a graph for the function that is being traced.
 
-    An import adds the functions to the graph that is traced. The function made of that graph looks for them in the
-    context, whereto TensorFlow copies only functions it has traced itself. The context counts additions, so functions
-    of several steps stay until the last of these steps is collected.
+    An import adds the functions to the traced graph. At run time they are looked up in TensorFlow's context, to which
+    TensorFlow copies only functions that it has traced itself. The context counts registrations, so a function of
+    several steps stays until the last of these steps is deleted.
     """
     eager_context: Any = context.context()
     for function in functions:
@@ -130,10 +130,10 @@ def _register(functions: Iterable[Any]) -> None:
 
 
 def _rename_functions(graph_def: Any) -> None:
-    """Gives the library's functions names of their own.
+    """Gives the library's functions unique names.
 
-    All functions of a process share one name space, and TensorFlow refuses a second definition under a name. Graphs
-    traced from the same Python function in different places carry such names.
+    All functions of a process share one name space, and TensorFlow refuses a second definition of a name. Graphs traced
+    from the same Python function in different places have equal names for different functions.
     """
     library = graph_def.library
     if not library.function:
@@ -167,7 +167,7 @@ def _functions_in(attribute: Any) -> list[Any]:
 
 
 def _run_first(graph_def: Any, operation: str) -> None:
-    """Makes everything that the operation does not itself need wait for it."""
+    """Makes all operations wait for `operation`, except those that it needs."""
     before = _ancestors(graph_def, [operation])
     for node in graph_def.node:
         if node.name not in before and node.op != "Placeholder":
@@ -175,12 +175,12 @@ def _run_first(graph_def: Any, operation: str) -> None:
 
 
 def _keep_needed(graph_def: Any, outputs: Sequence[str]) -> None:
-    """Drops what no output waits for: TFF does not run it, whereas a traced function runs all that has effects."""
+    """Drops nodes that no output waits for: TFF does not run them; a traced function would, if they have effects."""
     needed = _ancestors(graph_def, map(operation_of, outputs))
     kept = [node for node in graph_def.node if node.name in needed]
     for node in kept:
-        # Gradients ask to be placed beside other nodes. There is but one device; nodes that have been dropped are not
-        # found, and `tf.vectorized_map` cannot convert a node that asks for anything.
+        # Gradients ask to be placed with other nodes, some of which have been dropped. There is only one device, and
+        # `tf.vectorized_map` cannot convert a node with such a request.
         node.attr.pop("_class", None)
     del graph_def.node[:]
     graph_def.node.extend(kept)
@@ -205,13 +205,13 @@ def _named_in(attributes: Iterable[Any]) -> Iterator[str]:
 
 
 def _ancestors(graph_def: Any, operations: Iterable[str]) -> set[str]:
-    """Returns the names of these operations and of all that run before them."""
+    """Returns the names of these operations and of all operations that they wait for."""
     nodes = {node.name: node for node in graph_def.node}
     return _reached(operations, lambda name: (operation_of(source) for source in nodes[name].input))
 
 
 def _reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
-    """Returns names, all that follow them, and so on."""
+    """Returns the names in `start`, and all names that `following` reaches from them."""
     found: set[str] = set()
     pending = list(start)
     while pending:
@@ -223,22 +223,22 @@ def _reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) ->
 
 
 def operation_of(source: str) -> str:
-    """Returns the operation that an input of a node names."""
+    """Returns the name of the operation in a node's input, such as `a` in `^a` and in `a:1`."""
     return source.removeprefix("^").partition(":")[0]
 
 
 def _check_variables(graph_def: Any) -> None:
-    """Refuses variables that keep their values from call to call, whatever their names."""
+    """Refuses variables of TensorFlow 1, which keep their values from call to call under any name."""
     for node in _all_nodes(graph_def):
         if node.op in _REFERENCE_VARIABLES:
             raise EngineError(
                 f"The in-process engine does not run {node.op!r} (operation {node.name!r}), a variable of TensorFlow 1 "
-                "that calls would share; write use_resource=True, or tf.Variable."
+                "that calls would share; use tf.Variable, or create the variable with use_resource=True."
             )
 
 
 def _make_resources_anonymous(graph_def: Any) -> None:
-    """Gives every call variables and tables of its own: under a name, calls would find those of earlier calls."""
+    """Gives every call its own variables and tables: with a shared name, a call would find those of earlier calls."""
     for node in _all_nodes(graph_def):
         if node.op == "VarHandleOp":
             node.attr["shared_name"].s = _ANONYMOUS

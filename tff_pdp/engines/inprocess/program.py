@@ -1,10 +1,10 @@
-"""Lowers a computation to steps: the server's, then every client's, then aggregations, and so on in turn.
+"""Lowers a computation to levels, each with the server's statements, every client's statements, and aggregations.
 
-TFF brings a computation into call-dominant form: a list of named calls. Level 0 of the server is what depends on no
-client; level 0 of the clients depends on that; the aggregates of level n are at hand to the server at level n + 1. Each
-level is traced into one TensorFlow function for the server and one for the clients.
+TFF brings a computation into call-dominant form: a list of named calls. The server's statements of level 0 depend on no
+client, the clients' statements of level 0 on the server's; the server can use the aggregates of level n at level n + 1.
+Each level is traced into one TensorFlow function for the server and one for the clients.
 
-`fingerprint` names a computation across processes, in which TensorFlow gives its functions different names.
+`fingerprint` names a computation across processes, in which TensorFlow's names of functions differ.
 """
 
 import dataclasses
@@ -42,9 +42,10 @@ class Statement:
     """One named call.
 
     Attributes:
-      value: the call, a building block.
-      value_type: type of its value, without placement.
-      uses: the names it refers to.
+      name: name of the call's value.
+      value: call, a building block of TFF.
+      value_type: type of the call's value, without placement.
+      uses: names that the call refers to.
     """
 
     name: str
@@ -54,19 +55,19 @@ class Statement:
 
     @property
     def uri(self) -> str | None:
-        """The intrinsic it calls, None for a local computation."""
+        """URI of the intrinsic that the statement calls; None for a local computation."""
         function = getattr(self.value, "function", None)
         return function.uri if isinstance(function, _tff.Intrinsic) else None
 
     @property
     def varies(self) -> bool:
-        """Whether every client has its own value; what is the same for all of them is computed once, at the server."""
+        """Whether every client has its own value; a value that all clients share is computed once, at the server."""
         return self.uri in ON_CLIENTS and not self.value.type_signature.all_equal
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """Statements that wait for no later aggregation: the server's, then the clients'."""
+    """Statements of one level: the server's, then the clients', then the aggregations."""
 
     server: tuple[Statement, ...]
     clients: tuple[Statement, ...]
@@ -78,10 +79,10 @@ class Argument:
     """One member of the computation's parameter: a federated value, or one without placement.
 
     Attributes:
-      path: indices that lead to it from the parameter.
-      name: under which statements find its leaves.
-      value_type: its type without placement.
-      varies: whether every client has its own.
+      path: indices of the member in the parameter, from the outermost.
+      name: name under which statements find the member's leaves.
+      value_type: type of the member, without placement.
+      varies: whether every client has its own value.
     """
 
     path: tuple[int, ...]
@@ -95,12 +96,12 @@ class Program:
     """A lowered computation.
 
     Attributes:
-      parameter: its parameter's name in statements, or None.
-      parameter_type: of the whole parameter.
-      arguments: the parameter's members.
-      levels: in the order they are run.
+      parameter: name of the parameter in statements; None for no parameter.
+      parameter_type: type of the whole parameter.
+      arguments: members of the parameter.
+      levels: levels, in the order in which they are run.
       result: expression of the result.
-      result_type: of the result, with placements.
+      result_type: type of the result, with placements.
     """
 
     parameter: str | None
@@ -115,7 +116,7 @@ def lower(computation: Any) -> Program:
     """Lowers a computation.
 
     Raises:
-      EngineError: the computation holds an intrinsic this engine does not run; the message names the intrinsic.
+      EngineError: the computation has an intrinsic that this engine does not support; the message names it.
     """
     block = _tff.to_call_dominant(_tff.replace_secure_intrinsics(computation).to_building_block())
     signature = computation.type_signature
@@ -123,7 +124,7 @@ def lower(computation: Any) -> Program:
     if isinstance(block, _tff.Lambda):
         parameter, body = block.parameter_name, block.result
     else:
-        # A single TensorFlow computation, in a block of its own or as it is.
+        # A single TensorFlow computation, with or without a block around it.
         parameter = "argument" if signature.parameter is not None else None
         argument = None if parameter is None else _tff.Reference(parameter, signature.parameter)
         body = _tff.to_call_dominant(_tff.Call(block, argument))
@@ -153,7 +154,7 @@ def _statement(name: str, value: Any) -> Statement:
 
 
 def references(block: Any) -> Iterator[str]:
-    """Yields the names an expression refers to; names bound inside the expression are unique, and do no harm."""
+    """Yields the names that an expression refers to, also names bound inside it, which are unique and harmless."""
     if isinstance(block, _tff.Reference):
         yield block.name
     else:
@@ -174,7 +175,7 @@ def _arguments(value_type: Any, path: tuple[int, ...]) -> Iterator[Argument]:
 
 
 def _levels(statements: list[Statement]) -> list[Level]:
-    """Sorts statements into levels; their order stays as it is."""
+    """Divides statements into levels; their order is kept."""
     available: dict[str, int] = {}
     levels: Mapping[int, tuple[list[Statement], list[Statement], list[Statement]]] = {0: ([], [], [])}
     for statement in statements:
@@ -192,7 +193,7 @@ def _levels(statements: list[Statement]) -> list[Level]:
     return [Level(*map(tuple, levels[number])) for number in sorted(levels)]
 
 
-# Attributes that number what a process has made so far; so do those that begin with an underscore.
+# Attributes that depend on what a process has created before, as do attributes that begin with an underscore.
 _NUMBERED = {"config_proto", "container", "debug_name", "metadata", "shared_name", "token"}
 
 
@@ -232,14 +233,14 @@ def _of_block(block: Any) -> str:
 
 
 class _Library:
-    """The functions of a graph, which are known by what they do."""
+    """The functions of a graph, each identified by a digest of its content."""
 
     def __init__(self, library: Any):
         self._functions = {function.signature.name: function for function in library.function}
         self._digests: dict[str, str] = {}
 
     def of_nodes(self, nodes: Any, places: dict[str, str]) -> str:
-        """Returns the digest of nodes in their order; `places` has stand-ins for names from outside."""
+        """Returns the digest of nodes in their order; `places` has substitutes for names from outside."""
         places = {**places, **{node.name: str(number) for number, node in enumerate(nodes)}}
         return _digest(
             [
@@ -253,11 +254,11 @@ class _Library:
         )
 
     def _of_function(self, name: str) -> str:
-        """Returns the digest of a function of the library; any other name as it is."""
+        """Returns the digest of a function of the library; other names are returned unchanged."""
         if name not in self._functions:
             return name
         if name not in self._digests:
-            self._digests[name] = "itself"  # Should it call itself.
+            self._digests[name] = "itself"  # For a function that calls itself.
             function = self._functions[name]
             arguments = {argument.name: f"argument {i}" for i, argument in enumerate(function.signature.input_arg)}
             places = {**arguments, **{node.name: str(number) for number, node in enumerate(function.node_def)}}

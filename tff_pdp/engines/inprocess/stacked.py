@@ -11,17 +11,17 @@ from tensorflow.python.framework import op_def_registry
 from tff_pdp.engines.inprocess.graphs import Graph, operation_of
 from tff_pdp.processes.vectorizable import StackedRule, find_rule, map_stack
 
-# Operations that TensorFlow calls stateful though they give all clients the same.
+# Operations that TensorFlow calls stateful, although they give all clients the same result.
 _HARMLESS = re.compile(
     r"Partitioned(Call)?|^(If|While|Case)$|Assert|Print|VarHandle|Variable|Table|Dataset|Iterator|NoOp"
 )
-# Operations of graphs whose variables, tables or data sets clients that run in one call cannot share.
+# Operations on variables, tables, data sets and other state, which clients that run in one call cannot share.
 _STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One leaf of all clients of a stack: `[clients, ...]`, or one tensor that they share."""
+    """One leaf of all clients of a stack: `[clients, ...]`, or one tensor that all clients share."""
 
     tensor: tf.Tensor
     is_stacked: bool
@@ -41,14 +41,14 @@ def stack(leaf: Any, num_clients: tf.Tensor) -> tf.Tensor:
 
 
 class CannotStack(Exception):
-    """Raised for a computation that has to be called client by client; the message says why."""
+    """Raised for a computation that must be called client by client; the message has the reason."""
 
 
 def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Column]]:
-    """Builds `(graph, columns) -> columns`.
+    """Builds `(graph, columns) -> columns`, which calls a graph for a stack of clients.
 
-    A graph on values that all clients share is called once. One that consists of a call of a `vectorizable` function is
-    replaced by that function's form for stacks; others go through `tf.vectorized_map`.
+    A graph on values that all clients share is called once. A graph that only calls a `vectorizable` function is
+    replaced by that function's form for stacks. All other graphs go through `tf.vectorized_map`.
     """
 
     def call(graph: Graph, inputs: list[Any]) -> list[Column]:
@@ -64,7 +64,7 @@ def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Co
 
 
 def _differs_by_call(graph: Graph) -> bool:
-    """Checks if two calls with the same inputs may give different results, by random numbers or the clock."""
+    """Checks whether two calls with the same inputs may differ, because of random numbers or the clock."""
     definitions = (op_def_registry.get(operation) for operation in graph.operations)
     return any(
         definition is not None and definition.is_stateful and not _HARMLESS.search(definition.name)
@@ -74,11 +74,11 @@ def _differs_by_call(graph: Graph) -> bool:
 
 def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor) -> list[Column]:
     if "Timestamp" in graph.operations:
-        raise CannotStack("it reads the clock, and clients of a stack might read the same")
+        raise CannotStack("the computation reads the clock, and clients of a stack might read the same time")
     if any(map(_STATE.search, graph.operations)):
-        raise CannotStack("it keeps variables, tables or data sets")
+        raise CannotStack("the computation has variables, tables or data sets")
     if graph.graph_def.library.function:
-        raise CannotStack("it has control flow, and no form of its own for stacks")
+        raise CannotStack("the computation has control flow, and no `vectorizable` form for stacks")
 
     def one(arguments: tuple[tf.Tensor, list[tf.Tensor]]) -> list[tf.Tensor]:
         rows = iter(arguments[1])
@@ -91,11 +91,12 @@ def _call_by_mapping(graph: Graph, columns: list[Column], num_clients: tf.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class _RuleWiring:
-    """The connections of a graph's inputs and outputs with the one function it calls.
+    """The connections of a graph's inputs and outputs with the one function that the graph calls.
 
     Attributes:
-      sources: for each argument of the function, the graph's input that it is.
-      targets: for each output of the graph, the result of the function that it is, or, from -1 downwards, the input.
+      rule: form of the function for stacks.
+      sources: number of the graph's input for each argument of the function.
+      targets: for each output of the graph, number of the function's result; for input i of the graph, -1 - i.
     """
 
     rule: StackedRule
@@ -118,7 +119,7 @@ class _RuleWiring:
 
 
 def _wiring_of(graph: Graph) -> _RuleWiring | None:
-    """Returns how the graph is connected to a `vectorizable` function, if a call of one is all it consists of."""
+    """Returns the graph's connections with a `vectorizable` function; None if the graph does more than call one."""
     nodes = {node.name: node for node in graph.graph_def.node}
     calls = [(node, find_rule(node.attr["f"].func.name)) for node in nodes.values() if "f" in node.attr]
     if len(calls) != 1 or calls[0][1] is None:
@@ -127,7 +128,7 @@ def _wiring_of(graph: Graph) -> _RuleWiring | None:
     inputs = {name.partition(":")[0]: number for number, name in enumerate(graph.inputs)}
 
     def origin(name: str) -> tuple[str, int]:
-        """Returns operation and output number of the tensor of which another one is a copy."""
+        """Returns operation and output number of the tensor that `name` is a copy of."""
         while nodes[operation_of(name)].op == "Identity":
             name = nodes[operation_of(name)].input[0]
         return operation_of(name), int(name.partition(":")[2] or 0)

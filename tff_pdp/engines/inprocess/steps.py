@@ -16,7 +16,7 @@ from tff_pdp.engines.inprocess.stacked import Column, call_stacked, stack
 
 
 class Wiring:
-    """Which values enter and leave each step of a program, by name; a name's leaves are of its type."""
+    """The names and types of the values that enter and leave the steps of a program."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -28,7 +28,7 @@ class Wiring:
                 self.varies[statement.name] = statement in level.clients
 
     def uses(self, blocks: Sequence[Any]) -> list[str]:
-        """Returns the names these expressions refer to, arguments included, in a fixed order."""
+        """Returns the names that these expressions refer to, arguments included, in a fixed order."""
         return list(dict.fromkeys(name for block in blocks for name in self._names(block) if name in self.types))
 
     def _names(self, block: Any) -> list[str]:
@@ -49,7 +49,7 @@ class Wiring:
         return [name for child in source.children() for name in self._names(child)]
 
     def environment(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns values by name as expressions find them: the parameter's members inside the parameter."""
+        """Returns values by name for expressions, with the parameter's members inside the parameter."""
         environment = dict(values)
         if self.program.parameter is not None:
             environment[self.program.parameter] = self._parameter(self.program.parameter_type, (), values)
@@ -69,16 +69,16 @@ class Wiring:
 class Step:
     """A traced function over flat leaves.
 
-    The server's function takes values, sums and last the number of clients, int32; it returns values, and the sums
-    that clients start from. The function of one client, or of a stack of clients, takes first the number of clients,
-    then the server's values, the clients' own values and the sums so far; it returns the clients' new values and the
-    new sums.
+    The server's function takes values, sums and the number of clients, int32, in this order; it returns values, and the
+    sums that clients start from. The function of one client, or of a stack of clients, takes the number of clients, the
+    server's values, the clients' own values and the sums so far, in this order; it returns the clients' new values and
+    the new sums.
 
     Attributes:
-      inputs: names of the server's values it takes, in this order.
-      outputs: names of the values it returns, in this order.
-      function: takes and returns flat leaves.
-      own: names of the clients' values it takes, in this order.
+      inputs: names of the server's values that the function takes, in order.
+      outputs: names of the values that the function returns, in order.
+      function: function of flat leaves, which returns flat leaves.
+      own: names of the clients' values that the function takes, in order.
     """
 
     inputs: tuple[str, ...]
@@ -97,7 +97,7 @@ def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Ca
     concrete = tf.function(traced, autograph=False).get_concrete_function(*specs)
 
     def call(leaves: Leaves) -> Leaves:
-        # `concrete(*leaves)` binds arguments to a Python signature first, which costs more than small graphs do.
+        # `concrete(*leaves)` binds arguments to a Python signature first, which takes longer than a small graph.
         return concrete._call_flat(leaves, concrete.captured_inputs)  # pyright: ignore[reportPrivateUsage]
 
     return call
@@ -141,7 +141,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
     """Traces the clients' part of a level, for one client or for a stack of clients.
 
     Raises:
-      Exception: whatever TensorFlow raises where an operation cannot be computed for a stack.
+      Exception: any error of TensorFlow's if an operation cannot be computed for a stack.
     """
     level: Level = wiring.program.levels[number]
     used = wiring.uses([statement.value for statement in (*level.clients, *level.aggregations)])
@@ -205,7 +205,7 @@ def _value_of(statement: Statement, evaluator: Evaluator) -> Any:
             return evaluator.apply(function, argument)
         case "federated_eval_at_clients" | "federated_eval_at_server":
             return evaluator.call(statement.value.argument, None)
-        case str(uri) if uri.startswith("federated"):  # Broadcasts, zips and constants are their argument.
+        case str(uri) if uri.startswith("federated"):  # Broadcasts, zips and constants return their argument.
             return evaluator.evaluate(statement.value.argument)
         case _:
             return evaluator.evaluate(statement.value)
