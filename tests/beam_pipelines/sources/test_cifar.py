@@ -70,7 +70,7 @@ def test_a_pickle_may_not_name_functions(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({b"data": np.zeros((3, 3072), np.float32)}, "its data are not unsigned bytes"),
+        ({b"data": np.zeros((3, 3072), np.float32)}, "the array's data are not unsigned bytes"),
         ({b"data": np.zeros((3, 100), np.uint8)}, "cannot reshape array"),
         ({b"data": [1, 2]}, "has no attribute 'to_numpy'"),
         ({b"labels": [1, 2]}, "needs one label for each image"),
