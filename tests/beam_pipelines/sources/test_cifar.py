@@ -62,7 +62,7 @@ def test_a_pickle_may_not_name_functions(tmp_path, monkeypatch):
     folder, _, _ = write_cifar10(tmp_path / "batches")
     batch, _ = cifar10_batch(0, 3)
     (folder / "data_batch_1").write_bytes(pickle.dumps({**batch, b"more": Dangerous()}, protocol=2))
-    with pytest.raises(DataError, match=r"data_batch_1: not a batch.*posix\.mkdir is not allowed"):
+    with pytest.raises(DataError, match=r"data_batch_1: not a batch.*posix\.mkdir, which is not allowed"):
         read_cifar10(str(folder))
     assert not Path("made_by_a_pickle").exists()
 

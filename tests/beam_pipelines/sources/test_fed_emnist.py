@@ -195,7 +195,9 @@ def test_the_older_form(tmp_path):
 
 def test_h5_files_that_are_damaged_or_something_else(tmp_path):
     good = (pixels(0)[np.newaxis], [1])
-    with pytest.raises(DataError, match=r"or a folder with one \*_train\.h5 and its \*_test\.h5; this folder has no \*_train"):
+    with pytest.raises(
+        DataError, match=r"or a folder with one \*_train\.h5 and its \*_test\.h5; this folder has no \*_train"
+    ):
         list_h5_files(tmp_path)
     train, test = (write_h5(tmp_path / f"a_{side}.h5", {"w": good}) for side in ("train", "test"))
     write_h5(test, {"v": good, "w": (pixels(0)[np.newaxis], [1, 2])})
