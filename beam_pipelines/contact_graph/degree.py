@@ -6,9 +6,9 @@ if its person, one of the person's contacts, or one of the people met changes.
 
 All bounds assume that the following is public: people's silo, group and household, the sizes of households, the number
 of people, and the number of days that durations are divided by (`observed_days`). All bounds also assume that
-neighbouring graphs are well-formed. The reason is that people are left out, which changes the number of rows, if their
-rows are unreadable or conflicting, or their disease states are not in the order S, I, R. A job that refuses input with
-too many bad rows reveals one bit about the input.
+neighbouring graphs are well-formed: a person whose rows are unreadable or conflicting, or whose disease states are not
+in the order S, I, R, is left out, which changes the number of rows. A job that refuses input with too many bad rows
+reveals one bit about the input.
 """
 
 from typing import Annotated, ClassVar, Literal

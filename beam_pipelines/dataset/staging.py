@@ -1,4 +1,4 @@
-"""Manages the folder that a job writes before the output gets its name: a killed job never leaves a complete output.
+"""Manages the folder that a job writes before the output gets its name: what a killed job leaves never looks complete.
 
 The files, shards and their index, are byte-deterministic.
 """
