@@ -153,7 +153,7 @@ class Celeba(SourceSettings):
     def __post_init__(self):
         super().__post_init__()
         if self.input_shape[2] not in (1, 3):
-            raise ValueError(f"input_shape must be [height, width, channels], channels 3 or 1, not {list(self.input_shape)}")
+            raise ValueError(f"input_shape must be [height, width, 3 or 1], not {list(self.input_shape)}")
 
     def build(self, workspace: Path) -> RawData:
         """Describes the folder; errors as in `SourceSettings.build`."""

@@ -245,7 +245,7 @@ def test_images_are_part_of_what_decides_the_dataset(tmp_path):
         ({"input_shape": [64]}, r"data.input_shape must be a list of 3, each a whole .* of at least 1, not \[64\]"),
         (
             {"input_shape": [8, 8, 4]},
-            r"data: input_shape must be \[height, width, channels\], channels 3 or 1, not \[8, 8, 4\]",
+            r"data: input_shape must be \[height, width, 3 or 1\], not \[8, 8, 4\]",
         ),
         ({"num_classes": 62}, r"and 62; celeba has \[8, 8, 3\] and 2"),
     ],
