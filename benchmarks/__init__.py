@@ -1,4 +1,4 @@
-"""Seconds and megabytes: compares this project with others on the same work.
+"""Compares seconds and megabytes of this project and of others on the same work.
 
 machine: describes the machine; measures the cost of commands
 rounds: seconds per federated round; `make bench`

@@ -136,7 +136,7 @@ class FedAvgWorkload:
 
     @property
     def repetitions(self) -> int:
-        """Rounds recorded by default."""
+        """Returns the default number of recorded rounds."""
         return {"cnn": 5, "mlp": 9}[self.model]
 
     @property
@@ -226,7 +226,7 @@ class MrMtlWorkload:
 
     @property
     def repetitions(self) -> int:
-        """Rounds recorded by default."""
+        """Returns the default number of recorded rounds."""
         return 25
 
     @property
